@@ -1,0 +1,1 @@
+"""Data sets: questions about SQLite databases, with their gold SQL, split by database."""

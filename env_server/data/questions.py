@@ -1,0 +1,117 @@
+"""What a data set is: questions, their databases, and what was left out and why.
+
+Plain data, no I/O. The gold SQL and the gold rows live here and never leave the server.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from env_server.errors import DataError, UnknownQuestionError
+
+SQLValue = int | float | str | bytes | None
+Row = tuple[SQLValue, ...]
+
+
+class Split(StrEnum):
+    """Train and evaluation are disjoint in databases."""
+
+    TRAIN = "train"
+    EVAL = "eval"
+    ALL = "all"
+
+
+class Hardness(StrEnum):
+    """Spider's hardness rule (Yu et al., EMNLP 2018)."""
+
+    EASY = "easy"
+    MEDIUM = "medium"
+    HARD = "hard"
+    EXTRA = "extra"
+
+
+@dataclass(frozen=True, slots=True)
+class Gold:
+    """The rows that the gold SQL returns. `ordered`: the SQL orders at its top level, so order counts."""
+
+    rows: tuple[Row, ...]
+    ordered: bool
+
+    @property
+    def width(self) -> int:
+        """Number of columns; 0 when there is no row."""
+        return len(self.rows[0]) if self.rows else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One usable question. `split` is TRAIN or EVAL; `family` names the generator's question family."""
+
+    question_id: str
+    text: str
+    db_id: str
+    gold_sql: str
+    hardness: Hardness
+    split: Split
+    gold: Gold = field(repr=False)
+    family: str = ""
+    evidence: str = ""
+
+
+class ExclusionReason(StrEnum):
+    """Why a question cannot be used."""
+
+    GOLD_FAILS = "gold_fails"
+    GOLD_EMPTY = "gold_empty"
+    GOLD_NULL = "gold_all_null"
+    GOLD_TOO_LARGE = "gold_too_large"
+    NO_DATABASE = "no_database"
+
+
+@dataclass(frozen=True, slots=True)
+class Exclusion:
+    """One question that was left out at load."""
+
+    question_id: str
+    db_id: str
+    text: str
+    reason: ExclusionReason
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Questions over SQLite files. `databases` maps db_id to the file; every question's db_id is in it."""
+
+    name: str
+    questions: tuple[Question, ...]
+    databases: Mapping[str, Path]
+    excluded: tuple[Exclusion, ...] = ()
+
+    def __post_init__(self) -> None:
+        by_id = {q.question_id: q for q in self.questions}
+        if len(by_id) != len(self.questions):
+            repeated = [i for i, n in Counter(q.question_id for q in self.questions).items() if n > 1]
+            raise DataError(f"data set {self.name}: question ids occur more than once: {repeated[:5]}")
+        object.__setattr__(self, "_by_id", by_id)
+
+    def question(self, question_id: str) -> Question:
+        """Return the question; raises UnknownQuestionError."""
+        by_id: dict[str, Question] = self._by_id  # type: ignore[attr-defined]
+        try:
+            return by_id[question_id]
+        except KeyError:
+            raise UnknownQuestionError(
+                f"data set {self.name} holds no question {question_id!r}; "
+                f"it holds {len(self.questions)}, such as {[q.question_id for q in self.questions[:3]]}"
+            ) from None
+
+    def select(self, split: Split) -> Sequence[Question]:
+        """Return the questions of a split, in the data set's order."""
+        if split is Split.ALL:
+            return self.questions
+        return tuple(q for q in self.questions if q.split is split)

@@ -1,0 +1,87 @@
+"""The wire types: what an agent sends and what it sees. The one place that defines them.
+
+Everything an agent or a client can observe is a field here. Nothing derived from the gold answer appears
+except the reward numbers and, when the episode is done, the verdict.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class ActionType(StrEnum):
+    """The four actions of an agent."""
+
+    DESCRIBE = "DESCRIBE"
+    SAMPLE = "SAMPLE"
+    QUERY = "QUERY"
+    ANSWER = "ANSWER"
+
+
+class AnswerMode(StrEnum):
+    """What ANSWER carries: the value itself, or a query that yields it."""
+
+    VALUE = "value"
+    SQL = "sql"
+
+
+class SQLAction(BaseModel):
+    """One action. `action_type` is free text: an unknown type gives an observation with an error."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    action_type: str = Field(description="DESCRIBE, SAMPLE, QUERY or ANSWER (any case)")
+    argument: str = Field(default="", description="a table name, a SQL query, or the answer")
+    metadata: dict[str, Any] = Field(default_factory=dict, description="ignored by the environment")
+
+
+class RewardComponents(BaseModel):
+    """The breakdown of one step's reward; `total` is what the observation carries as `reward`.
+
+    total = clip(operational + progress) + terminal, where operational = step_cost + success + new_information
+    + repeat.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    step_cost: float = 0.0
+    success: float = 0.0
+    new_information: float = 0.0
+    repeat: float = 0.0
+    operational: float = 0.0
+    progress: float = 0.0
+    terminal: float = 0.0
+    total: float = 0.0
+
+
+class SQLObservation(BaseModel):
+    """What the agent sees after `reset` or `step`.
+
+    `result` and `error` are plain text and never both set. `metadata` holds `reward_components` (after each
+    step) and `verdict` (`correct`, `wrong` or `out_of_budget`, once done).
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    done: bool = False
+    reward: float = 0.0
+    question: str
+    schema_info: str = Field(description="the table names, then what each DESCRIBE has shown")
+    result: str = ""
+    error: str = ""
+    step_count: int = 0
+    budget_remaining: int
+    action_history: list[str] = Field(default_factory=list)
+    metadata: dict[str, Any] = Field(default_factory=dict)
+
+
+class SQLState(BaseModel):
+    """All that the state endpoint tells."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    episode_id: str
+    step_count: int

@@ -1,0 +1,80 @@
+"""The engine protocol: token ids in, token ids and logprobs out. Text is never re-tokenised.
+
+An engine is shared by every episode of a run. An episode opens a `Session`, so that an engine may keep the
+episode's prefix cached on one replica, or know how many episodes may still join a batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+
+class EngineError(Exception):
+    """Base of an engine's failures."""
+
+
+class ContextOverflowError(EngineError):
+    """Prompt and requested tokens exceed the model's context; the caller must shorten the prompt."""
+
+
+class EngineClosedError(EngineError):
+    """The engine was closed while, or before, the request was made."""
+
+
+class FinishReason(StrEnum):
+    """Why generation ended: an end-of-turn token (included in `token_ids`), or the token limit."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to sample. `temperature` 0 is greedy. There is no top-p or top-k: truncation biases the ratio."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One turn of the policy.
+
+    `token_ids` and `logprobs` have the same length >= 1; `logprobs` are natural logarithms under the
+    temperature-scaled distribution the tokens were drawn from (for greedy decoding: under temperature 1).
+    `policy_version` counts the weight updates that the engine had received when it generated.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: FinishReason
+    policy_version: int
+
+
+class Session(Protocol):
+    """One episode's use of an engine; an async context manager."""
+
+    async def __aenter__(self) -> Session:
+        """Join the engine."""
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Leave the engine."""
+
+    async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, seed: int) -> Completion:
+        """Generate until an end-of-turn token or `sampling.max_new_tokens`.
+
+        The same ids, sampling and seed give the same tokens as long as the weights are the same. Raises
+        EngineError.
+        """
+
+
+class Engine(Protocol):
+    """A source of completions."""
+
+    def session(self, key: int) -> Session:
+        """Open a session. `key` orders sessions (an episode's index) and is unique among the open ones."""
+
+    async def aclose(self) -> None:
+        """Release everything; outstanding requests fail with EngineClosedError."""

@@ -1,0 +1,1 @@
+"""Training: the rollout client, rewards, GRPO, warm-up, evaluation and the report."""

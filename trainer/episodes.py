@@ -1,0 +1,124 @@
+"""What one played episode is: the tokens that are trained on, the turns that a person reads, the outcome.
+
+Plain data. Rollouts produce it; rewards, metrics, evaluation and the report read it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from env_server.types import RewardComponents
+
+
+class Outcome(StrEnum):
+    """How an episode ended. Everything but CORRECT, WRONG and OUT_OF_BUDGET is a reason of its own."""
+
+    CORRECT = "correct"
+    WRONG = "wrong"
+    OUT_OF_BUDGET = "out_of_budget"
+    OUT_OF_TOKENS = "out_of_tokens"
+    """The row's token budget was used up before an ANSWER; counts as unsuccessful."""
+    FAILED = "failed"
+    """The machinery failed (see `failure`); the row is masked and carries no reward."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One action and what came back."""
+
+    text: str
+    """The model's words, decoded, without the end-of-turn token."""
+    action_type: str
+    argument: str
+    parseable: bool
+    """False when the text was taken as a raw QUERY because nothing else fitted."""
+    result: str
+    error: str
+    reward: RewardComponents
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRow:
+    """What GRPO trains on. The three completion lists have one length.
+
+    `env_mask` is 1 for a token that the policy generated under exactly the prefix that the row shows, 0 for
+    the environment's tokens and for context. `logprobs` is 0.0 where the mask is 0.
+    """
+
+    prompt_ids: list[int]
+    completion_ids: list[int]
+    logprobs: list[float]
+    env_mask: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One finished episode."""
+
+    episode_id: str
+    question_id: str
+    db_id: str
+    question: str
+    hardness: str
+    family: str
+    outcome: Outcome
+    turns: tuple[Turn, ...]
+    row: TokenRow
+    truncated_turns: int = 0
+    """Oldest turns that were dropped from the row because the context was full."""
+    failure: str = ""
+    """For FAILED: the error's class and text."""
+    policy_version: int = 0
+
+    @property
+    def correct(self) -> bool:
+        """True when the ANSWER was judged correct."""
+        return self.outcome is Outcome.CORRECT
+
+    @property
+    def reward(self) -> float:
+        """Total environment reward of the episode."""
+        return sum(turn.reward.total for turn in self.turns)
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeRecord:
+    """An episode as it is written to `episodes.jsonl`: everything but the tokens."""
+
+    episode_id: str
+    question_id: str
+    db_id: str
+    question: str
+    hardness: str
+    family: str
+    outcome: str
+    reward: float
+    steps: int
+    parse_rate: float
+    tokens: int
+    """Tokens that the policy generated."""
+    failure: str
+    turns: list[dict[str, Any]] = field(default_factory=list)
+    """`Turn` as dictionaries."""
+
+
+def record(episode: Episode) -> EpisodeRecord:
+    """Turn an episode into its log record."""
+    turns = episode.turns
+    return EpisodeRecord(
+        episode_id=episode.episode_id,
+        question_id=episode.question_id,
+        db_id=episode.db_id,
+        question=episode.question,
+        hardness=episode.hardness,
+        family=episode.family,
+        outcome=episode.outcome.value,
+        reward=round(episode.reward, 6),
+        steps=len(turns),
+        parse_rate=sum(t.parseable for t in turns) / len(turns) if turns else 0.0,
+        tokens=sum(episode.row.env_mask),
+        failure=episode.failure,
+        turns=[asdict(t) | {"reward": t.reward.model_dump()} for t in turns],
+    )
