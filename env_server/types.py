@@ -28,6 +28,14 @@ class AnswerMode(StrEnum):
     SQL = "sql"
 
 
+class Verdict(StrEnum):
+    """How an episode ended, as the last observation's metadata tells it."""
+
+    CORRECT = "correct"
+    WRONG = "wrong"
+    OUT_OF_BUDGET = "out_of_budget"
+
+
 class SQLAction(BaseModel):
     """One action. `action_type` is free text: an unknown type gives an observation with an error."""
 

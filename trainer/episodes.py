@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from env_server.types import RewardComponents
+from env_server.types import RewardComponents, SQLAction, SQLObservation
 
 
 class Outcome(StrEnum):
@@ -37,6 +37,19 @@ class Turn:
     result: str
     error: str
     reward: RewardComponents
+
+
+def turn_of(text: str, action: SQLAction, observation: SQLObservation, parseable: bool = True) -> Turn:
+    """The record of one action and the observation it led to."""
+    return Turn(
+        text=text,
+        action_type=action.action_type,
+        argument=action.argument,
+        parseable=parseable,
+        result=observation.result,
+        error=observation.error,
+        reward=RewardComponents.model_validate(observation.metadata["reward_components"]),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,168 @@
+"""From raw questions to usable ones: every gold query is run once, and what cannot be used is left out and told.
+
+Promises:
+- Nothing is lost: each raw question becomes one `Question` or one `Exclusion`, both in the source's order.
+- The same data and settings give the same data set: golds run in the sandbox under the agent's own limits.
+- A gold that the agent could not answer is excluded: one that fails, is empty, holds nothing but NULL or is too
+  large. In `value` mode too large means that one QUERY result cannot show it whole: more rows, columns or
+  characters, or a longer cell, than are displayed. In `sql` mode nothing is read or typed, and only
+  `SQL_MODE_ROWS` bounds the rows, so that a data set stays small in memory.
+
+One database is open at a time. Questions that share a database and a gold query share one `Gold`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from env_server.data.hardness import hardness, orders_at_top_level
+from env_server.data.questions import Dataset, Exclusion, ExclusionReason, Gold, Question
+from env_server.data.raw import RawDataset, RawQuestion
+from env_server.display import MAX_COLUMNS, format_result
+from env_server.errors import DataError, SQLError
+from env_server.sandbox import QueryResult, Sandbox
+from env_server.settings import DisplaySettings, SandboxSettings
+from env_server.types import AnswerMode
+
+SQL_MODE_ROWS = 1_000
+"""Rows of the largest gold that `sql` mode accepts."""
+
+Progress = Callable[[int, int], None]
+"""Called after each database, with the number of questions curated so far and of all questions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unusable:
+    """Why a gold query cannot be used."""
+
+    reason: ExclusionReason
+    detail: str
+
+
+def curate(
+    raw: RawDataset,
+    *,
+    answer_mode: AnswerMode = AnswerMode.VALUE,
+    sandbox: SandboxSettings | None = None,
+    display: DisplaySettings | None = None,
+    progress: Progress | None = None,
+) -> Dataset:
+    """Run every gold query; return the usable questions with their gold rows, and the excluded ones.
+
+    The data set's `databases` are those that a usable question needs. Raises DataError when a question id occurs
+    more than once, and when no question is usable.
+    """
+    _refuse_repeated_ids(raw)
+    curator = _Curator(sandbox or SandboxSettings(), display or DisplaySettings(), answer_mode)
+    by_database: dict[str, list[RawQuestion]] = {}
+    for question in raw.questions:
+        by_database.setdefault(question.db_id, []).append(question)
+    outcomes: dict[str, Question | Exclusion] = {}
+    for db_id, questions in by_database.items():
+        golds = curator.run_golds(raw.databases.get(db_id), (question.sql for question in questions))
+        outcomes.update((question.question_id, _outcome(question, golds[question.sql])) for question in questions)
+        if progress is not None:
+            progress(len(outcomes), len(raw.questions))
+    in_order = [outcomes[question.question_id] for question in raw.questions]
+    excluded = tuple(outcome for outcome in in_order if isinstance(outcome, Exclusion))
+    usable = tuple(outcome for outcome in in_order if isinstance(outcome, Question))
+    if not usable:
+        raise DataError(f"data set {raw.name} has no usable question. {_summary(excluded)}")
+    needed = {question.db_id for question in usable}
+    databases = {db_id: path for db_id, path in raw.databases.items() if db_id in needed}
+    return Dataset(name=raw.name, questions=usable, databases=databases, excluded=excluded)
+
+
+def max_gold_rows(answer_mode: AnswerMode, display: DisplaySettings) -> int:
+    """Return the rows of the largest usable gold."""
+    return display.max_rows if answer_mode is AnswerMode.VALUE else SQL_MODE_ROWS
+
+
+def unusable(result: QueryResult, answer_mode: AnswerMode, display: DisplaySettings) -> Unusable | None:
+    """Say why a gold result, fetched with `max_gold_rows`, cannot be used; None when it can."""
+    if not result.rows:
+        return Unusable(ExclusionReason.GOLD_EMPTY, "the gold query returns no row")
+    if result.more:
+        limit = max_gold_rows(answer_mode, display)
+        return Unusable(ExclusionReason.GOLD_TOO_LARGE, f"the gold query returns more than {limit} rows")
+    if all(value is None for row in result.rows for value in row):
+        return Unusable(ExclusionReason.GOLD_NULL, "the gold query returns nothing but NULL")
+    if answer_mode is AnswerMode.VALUE and not _shown_whole(result, display):
+        detail = f"a QUERY result of {display.max_chars} characters cannot show the gold rows whole"
+        return Unusable(ExclusionReason.GOLD_TOO_LARGE, detail)
+    return None
+
+
+def _shown_whole(result: QueryResult, display: DisplaySettings) -> bool:
+    """Tell whether the agent can see every row and cell, however the columns are called."""
+    width = len(result.columns)
+    nameless = replace(result, columns=("",) * width)
+    size = sum(len(str(value)) for row in result.rows for value in row)
+    unbounded = display.model_copy(update={"max_chars": 10 * size + 1_000_000, "max_cell_chars": 10 * size + 1_000})
+    return width <= MAX_COLUMNS and format_result(nameless, display) == format_result(nameless, unbounded)
+
+
+@dataclass(frozen=True, slots=True)
+class _Curator:
+    """Runs the gold queries of one database after the other."""
+
+    sandbox: SandboxSettings
+    display: DisplaySettings
+    answer_mode: AnswerMode
+
+    def run_golds(self, path: Path | None, queries: Iterable[str]) -> dict[str, Gold | Unusable]:
+        """Run each distinct query once; `path` is None where the source has no such database."""
+        distinct = dict.fromkeys(queries)
+        if path is None:
+            return dict.fromkeys(distinct, Unusable(ExclusionReason.NO_DATABASE, "there is no file for this db_id"))
+        try:
+            sandbox = Sandbox(path, self.sandbox)
+        except DataError as error:
+            return dict.fromkeys(distinct, Unusable(ExclusionReason.NO_DATABASE, str(error)))
+        try:
+            return {sql: self._run_gold(sandbox, sql) for sql in distinct}
+        finally:
+            sandbox.close()
+
+    def _run_gold(self, sandbox: Sandbox, sql: str) -> Gold | Unusable:
+        try:
+            result = sandbox.query(sql, max_gold_rows(self.answer_mode, self.display))
+        except SQLError as error:
+            return Unusable(ExclusionReason.GOLD_FAILS, str(error))
+        problem = unusable(result, self.answer_mode, self.display)
+        return problem or Gold(rows=result.rows, ordered=orders_at_top_level(sql))
+
+
+def _outcome(question: RawQuestion, gold: Gold | Unusable) -> Question | Exclusion:
+    if isinstance(gold, Unusable):
+        return Exclusion(question.question_id, question.db_id, question.text, gold.reason, gold.detail)
+    return Question(
+        question_id=question.question_id,
+        text=question.text,
+        db_id=question.db_id,
+        gold_sql=question.sql,
+        hardness=hardness(question.sql),
+        split=question.split,
+        gold=gold,
+        family=question.family,
+        evidence=question.evidence,
+    )
+
+
+def _refuse_repeated_ids(raw: RawDataset) -> None:
+    counts = Counter(question.question_id for question in raw.questions)
+    repeated = [question_id for question_id, count in counts.items() if count > 1]
+    if repeated:
+        raise DataError(f"data set {raw.name}: question ids occur more than once: {repeated[:5]}. Rename them")
+
+
+def _summary(excluded: tuple[Exclusion, ...]) -> str:
+    """Name the commonest reason and one example of it."""
+    if not excluded:
+        return "It holds no question at all"
+    reason, count = Counter(exclusion.reason for exclusion in excluded).most_common(1)[0]
+    example = next(exclusion for exclusion in excluded if exclusion.reason is reason)
+    return f"{count} of {len(excluded)} are left out as {reason.value}, such as {example.question_id}: {example.detail}"

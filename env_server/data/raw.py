@@ -1,0 +1,35 @@
+"""What a source of questions delivers, before anything is checked: texts, gold SQL, database files.
+
+Plain data, no I/O. The loader runs the gold SQL, grades the hardness and leaves out what cannot be used; only
+then does a `RawQuestion` become a `Question`. Nothing here promises that the SQL runs or that the file exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from env_server.data.questions import Split
+
+
+@dataclass(frozen=True, slots=True)
+class RawQuestion:
+    """One question as its source states it; `split` is TRAIN or EVAL."""
+
+    question_id: str
+    text: str
+    db_id: str
+    sql: str
+    split: Split
+    family: str = ""
+    evidence: str = ""
+
+
+@dataclass(frozen=True)
+class RawDataset:
+    """Questions in the source's order, and the SQLite file of each db_id."""
+
+    name: str
+    questions: tuple[RawQuestion, ...]
+    databases: Mapping[str, Path]

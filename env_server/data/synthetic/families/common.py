@@ -1,0 +1,122 @@
+"""What the question families share: the candidate they return, and how they draw columns and measures.
+
+SQL style, kept the same everywhere: a single table is not aliased; joined tables are T1, T2, T3 in the order of
+the FROM clause, child before parent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from env_server.data.synthetic.conditions import Condition, any_condition
+from env_server.data.synthetic.model import Column, Database, Table
+from env_server.data.synthetic.spec import Kind
+
+NUMBERS = (Kind.INTEGER, Kind.REAL)
+READABLE = (Kind.NAME, Kind.CATEGORY, Kind.INTEGER, Kind.REAL, Kind.DATE)
+SUPERLATIVES = {"DESC": ("highest", "largest"), "ASC": ("lowest", "smallest")}
+DATE_SUPERLATIVES = {"DESC": ("latest", "most recent"), "ASC": ("earliest", "first")}
+_MEASURES = {"MAX": ("maximum", "highest", "largest"), "MIN": ("minimum", "lowest", "smallest")}
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A drawn question.
+
+    `ties` is a query for the values that the answer is ordered by; the answer is only unique if the first
+    `depth` + 1 of them differ.
+    """
+
+    text: str
+    sql: str
+    ties: str = ""
+    depth: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """An aggregate of a column: SQL function, words ("average age"), and how it is rounded in words."""
+
+    function: str
+    column: Column
+    words: str
+
+    def sql(self, prefix: str = "") -> str:
+        """The aggregate; an average is rounded to two decimals, as `rounding` says."""
+        inner = f"{self.function}({prefix}{self.column.sql})"
+        return f"ROUND({inner}, 2)" if self.function == "AVG" else inner
+
+    @property
+    def rounding(self) -> str:
+        """What follows the question."""
+        return ", rounded to 2 decimals" if self.function == "AVG" else ""
+
+
+def draw_measure(
+    table: Table, rng: Random, functions: Sequence[str] = ("MAX", "MIN", "AVG", "SUM")
+) -> Measure | None:
+    """Draw an aggregate that means something for its column."""
+    columns = table.of(*NUMBERS)
+    if not columns:
+        return None
+    column = rng.choice(columns)
+    allowed = [f for f in functions if f in _MEASURES or (column.sums if f == "SUM" else column.averages)]
+    return measure(rng.choice(allowed), column, rng) if allowed else None
+
+
+def measure(function: str, column: Column, rng: Random) -> Measure:
+    """Put an aggregate into words."""
+    if function == "SUM":
+        words = f"sum of the {column.phrase}" if column.phrase.startswith("total") else f"total {column.phrase}"
+    elif function == "AVG":
+        words = f"{rng.choice(('average', 'average', 'mean'))} {column.phrase}"
+    else:
+        words = f"{rng.choice(_MEASURES[function])} {column.phrase}"
+    return Measure(function, column, words)
+
+
+def draw_columns(
+    table: Table, rng: Random, without: Sequence[Column] = (), most: int = 3, named: float = 0.7
+) -> list[Column]:
+    """Draw what to ask for: one column mostly, in a share `named` of the cases the name comes first."""
+    options = [c for c in table.of(*READABLE) if c not in without]
+    if not options:
+        return [] if table.key in without else [table.key]
+    count = min(most, len(options), rng.choices((1, 2, 3), (70, 24, 6))[0])
+    name = table.name
+    if name in options and rng.random() < named:
+        others = [c for c in options if c is not name]
+        return [name, *rng.sample(others, min(count - 1, len(others)))]
+    return rng.sample(options, count)
+
+
+def select(columns: Sequence[Column], prefix: str = "") -> str:
+    """Return the list after SELECT."""
+    return ", ".join(f"{prefix}{c.sql}" for c in columns)
+
+
+def draw_where(table: Table, rng: Random, without: Sequence[Column] = ()) -> tuple[str, str, Condition | None]:
+    """Draw a condition: its SQL with WHERE and its text, each with a leading space, and itself; or nothing."""
+    condition = any_condition(table, rng, without)
+    if condition is None:
+        return "", "", None
+    return f" WHERE {condition.sql()}", f" {condition.text(rng)}", condition
+
+
+def settled(condition: Condition | None) -> list[Column]:
+    """Return the columns that the condition fixes to one value, which are not worth asking for."""
+    if condition is None or condition.connective == "OR":
+        return []
+    return [c.column for c in condition.clauses if c.equality]
+
+
+def draw_table(db: Database, rng: Random) -> Table:
+    """Draw a table."""
+    return rng.choice(db.tables)
+
+
+def rankable(table: Table, direction: str, kinds: Sequence[Kind] = NUMBERS) -> list[Column]:
+    """Return the columns to order by; NULLs come first in ascending order, so such columns are left out there."""
+    return [c for c in table.of(*kinds) if direction == "DESC" or not c.nullable]

@@ -1,0 +1,158 @@
+"""Families over one table that order or group its rows: order, group, having, argmax_group."""
+
+from __future__ import annotations
+
+from random import Random
+
+from env_server.data.synthetic import wording as w
+from env_server.data.synthetic.conditions import any_condition, present
+from env_server.data.synthetic.families.common import (
+    DATE_SUPERLATIVES,
+    NUMBERS,
+    SUPERLATIVES,
+    Candidate,
+    draw_columns,
+    draw_measure,
+    draw_table,
+    draw_where,
+    rankable,
+    select,
+    settled,
+)
+from env_server.data.synthetic.model import Column, Database, Table
+from env_server.data.synthetic.spec import Kind
+
+
+def ordered(db: Database, rng: Random) -> Candidate | None:
+    """The row, or the first few rows, by a number or a date; or a short list in order."""
+    table = draw_table(db, rng)
+    direction = rng.choice(("DESC", "DESC", "ASC"))
+    columns = rankable(table, direction, (*NUMBERS, Kind.DATE))
+    if not columns:
+        return None
+    by = rng.choice(columns)
+    roll = rng.random()
+    if roll < 0.65:
+        return _top_one(table, by, direction, rng)
+    if roll < 0.85 or by.nullable:
+        return _top_several(table, by, direction, rng)
+    return _sorted(table, by, direction, rng)
+
+
+def _top_one(table: Table, by: Column, direction: str, rng: Random) -> Candidate | None:
+    superlative = _superlative(by, direction, rng)
+    condition = any_condition(table, rng, [by]) if rng.random() < 0.3 else None
+    columns = draw_columns(table, rng, [by, *settled(condition)])
+    if not columns:
+        return None
+    phrases = {**w.noun(table), **w.asked(columns), "superlative": superlative, "column": by.phrase}
+    if condition is None:
+        text, where = w.fill(w.TOP_ONE, rng, **phrases), ""
+    else:
+        text = w.fill(w.TOP_ONE_WHERE, rng, **phrases, where=f" {condition.text(rng)}")
+        where = f" WHERE {condition.sql()}"
+    return _ranking(table, columns, where, by, direction, 1, text)
+
+
+def _top_several(table: Table, by: Column, direction: str, rng: Random) -> Candidate | None:
+    superlative = _superlative(by, direction, rng)
+    columns = draw_columns(table, rng, [by], most=2)
+    if not columns:
+        return None
+    k = rng.choice((2, 3, 3, 4, 5))
+    phrases = {**w.noun(table), **w.asked(columns), "superlative": superlative, "column": by.phrase}
+    text = w.fill(w.TOP_SEVERAL, rng, **phrases, k=rng.choice((w.NUMERALS[k], k)))
+    return _ranking(table, columns, "", by, direction, k, text)
+
+
+def _sorted(table: Table, by: Column, direction: str, rng: Random) -> Candidate | None:
+    where, words, condition = draw_where(table, rng, [by])
+    columns = draw_columns(table, rng, [by, *settled(condition)], most=1)
+    if condition is None or not columns:
+        return None
+    phrases = {**w.noun(table), **w.asked(columns), "column": by.phrase, "where": words}
+    text = w.fill(w.SORTED, rng, **phrases, superlative=_superlative(by, direction, rng))
+    tail = f"FROM {table.sql}{where} ORDER BY {by.sql} {direction}"
+    return Candidate(text, f"SELECT {select(columns)} {tail}", f"SELECT {by.sql} {tail}", len(condition.rows))
+
+
+def _ranking(
+    table: Table, columns: list[Column], where: str, by: Column, direction: str, k: int, text: str
+) -> Candidate:
+    tail = f"FROM {table.sql}{where} ORDER BY {by.sql} {direction}"
+    return Candidate(text, f"SELECT {select(columns)} {tail} LIMIT {k}", f"SELECT {by.sql} {tail}", k)
+
+
+def _superlative(by: Column, direction: str, rng: Random) -> str:
+    words = DATE_SUPERLATIVES if by.kind is Kind.DATE else SUPERLATIVES
+    return rng.choice(words[direction])
+
+
+def grouped(db: Database, rng: Random) -> Candidate | None:
+    """A count or an aggregate for each category."""
+    drawn = _category(db, rng)
+    if drawn is None:
+        return None
+    table, category = drawn
+    head, tail = f"SELECT {category.sql}", f"GROUP BY {category.sql}"
+    if rng.random() < 0.55:
+        where, words, _ = draw_where(table, rng, [category]) if rng.random() < 0.4 else ("", "", None)
+        text = w.fill(w.GROUP_COUNT, rng, **w.noun(table), category=category.phrase, where=words)
+        return Candidate(text, f"{head}, COUNT(*) FROM {table.sql}{where} {tail}")
+    value = draw_measure(table, rng)
+    if value is None:
+        return None
+    phrases = {"category": category.phrase, "measure": value.words, "rounding": value.rounding}
+    text = w.fill(w.GROUP_MEASURE, rng, **w.noun(table), **phrases)
+    return Candidate(text, f"{head}, {value.sql()} FROM {table.sql} {tail}")
+
+
+def having(db: Database, rng: Random) -> Candidate | None:
+    """The categories whose number of rows, or whose average, is above or below a bound."""
+    drawn = _category(db, rng)
+    if drawn is None:
+        return None
+    table, category = drawn
+    head = f"SELECT {category.sql} FROM {table.sql} GROUP BY {category.sql} HAVING"
+    if rng.random() < 0.65:
+        sign, words = rng.choice(((">", "more than"), (">=", "at least"), ("<", "fewer than")))
+        n = rng.randint(2, 8)
+        phrases = {"category": category.phrase, "amount": f"{words} {n}"}
+        return Candidate(w.fill(w.HAVING_COUNT, rng, **w.noun(table), **phrases), f"{head} COUNT(*) {sign} {n}")
+    value = draw_measure(table, rng, ("AVG", "MAX", "MIN"))
+    if value is None:
+        return None
+    sign, word = rng.choice(((">", "above"), ("<", "below")))
+    bound = rng.choice(present(table, value.column))
+    phrases = {"category": category.phrase, "measure": value.words, "amount": f"{word} {bound}"}
+    inner = f"{value.function}({value.column.sql})"
+    return Candidate(w.fill(w.HAVING_MEASURE, rng, **w.noun(table), **phrases), f"{head} {inner} {sign} {bound}")
+
+
+def best_group(db: Database, rng: Random) -> Candidate | None:
+    """The category with the most or fewest rows, or with the highest or lowest average or total."""
+    drawn = _category(db, rng)
+    if drawn is None:
+        return None
+    table, category = drawn
+    direction = rng.choice(("DESC", "DESC", "ASC"))
+    if rng.random() < 0.6:
+        most = "most" if direction == "DESC" else "fewest"
+        text = w.fill(w.MOST_COMMON, rng, **w.noun(table), category=category.phrase, most=most)
+        inner = "COUNT(*)"
+    else:
+        value = draw_measure(table, rng, ("AVG", "SUM"))
+        if value is None:
+            return None
+        superlative = "highest" if direction == "DESC" else "lowest"
+        phrases = {"category": category.phrase, "superlative": superlative, "measure": value.words}
+        text = w.fill(w.BEST_GROUP, rng, **w.noun(table), **phrases)
+        inner = f"{value.function}({value.column.sql})"
+    tail = f"FROM {table.sql} GROUP BY {category.sql} ORDER BY {inner} {direction}"
+    return Candidate(text, f"SELECT {category.sql} {tail} LIMIT 1", f"SELECT {inner} {tail}", 1)
+
+
+def _category(db: Database, rng: Random) -> tuple[Table, Column] | None:
+    """Draw a column to group by: no NULLs, so that there is no nameless group."""
+    pairs = [(t, c) for t in db.tables for c in t.of(Kind.CATEGORY) if not c.nullable]
+    return rng.choice(pairs) if pairs else None

@@ -1,0 +1,165 @@
+"""The dense reward of an episode: three layers, and the bound on what a wrong episode can collect.
+
+    total = clip(operational + progress) + terminal
+
+1. operational: the step cost; success of an exploring action; new information; repeat. ANSWER gets no success
+   bonus, so answering early costs nothing and answering is never worth anything by itself.
+2. progress: progress_scale x the rise of the episode's potential, on a successful QUERY. The potential is the
+   best phi of any query so far, not the last one's: with the last one's, the clip at `clip_low` would forgive part
+   of every fall, and an agent could collect by alternating between a good and a bad query. The best score never
+   falls, so the layer telescopes and sums to at most progress_scale, and going back and forth gains nothing.
+   It is still potential based (Ng, Harada and Russell, 1999), on the history instead of the last state.
+3. terminal: a correct ANSWER, otherwise 0.
+
+Bound: without a correct ANSWER an episode collects at most `wrong_total_bound(settings, step_budget)`, whatever
+the agent does: 0.30 for the default settings and 15 steps (fifteen different successful queries that find the gold
+rows and no ANSWER; a wrong ANSWER at the end makes it 0.27). Pure; one object per episode; floats are exact sums.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Sequence
+
+from env_server.data.questions import Gold, Row
+from env_server.progress import ROW_LIMIT, phi
+from env_server.settings import RewardSettings
+from env_server.types import ActionType, RewardComponents
+
+_FOLD = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
+"""SQLite ignores the case of ASCII letters only."""
+_SQL_TOKEN = re.compile(
+    r"""(?P<comment>--[^\n]*|/\*.*?(?:\*/|\Z))
+    |(?P<quoted>'[^']*(?:'|\Z)|"[^"]*(?:"|\Z)|`[^`]*(?:`|\Z)|\[[^\]]*(?:\]|\Z))
+    |(?P<space>\s+)
+    |(?P<plain>[\w.$]+|[<>=!|]+|.)""",
+    re.DOTALL | re.VERBOSE,
+)
+_NAME_QUOTES = {'"': '"', "'": "'", "`": "`", "[": "]"}
+
+
+def normalize_action(action_type: str, argument: str) -> str:
+    """Return the identity of an action, for `repeat` and `new information`.
+
+    The type in upper case. A table name without quotes, case-folded. Anything else is taken as SQL: case-folded
+    outside of literals and quoted identifiers, comments, white space and trailing semicolons dropped.
+    """
+    kind = action_type.strip().upper()
+    if kind in (ActionType.DESCRIBE, ActionType.SAMPLE):
+        return f"{kind} {_normalize_name(argument)}"
+    return f"{kind} {_normalize_sql(argument)}"
+
+
+def _normalize_name(name: str) -> str:
+    name = name.strip().rstrip(";").rstrip()
+    if len(name) >= 2 and _NAME_QUOTES.get(name[0]) == name[-1]:
+        name = name[1:-1]
+    return name.translate(_FOLD)
+
+
+def _normalize_sql(sql: str) -> str:
+    tokens: list[str] = []
+    for match in _SQL_TOKEN.finditer(sql):
+        if match.lastgroup == "quoted":
+            tokens.append(match.group())
+        elif match.lastgroup == "plain":
+            tokens.append(match.group().translate(_FOLD))
+    while tokens and tokens[-1] == ";":
+        tokens.pop()
+    return " ".join(tokens)
+
+
+def wrong_total_bound(settings: RewardSettings, step_budget: int) -> float:
+    """Return an upper bound of an episode's total reward without a correct ANSWER.
+
+    Every step's operational part is at most `best`, the progress parts are non-negative (or all non-positive, for
+    a negative scale) and sum to at most max(0, progress_scale), and clip is monotone and never stretches, so n
+    steps collect at most n clip(best) + max(0, progress_scale), and never more than n clip_high. An episode has 1
+    to `step_budget` steps. Needs clip_low <= clip_high.
+    """
+    s = settings
+    bonuses = (0.0, s.repeat, s.success, s.success + s.repeat, s.success + s.new_information)
+    best = _clip(s.step_cost + max(bonuses), s)
+    progress = max(0.0, s.progress_scale)
+    return max(min(n * best + progress, n * s.clip_high) for n in range(1, step_budget + 1))
+
+
+def _clip(value: float, settings: RewardSettings) -> float:
+    return min(max(value, settings.clip_low), settings.clip_high)
+
+
+class EpisodeRewards:
+    """The rewards of one episode, in the order of its steps. Holds the actions taken and the best phi."""
+
+    def __init__(self, gold: Gold, settings: RewardSettings, *, row_limit: int = ROW_LIMIT) -> None:
+        """`row_limit`: how many rows of a query `explore` is given at most; phi compares that many."""
+        self._gold = gold
+        self._settings = settings
+        self._row_limit = row_limit
+        self._taken: set[str] = set()
+        self._potential = 0.0
+
+    def explore(
+        self,
+        action_type: str,
+        argument: str,
+        *,
+        ok: bool,
+        rows: Sequence[Row] | None = None,
+        row_count: int | None = None,
+    ) -> RewardComponents:
+        """Reward a DESCRIBE, SAMPLE or QUERY, or an invalid action of any kind (`ok` False).
+
+        `rows` and their true number `row_count` (None: unknown) are given for a successful QUERY only.
+        """
+        repeated = self._take(action_type, argument)
+        new_query = ok and not repeated and action_type.strip().upper() == ActionType.QUERY
+        return self._components(
+            success=self._settings.success if ok else 0.0,
+            new_information=self._settings.new_information if new_query else 0.0,
+            repeat=self._settings.repeat if repeated else 0.0,
+            progress=0.0 if rows is None else self._progress(rows, row_count),
+        )
+
+    def answer(self, argument: str, *, correct: bool) -> RewardComponents:
+        """Reward the ANSWER that ends the episode."""
+        repeated = self._take(ActionType.ANSWER, argument)
+        return self._components(
+            repeat=self._settings.repeat if repeated else 0.0,
+            terminal=self._settings.correct if correct else 0.0,
+        )
+
+    def _take(self, action_type: str, argument: str) -> bool:
+        """Record an action; return whether it was taken before."""
+        action = normalize_action(action_type, argument)
+        repeated = action in self._taken
+        self._taken.add(action)
+        return repeated
+
+    def _progress(self, rows: Sequence[Row], row_count: int | None) -> float:
+        before = self._potential
+        self._potential = max(before, phi(rows, row_count, self._gold, row_limit=self._row_limit))
+        return self._settings.progress_scale * (self._potential - before)
+
+    def _components(
+        self,
+        *,
+        success: float = 0.0,
+        new_information: float = 0.0,
+        repeat: float = 0.0,
+        progress: float = 0.0,
+        terminal: float = 0.0,
+    ) -> RewardComponents:
+        step_cost = self._settings.step_cost
+        operational = step_cost + success + new_information + repeat
+        return RewardComponents(
+            step_cost=step_cost,
+            success=success,
+            new_information=new_information,
+            repeat=repeat,
+            operational=operational,
+            progress=progress,
+            terminal=terminal,
+            total=_clip(operational + progress, self._settings) + terminal,
+        )

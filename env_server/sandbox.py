@@ -1,0 +1,444 @@
+"""The SQL sandbox: one read-only connection, on which any statement text may be tried.
+
+The text comes from a language model and is treated as hostile. Promises:
+
+- `query` returns a QueryResult or raises SQLError, whatever the text is; the database file never changes, no
+  other file is read or written, and the connection serves the next statement as if it were new.
+- The same text on the same file gives the same columns, rows, row count and error, on a fresh connection and on
+  a used one. What decides is counted (virtual-machine steps, bytes), not timed; the deadline and the process's
+  heap limit are last resorts for a slow or crowded machine. Sources of chance and of the date are refused or
+  fixed (`env_server.vfs`).
+- At most `max_rows + 1` rows are fetched, and no more than a bounded number of bytes.
+
+Layers, from the outside in: the text's admission (`statement_body`), the authorizer (`authorize`), SQLite's own
+read-only modes and limits, the step budget (`_Meter`), and the file layer.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+import apsw
+
+from env_server.data.questions import Row, SQLValue
+from env_server.errors import DataError, SQLError
+from env_server.settings import SandboxSettings
+from env_server.vfs import SANDBOX_VFS, VFS_NAME
+
+MAX_MESSAGE_CHARS = 300
+"""Characters of an error's message."""
+STEP_INTERVAL = 1_000
+"""Virtual-machine steps between two looks at the budget."""
+CACHE_KIB = 1_024
+"""Page cache of one connection; a sort larger than this spills."""
+RESULT_VALUES = 32
+"""A result may hold this many times `value_bytes`."""
+SPILL_SHARE = 4
+"""A statement may write `heap_bytes / SPILL_SHARE` bytes of temporary space."""
+
+# data_version is what a full-text table asks for; it is constant here.
+READ_PRAGMAS = frozenset(
+    (
+        *("table_info", "table_xinfo", "table_list", "foreign_key_list"),
+        *("index_list", "index_info", "index_xinfo", "data_version"),
+    )
+)
+REFUSED_FUNCTIONS = frozenset(
+    ("random", "randomblob", "load_extension", "fts3_tokenizer", "sqlite_log", "readfile", "writefile", "edit")
+)
+# Built-in table-valued functions that show SQLite's own workings; a table of the database may have such a name.
+REFUSED_TABLES = frozenset(("dbstat", "sqlite_dbpage", "sqlite_stmt", "bytecode", "tables_used", "carray"))
+_REFUSED_VERBS = frozenset(
+    (
+        *("alter", "analyze", "attach", "begin", "commit", "create", "delete", "detach", "drop", "end", "explain"),
+        *("insert", "reindex", "release", "replace", "rollback", "savepoint", "update", "vacuum"),
+    )
+)
+_DATE_FUNCTIONS = frozenset(("date", "time", "datetime", "julianday", "unixepoch", "strftime"))
+_LIMITS = {
+    apsw.SQLITE_LIMIT_ATTACHED: 0,
+    apsw.SQLITE_LIMIT_COMPOUND_SELECT: 100,
+    apsw.SQLITE_LIMIT_EXPR_DEPTH: 500,
+    apsw.SQLITE_LIMIT_PARSER_DEPTH: 200,
+    apsw.SQLITE_LIMIT_FUNCTION_ARG: 100,
+    # One LIKE is one step however long it takes: text length times pattern length.
+    apsw.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 200,
+    apsw.SQLITE_LIMIT_TRIGGER_DEPTH: 1,
+    apsw.SQLITE_LIMIT_VARIABLE_NUMBER: 10,
+    apsw.SQLITE_LIMIT_VDBE_OP: 200_000,
+    apsw.SQLITE_LIMIT_WORKER_THREADS: 0,
+}
+
+_TOKEN = re.compile(
+    r"""(?P<blank>[ \t\n\f\r]+|--[^\n]*|/\*.*?(?:\*/|\Z))
+      | (?P<end>;)
+      | (?P<text>'[^']*(?:''[^']*)*(?:'|\Z) | "[^"]*(?:""[^"]*)*(?:"|\Z))
+      | `[^`]*(?:``[^`]*)*(?:`|\Z) | \[[^\]]*(?:\]|\Z)
+      | (?P<word>[^\W\d]\w*)
+      | \d+ | . """,
+    re.VERBOSE | re.DOTALL,
+)
+
+_memory_hungry = threading.Lock()
+"""Held by a statement that ran out of memory while it runs again: one at a time, since the heap is shared."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueryResult:
+    """What a statement returned. `row_count` is exact, or None where counting failed or cost too much."""
+
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+    row_count: int | None
+    vm_steps: int
+
+    @property
+    def more(self) -> bool:
+        """Whether rows exist beyond `rows`."""
+        return self.row_count is None or self.row_count > len(self.rows)
+
+
+def statement_body(sql: str, max_bytes: int) -> str:
+    """Return the one statement in `sql`, without its `;` and what surrounds it. Raises SQLError.
+
+    What SQLite itself would refuse less clearly, or not at all, is refused here: a second statement, anything
+    but a query, a NUL character, a modifier that depends on the machine's time zone.
+    """
+    try:
+        size = len(sql.encode())
+    except UnicodeEncodeError:
+        raise SQLError("syntax", "the statement is not valid Unicode text") from None
+    if size > max_bytes:
+        raise SQLError("size", f"the statement is too long ({size} bytes, at most {max_bytes})")
+    if "\0" in sql:
+        raise SQLError("syntax", "the statement holds a NUL character")
+    tokens = [token for token in _TOKEN.finditer(sql) if not token["blank"]]
+    length = next((i for i, token in enumerate(tokens) if token["end"]), len(tokens))
+    if any(not token["end"] for token in tokens[length:]):
+        raise SQLError("denied", "only one statement is allowed")
+    if length == 0:
+        raise SQLError("syntax", "the statement is empty")
+    verb = (tokens[0]["word"] or "").lower()
+    if verb in _REFUSED_VERBS:
+        raise SQLError("denied", f"{verb.upper()} is not allowed; only SELECT queries are")
+    _refuse_time_zones(tokens)
+    return sql[tokens[0].start() : tokens[length - 1].end()]
+
+
+def _refuse_time_zones(tokens: Sequence[re.Match[str]]) -> None:
+    """Refuse date functions with `localtime` or `utc`: the result would depend on the machine's time zone."""
+    if not any(token["word"] and token["word"].lower() in _DATE_FUNCTIONS for token in tokens):
+        return
+    for token in tokens:
+        if token["text"] and token["text"][1:-1].strip().lower() in ("localtime", "utc"):
+            raise SQLError("denied", f"the modifier {token['text']} is not allowed; times are in UTC")
+
+
+def authorize(action: int, first: str | None, second: str | None, own_tables: Collection[str]) -> str:
+    """Return why SQLite's authorizer must refuse the action, or "" where it may go on.
+
+    `first` and `second` are the authorizer's arguments; `own_tables` are the database's, in lower case.
+    """
+    if action in (apsw.SQLITE_SELECT, apsw.SQLITE_RECURSIVE):
+        return ""
+    if action == apsw.SQLITE_READ:
+        name = (first or "").lower()
+        return f"table {first} is not allowed" if name in REFUSED_TABLES and name not in own_tables else ""
+    if action == apsw.SQLITE_FUNCTION:
+        name = (second or "").lower()
+        return f"function {second} is not allowed" if name in REFUSED_FUNCTIONS else ""
+    if action == apsw.SQLITE_PRAGMA:
+        return "" if (first or "").lower() in READ_PRAGMAS else f"PRAGMA {first} is not allowed"
+    return "only SELECT queries are allowed"
+
+
+class _Meter:
+    """The budget of one statement; `tick` is SQLite's progress handler."""
+
+    def __init__(self, settings: SandboxSettings) -> None:
+        self.interval = min(STEP_INTERVAL, settings.vm_steps)
+        self._limit = settings.vm_steps
+        self._spent = 0
+        self._deadline_s = settings.deadline_s
+        self._deadline = time.monotonic() + settings.deadline_s
+        self.steps = 0
+        self.exceeded = ""
+        self.interrupted = False
+
+    def tick(self) -> bool:
+        """Return whether to stop; `exceeded` then says why."""
+        self._spent += self.interval
+        if self._spent > self._limit:
+            self.exceeded = f"the query needs more than {self._limit} steps"
+        elif time.monotonic() > self._deadline:
+            self.exceeded = f"the query takes longer than {self._deadline_s:g} s"
+        elif self.interrupted:
+            self.exceeded = "the query was interrupted"
+        return bool(self.exceeded)
+
+    def record(self, event: dict[str, object]) -> None:
+        """Add the steps of a finished statement, a virtual table's own ones included; SQLite's profile trace."""
+        status = event["stmt_status"]
+        if isinstance(status, dict):
+            self.steps += status["SQLITE_STMTSTATUS_VM_STEP"]
+
+
+class Sandbox:
+    """One read-only connection to one database file; one thread at a time.
+
+    The constructor and `query` raise DataError when the file cannot be opened as a database.
+    """
+
+    def __init__(self, path: Path, settings: SandboxSettings) -> None:
+        self._path = path
+        self._settings = settings
+        self._refusal = ""
+        self._encoding = "utf-8"
+        self._own_tables: frozenset[str] = frozenset()
+        self._has_virtual_tables = False
+        self._meter: _Meter | None = None
+        self._connection: apsw.Connection | None = None
+        # Held to close the connection and to interrupt it, which must not meet.
+        self._closing = threading.Lock()
+        if apsw.hard_heap_limit(-1) != settings.heap_bytes:
+            apsw.hard_heap_limit(settings.heap_bytes)
+        with suppress(MemoryError):  # the first query tries again, and waits for its turn
+            self._connected()
+
+    def query(self, sql: str, max_rows: int) -> QueryResult:
+        """Run one read-only statement and return at most `max_rows` of its rows. Raises SQLError, DataError."""
+        body = statement_body(sql, self._settings.sql_bytes)
+        try:
+            return self._attempt(body, max_rows)
+        except MemoryError:
+            self.close()
+        # The heap belongs to the whole process: only a statement that fails while no other one like it runs is
+        # itself to blame.
+        with _memory_hungry:
+            try:
+                return self._attempt(body, max_rows)
+            except MemoryError:
+                self.close()
+        raise SQLError("size", "the query needs too much memory")
+
+    def interrupt(self) -> None:
+        """Stop the running statement, from another thread; it raises SQLError. Without one, do nothing."""
+        with self._closing:
+            if self._meter is not None and self._connection is not None:
+                self._meter.interrupted = True
+                self._connection.interrupt()
+
+    def close(self) -> None:
+        """Close the connection. A later query opens it again."""
+        with self._closing:
+            connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close(True)
+
+    def _attempt(self, body: str, max_rows: int) -> QueryResult:
+        """Run the statement under one budget; raises SQLError, and MemoryError when the heap is full."""
+        if self._has_virtual_tables:
+            # Their modules keep statements and caches, whose counters a new statement would inherit.
+            self.close()
+        connection = self._connected()
+        meter = _Meter(self._settings)
+        with self._metered(connection, meter):
+            try:
+                columns, rows = self._fetch(connection, body, max_rows + 1)
+            except UnicodeDecodeError:
+                columns, rows = self._fetch_undecodable(connection, body, max_rows + 1)
+        row_count: int | None = len(rows)
+        if len(rows) > max_rows:
+            row_count = self._count(connection, body, meter)
+        return QueryResult(columns, tuple(rows[:max_rows]), row_count, meter.steps)
+
+    def _count(self, connection: apsw.Connection, body: str, meter: _Meter) -> int | None:
+        """Count the statement's rows with what is left of the budget; None where that cannot be done."""
+        try:
+            with self._metered(connection, meter):
+                _, rows = self._fetch(connection, f"SELECT COUNT(*) FROM (\n{body}\n)", 1)
+        except SQLError:
+            if meter.interrupted:
+                raise
+            return None
+        count = rows[0][0]
+        return count if isinstance(count, int) else None
+
+    def _fetch(self, connection: apsw.Connection, sql: str, limit: int) -> tuple[tuple[str, ...], list[Row]]:
+        """Return the column names and at most `limit` rows, bytes bounded. A limit of 0 runs nothing."""
+        columns: tuple[str, ...] = ()
+
+        def inspect(cursor: apsw.Cursor, _sql: str, _bindings: object) -> bool:
+            nonlocal columns
+            if cursor.is_explain or not cursor.is_readonly:
+                raise SQLError("denied", "only SELECT queries are allowed")
+            columns = tuple(name for name, _ in cursor.get_description())
+            return limit > 0
+
+        cursor = connection.cursor()
+        cursor.exec_trace = inspect
+        rows: list[Row] = []
+        size = 0
+        try:
+            for row in cursor.execute(sql):
+                size += self._row_bytes(row)
+                if size > RESULT_VALUES * self._settings.value_bytes:
+                    raise SQLError("size", "the result is too large")
+                rows.append(row)
+                if len(rows) == limit:
+                    break
+        except apsw.ExecTraceAbort:
+            return columns, []
+        finally:
+            cursor.close(True)
+        return columns, rows
+
+    def _row_bytes(self, row: Row) -> int:
+        size = sum(len(value) for value in row if isinstance(value, str | bytes))
+        if size > self._settings.value_bytes:
+            raise SQLError("size", "a row of the result is too large")
+        return size
+
+    def _fetch_undecodable(
+        self, connection: apsw.Connection, body: str, limit: int
+    ) -> tuple[tuple[str, ...], list[Row]]:
+        """Fetch text that is not valid Unicode: as bytes, then decoded with replacement characters."""
+        columns, _ = self._fetch(connection, body, 0)
+        names = [f"c{i}" for i in range(len(columns))]
+        cells = ", ".join(f"typeof({n}), iif(typeof({n}) = 'text', CAST({n} AS BLOB), {n})" for n in names)
+        _, raw = self._fetch(connection, f"WITH r({', '.join(names)}) AS (\n{body}\n) SELECT {cells} FROM r", limit)
+        return columns, [self._decoded(row) for row in raw]
+
+    def _decoded(self, row: Row) -> Row:
+        values: list[SQLValue] = []
+        for kind, value in zip(row[::2], row[1::2], strict=True):
+            if kind == "text" and isinstance(value, bytes):
+                values.append(value.decode(self._encoding, errors="replace"))
+            else:
+                values.append(value)
+        return tuple(values)
+
+    @contextmanager
+    def _metered(self, connection: apsw.Connection, meter: _Meter) -> Iterator[None]:
+        """Count what runs inside against the meter, allow it temporary space, and type its errors."""
+        self._refusal = ""
+        self._meter = meter
+        connection.set_progress_handler(meter.tick, meter.interval)
+        connection.trace_v2(apsw.SQLITE_TRACE_PROFILE, meter.record)
+        try:
+            with SANDBOX_VFS.spill_allowance(self._settings.heap_bytes // SPILL_SHARE):
+                yield
+        except apsw.NoMemError as error:
+            raise MemoryError from error
+        except apsw.Error as error:
+            raise self._as_sql_error(error, meter) from None
+        except UnicodeDecodeError:
+            raise SQLError("runtime", "a name in the result is not valid Unicode text") from None
+        finally:
+            self._meter = None
+            connection.set_progress_handler(None)
+            connection.trace_v2(0, None)
+
+    def _as_sql_error(self, error: apsw.Error, meter: _Meter) -> SQLError:
+        if isinstance(error, apsw.InterruptError):
+            return SQLError("budget", meter.exceeded or "the query was interrupted")
+        if self._refusal and isinstance(error, apsw.AuthError | apsw.SQLError):
+            return SQLError("denied", self._refusal)
+        return classify(error)
+
+    def _authorizer(
+        self, action: int, first: str | None, second: str | None, _database: str | None, _trigger: str | None
+    ) -> int:
+        reason = authorize(action, first, second, self._own_tables)
+        if not reason:
+            return apsw.SQLITE_OK
+        self._refusal = self._refusal or reason
+        return apsw.SQLITE_DENY
+
+    def _connected(self) -> apsw.Connection:
+        """Return the connection, opened where there is none. Raises DataError, and MemoryError."""
+        if self._connection is None:
+            try:
+                connection = self._connect()
+                self._harden(connection)
+            except apsw.NoMemError as error:
+                raise MemoryError from error
+            except (apsw.Error, UnicodeDecodeError) as error:
+                raise DataError(f"{self._path} cannot be opened as a SQLite database: {error}") from error
+            self._connection = connection
+        return self._connection
+
+    def _connect(self) -> apsw.Connection:
+        uri = f"file:{quote(str(self._path.absolute()))}?mode=ro&immutable=1"
+        flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+        # Without a statement cache, every execution is prepared afresh: counters and plans have no history.
+        return apsw.Connection(uri, flags=flags, vfs=VFS_NAME, statementcachesize=0)
+
+    def _harden(self, connection: apsw.Connection) -> None:
+        """Load the schema, then shut everything but reading. The order matters: loading needs more rights."""
+        for option, value in (
+            (apsw.SQLITE_DBCONFIG_DEFENSIVE, 1),
+            (apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0),
+            (apsw.SQLITE_DBCONFIG_ENABLE_LOAD_EXTENSION, 0),
+            (apsw.SQLITE_DBCONFIG_ENABLE_FTS3_TOKENIZER, 0),
+            (apsw.SQLITE_DBCONFIG_ENABLE_ATTACH_CREATE, 0),
+            (apsw.SQLITE_DBCONFIG_ENABLE_ATTACH_WRITE, 0),
+        ):
+            connection.config(option, value)
+        for pragma in ("query_only = 1", f"cache_size = -{CACHE_KIB}", "mmap_size = 0", "temp_store = FILE"):
+            connection.execute(f"PRAGMA {pragma}").fetchall()
+        self._encoding = str(connection.pragma("encoding"))
+        tables = connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall()
+        self._own_tables = frozenset(str(name).lower() for name, _ in tables)
+        virtual = [str(name) for name, sql in tables if str(sql).lower().startswith("create virtual")]
+        self._has_virtual_tables = bool(virtual)
+        for name in virtual:
+            self._connect_virtual_table(connection, name)
+        limits = {
+            **_LIMITS,
+            apsw.SQLITE_LIMIT_LENGTH: self._settings.value_bytes,
+            # The wrapped forms of a statement are longer than the statement.
+            apsw.SQLITE_LIMIT_SQL_LENGTH: 4 * self._settings.sql_bytes + 100_000,
+        }
+        for limit, value in limits.items():
+            connection.limit(limit, value)
+        connection.authorizer = self._authorizer
+
+    @staticmethod
+    def _connect_virtual_table(connection: apsw.Connection, name: str) -> None:
+        """Let the module prepare its statements, writes among them, before the authorizer is set."""
+        quoted = name.replace('"', '""')
+        try:
+            connection.execute(f'SELECT * FROM "{quoted}" LIMIT 0').fetchall()
+        except apsw.SQLError:
+            # A module that this build lacks: a query on the table will say so.
+            return
+
+
+_SIZE_WORDS = ("too large", "too big", "too many", "too complex", "too long", "stack overflow", "at most")
+_SYNTAX_WORDS = ("syntax error", "incomplete input", "unrecognized token")
+
+
+def classify(error: apsw.Error) -> SQLError:
+    """Turn an error of SQLite into ours: its kind from the class and SQLite's words, the words in one line."""
+    message = " ".join(str(error).split())[:MAX_MESSAGE_CHARS]
+    if isinstance(error, apsw.BindingsError):
+        return SQLError("syntax", "parameters are not allowed; write the values")
+    if isinstance(error, apsw.FullError):
+        return SQLError("size", "the query needs too much temporary space")
+    if isinstance(error, apsw.TooBigError) or any(words in message for words in _SIZE_WORDS):
+        return SQLError("size", message)
+    if isinstance(error, apsw.AuthError | apsw.ReadOnlyError | apsw.CantOpenError):
+        return SQLError("denied", message)
+    if message.startswith("no such "):
+        return SQLError("missing", message)
+    if any(words in message for words in _SYNTAX_WORDS):
+        return SQLError("syntax", message)
+    return SQLError("runtime", message)

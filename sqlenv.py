@@ -1,0 +1,90 @@
+"""The `sqlenv` command: one subcommand per job, each package imported only when its subcommand runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+from env_server.errors import SQLEnvError
+
+USAGE = """\
+usage: sqlenv COMMAND [flags]        (sqlenv COMMAND --help says more)
+
+  train      train a policy on SQLEnv with GRPO: evaluate, train, evaluate, report
+  evaluate   play a policy on a split and print its success with a 95% interval
+  warmup     raise a base policy on play that the environment has verified
+  report     write a run's report.html again
+  play       play an episode yourself, in this terminal
+  data       look at a data set: sqlenv data inspect [DATA]
+
+A first run:  sqlenv train --config configs/tiny.yaml --output_dir runs/first
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a subcommand and return its exit status; a SQLEnvError becomes one line on stderr and status 2."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(USAGE, end="")
+        return 0
+    name, rest = arguments[0], arguments[1:]
+    if name not in _COMMANDS:
+        print(f"sqlenv: there is no command {name!r}\n\n{USAGE}", end="", file=sys.stderr)
+        return 2
+    try:
+        return _COMMANDS[name](rest)
+    except SQLEnvError as error:
+        print(f"sqlenv {name}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"sqlenv {name}: interrupted", file=sys.stderr)
+        return 130
+
+
+def _train(argv: Sequence[str]) -> int:
+    from trainer import train
+
+    return train.run(argv)
+
+
+def _evaluate(argv: Sequence[str]) -> int:
+    from trainer import evaluate
+
+    return evaluate.run(argv)
+
+
+def _warmup(argv: Sequence[str]) -> int:
+    from trainer import warmup
+
+    return warmup.run(argv)
+
+
+def _report(argv: Sequence[str]) -> int:
+    from trainer import report
+
+    return report.run(argv)
+
+
+def _play(argv: Sequence[str]) -> int:
+    from trainer import play
+
+    return play.run(argv)
+
+
+def _data(argv: Sequence[str]) -> int:
+    from env_server.data import inspection
+
+    return inspection.run(argv)
+
+
+_COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    "train": _train,
+    "evaluate": _evaluate,
+    "warmup": _warmup,
+    "report": _report,
+    "play": _play,
+    "data": _data,
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""A small database and its questions, shared by the tests."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from env_server.data.questions import Dataset, Gold, Hardness, Question, Row, Split
+from env_server.environment import SQLEnvironment
+from env_server.pool import DatabasePool
+from env_server.settings import EnvSettings
+
+PETS = """
+CREATE TABLE owners (owner_id INTEGER PRIMARY KEY, name TEXT, city TEXT);
+CREATE TABLE pets (
+    pet_id INTEGER PRIMARY KEY, name TEXT, species TEXT, age INTEGER, weight REAL,
+    owner_id INTEGER REFERENCES owners(owner_id));
+INSERT INTO owners VALUES (1, 'Ada', 'Oslo'), (2, 'Bo', 'Lima'), (3, 'Cy', 'Oslo');
+INSERT INTO pets VALUES
+    (1, 'Rex', 'dog', 3, 12.5, 1), (2, 'Tom', 'cat', 5, 4.25, 2), (3, 'Kit', 'cat', 1, 3.0, 1),
+    (4, 'Max', 'dog', 7, NULL, 3), (5, 'Zoe', 'owl', 2, 0.75, NULL);
+"""
+
+GOLDS: list[tuple[str, str, str, tuple[Row, ...], bool]] = [
+    ("cats", "How many cats are there?", "SELECT COUNT(*) FROM pets WHERE species = 'cat'", ((2,),), False),
+    ("oldest", "What is the oldest pet's name?", "SELECT name FROM pets ORDER BY age DESC LIMIT 1", (("Max",),), True),
+    (
+        "oslo",
+        "Name the pets of owners in Oslo.",
+        "SELECT T1.name FROM pets AS T1 JOIN owners AS T2 ON T1.owner_id = T2.owner_id WHERE T2.city = 'Oslo'",
+        (("Rex",), ("Kit",), ("Max",)),
+        False,
+    ),
+    (
+        "species",
+        "How many pets of each species are there?",
+        "SELECT species, COUNT(*) FROM pets GROUP BY species",
+        (("cat", 2), ("dog", 2), ("owl", 1)),
+        False,
+    ),
+]
+
+
+@pytest.fixture(scope="session")
+def pets_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("pets") / "pets.sqlite"
+    connection = sqlite3.connect(path)
+    connection.executescript(PETS)
+    connection.close()
+    return path
+
+
+@pytest.fixture(scope="session")
+def pets(pets_file: Path) -> Dataset:
+    questions = tuple(
+        Question(
+            question_id=question_id,
+            text=text,
+            db_id="pets",
+            gold_sql=sql,
+            hardness=Hardness.EASY,
+            split=Split.EVAL if question_id == "species" else Split.TRAIN,
+            gold=Gold(rows, ordered),
+            family="test",
+        )
+        for question_id, text, sql, rows, ordered in GOLDS
+    )
+    return Dataset("pets", questions, {"pets": pets_file})
+
+
+@pytest.fixture
+def environment(pets: Dataset) -> Iterator[SQLEnvironment]:
+    pool = DatabasePool(pets.databases, EnvSettings().sandbox)
+    yield SQLEnvironment(pets, pool)
+    pool.close()
+
+
+@pytest.fixture(scope="session")
+def spider_dir() -> Path:
+    """The real Spider folder, where SQLENV_SPIDER_DIR names one."""
+    folder = os.environ.get("SQLENV_SPIDER_DIR")
+    if not folder:
+        pytest.skip("SQLENV_SPIDER_DIR is not set")
+    return Path(folder)

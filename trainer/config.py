@@ -1,0 +1,83 @@
+"""Arguments beyond TRL's own, read by `TrlParser` from YAML and flags. Plain dataclasses; imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from env_server.types import AnswerMode
+
+
+@dataclass
+class SQLEnvArguments:
+    """What SQLEnv adds to `GRPOConfig` and `ModelConfig`."""
+
+    data: str = field(
+        default="synthetic",
+        metadata={"help": "Data set to train and evaluate on: 'synthetic', 'synthetic:SEED' or 'spider:PATH'."},
+    )
+    answer_mode: str = field(
+        default="value",
+        metadata={"help": "What ANSWER carries: 'value' (the answer itself) or 'sql' (a query that yields it)."},
+    )
+    step_budget: int = field(default=15, metadata={"help": "Steps in an episode."})
+    max_concurrency: int = field(default=64, metadata={"help": "Episodes in flight at once."})
+    max_turn_length: int = field(default=256, metadata={"help": "Tokens that the policy may generate in one turn."})
+    max_context_length: int | None = field(
+        default=None,
+        metadata={"help": "Tokens of prompt and completion together; default: what the model's config allows."},
+    )
+    env_threads: int = field(default=4, metadata={"help": "Threads that run SQL when the environment is in process."})
+    torch_threads: int = field(
+        default=0,
+        metadata={
+            "help": "Threads of torch on a CPU (0: torch's own choice). The sum order, and so the last bits of "
+            "a result, depend on it."
+        },
+    )
+    eval_episodes: int = field(
+        default=400,
+        metadata={
+            "help": "Evaluation questions played greedily before and after training, spread evenly over the "
+            "evaluation databases (0: none, -1: all)."
+        },
+    )
+
+    def __post_init__(self) -> None:
+        modes = [mode.value for mode in AnswerMode]
+        if self.answer_mode not in modes:
+            raise ValueError(f"--answer_mode must be one of {modes}, not {self.answer_mode!r}")
+        for name in ("step_budget", "max_concurrency", "max_turn_length", "env_threads"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"--{name} must be positive, not {getattr(self, name)}")
+
+
+@dataclass
+class WarmupArguments:
+    """What `sqlenv warmup` adds to `SFTConfig` and `ModelConfig`."""
+
+    data: str = field(
+        default="synthetic",
+        metadata={"help": "Data sets to play on, separated by commas; only their training databases are used."},
+    )
+    good: float = field(
+        default=1.0,
+        metadata={
+            "help": "Share of the questions that the oracle plays; a stumbling player plays the others. 1 "
+            "teaches clean play; less makes a base policy that can, but mostly does not."
+        },
+    )
+    new_tiny_policy: bool = field(
+        default=False,
+        metadata={
+            "help": "Start from a fresh tiny policy, its tokenizer built from the play, instead of from "
+            "--model_name_or_path."
+        },
+    )
+    muon_learning_rate: float = field(
+        default=0.0,
+        metadata={
+            "help": "When positive, weight matrices are trained with Muon at this rate and the rest with AdamW "
+            "at --learning_rate: several times faster from scratch."
+        },
+    )
+    torch_threads: int = field(default=0, metadata={"help": "Threads of torch on a CPU (0: torch's own choice)."})

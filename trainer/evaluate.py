@@ -1,0 +1,212 @@
+"""Evaluation: the environment, the rollout client and the prompts of training, on questions of a chosen split.
+
+`--policy` is `random`, `oracle`, or a model (a checkpoint folder or a Hub name). Models play greedily unless asked
+otherwise. Questions are spread evenly over the databases, so that a limit does not favour the first ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from itertools import chain, zip_longest
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from env_server.data.loading import load_dataset
+from env_server.data.questions import Dataset, Question, Split
+from env_server.environment import SQLEnvironment
+from env_server.pool import DatabasePool
+from env_server.settings import EnvSettings
+from env_server.types import AnswerMode
+from inference.hf import HFEngine
+from trainer.environments import LocalEnvironments
+from trainer.episodes import Episode, EpisodeRecord, record
+from trainer.players import OraclePlayer, Player, RandomPlayer, play
+from trainer.prompts import ChatRenderer
+from trainer.rollout import EpisodeRequest, RolloutClient, RolloutSettings, derive_seed
+from trainer.statistics import EvaluationSummary, summarize
+from trainer.summary_table import summary_table
+from trainer.transcript import TokenBudget
+
+SCRIPTED = ("random", "oracle")
+
+
+def choose_questions(dataset: Dataset, split: Split, limit: int) -> list[Question]:
+    """The first `limit` questions of the split, taken in turn from each database; all of them for -1."""
+    by_database: dict[str, list[Question]] = defaultdict(list)
+    for question in dataset.select(split):
+        by_database[question.db_id].append(question)
+    spread = [q for q in chain.from_iterable(zip_longest(*by_database.values())) if q is not None]
+    return spread if limit < 0 else spread[:limit]
+
+
+def play_scripted(
+    policy: str,
+    dataset: Dataset,
+    questions: Sequence[Question],
+    settings: EnvSettings,
+    answer_mode: AnswerMode,
+    seed: int,
+    on_episode: Callable[[Episode], None],
+) -> list[Episode]:
+    """Play the questions with the random player or the oracle."""
+    pool = DatabasePool(dataset.databases, settings.sandbox)
+    environment = SQLEnvironment(dataset, pool, settings, answer_mode)
+    episodes = []
+    for index, question in enumerate(questions):
+        player: Player = (
+            OraclePlayer(question, answer_mode)
+            if policy == "oracle"
+            else RandomPlayer(derive_seed(seed, index), answer_mode)
+        )
+        episode, _ = play(environment, question, player)
+        episodes.append(episode)
+        on_episode(episode)
+    pool.close()
+    return episodes
+
+
+def play_model(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    dataset: Dataset,
+    questions: Sequence[Question],
+    env_settings: EnvSettings,
+    settings: RolloutSettings,
+    seed: int,
+    on_episode: Callable[[Episode], None],
+) -> list[Episode]:
+    """Play the questions with a model in this process."""
+    renderer = ChatRenderer(tokenizer)
+    environments = LocalEnvironments(dataset, env_settings, settings.answer_mode)
+    engine = HFEngine(
+        model,
+        stop_ids=renderer.stop_ids,
+        pad_id=tokenizer.pad_token_id,
+        max_batch=settings.max_concurrency,
+        max_context=settings.budget.max_context,
+    )
+    requests = [
+        EpisodeRequest(q.question_id, derive_seed(seed, i), q.db_id, q.hardness.value, q.family)
+        for i, q in enumerate(questions)
+    ]
+
+    async def run() -> list[Episode]:
+        try:
+            return await RolloutClient(engine, environments, renderer, settings).play(requests, on_episode)
+        finally:
+            await engine.aclose()
+
+    try:
+        return asyncio.run(run())
+    finally:
+        environments.close()
+
+
+def excluded_by_reason(dataset: Dataset) -> dict[str, int]:
+    """How many questions the data set left out, by reason."""
+    return dict(Counter(exclusion.reason.value for exclusion in dataset.excluded))
+
+
+def summary_json(summary: EvaluationSummary, **extra: object) -> str:
+    """One JSON object on one line, with `success_rate`, `interval`, `episodes` and `excluded` among its keys."""
+    return json.dumps({**extra, **asdict(summary)}, sort_keys=True)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The flags of `sqlenv evaluate`."""
+    parser = argparse.ArgumentParser(
+        prog="sqlenv evaluate",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="examples:\n  sqlenv evaluate --policy oracle --split all\n"
+        "  sqlenv evaluate --policy runs/tiny/model --episodes 300 --json\n"
+        "  sqlenv evaluate --policy Qwen/Qwen2.5-0.5B-Instruct --data spider:PATH",
+    )
+    parser.add_argument("--policy", required=True, help="random, oracle, a checkpoint folder, or a model on the Hub")
+    parser.add_argument("--data", default="synthetic", help="synthetic, synthetic:SEED or spider:PATH")
+    parser.add_argument("--split", type=Split, choices=list(Split), default=Split.EVAL, help="default: eval")
+    parser.add_argument("--answer_mode", type=AnswerMode, choices=list(AnswerMode), default=AnswerMode.VALUE)
+    parser.add_argument("--episodes", type=int, default=-1, help="how many questions (default: all)")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 plays greedily (default)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--step_budget", type=int, default=15, help="steps in an episode")
+    parser.add_argument("--max_concurrency", type=int, default=64, help="episodes in flight")
+    parser.add_argument("--max_completion_length", type=int, default=4_096, help="tokens of an episode")
+    parser.add_argument("--max_turn_length", type=int, default=256, help="tokens of one turn")
+    parser.add_argument("--json", action="store_true", help="end with one JSON object on the last line of stdout")
+    parser.add_argument("--episodes_out", help="write every episode, turn by turn, to this JSONL file")
+    return parser
+
+
+def run(argv: Sequence[str]) -> int:
+    """Evaluate as the flags say; print the table, and the JSON line when asked."""
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    if args.episodes == 0 or args.episodes < -1:
+        parser.error(f"--episodes must be positive, or -1 for all; got {args.episodes}")
+    console = Console(stderr=True)
+    dataset = load_dataset(args.data, answer_mode=args.answer_mode)
+    questions = choose_questions(dataset, args.split, args.episodes)
+    if not questions:
+        parser.error(f"data set {args.data} has no usable question in split {args.split.value!r}")
+    env_settings = EnvSettings(step_budget=args.step_budget)
+    with Progress(console=console, transient=True) as progress:
+        bar = progress.add_task(f"playing as {args.policy}", total=len(questions))
+
+        def advance(_: Episode) -> None:
+            progress.advance(bar)
+
+        if args.policy in SCRIPTED:
+            episodes = play_scripted(
+                args.policy, dataset, questions, env_settings, args.answer_mode, args.seed, advance
+            )
+        else:
+            model, tokenizer = load_policy(args.policy)
+            context = model.config.max_position_embeddings
+            settings = RolloutSettings(
+                budget=TokenBudget(args.max_completion_length, context, args.max_turn_length),
+                temperature=args.temperature,
+                max_concurrency=args.max_concurrency,
+                answer_mode=args.answer_mode,
+            )
+            episodes = play_model(model, tokenizer, dataset, questions, env_settings, settings, args.seed, advance)
+    records = [record(episode) for episode in episodes]
+    summary = summarize(records, excluded_by_reason(dataset))
+    Console().print(summary_table([(args.policy, summary)], title=f"{args.data}, split {args.split.value}"))
+    if args.episodes_out:
+        write_records(args.episodes_out, records)
+    if args.json:
+        print(  # noqa: T201
+            summary_json(
+                summary,
+                policy=args.policy,
+                data=args.data,
+                split=args.split.value,
+                answer_mode=args.answer_mode.value,
+                seed=args.seed,
+            )
+        )
+    return 0
+
+
+def write_records(path: str, records: Sequence[EpisodeRecord]) -> None:
+    """Write records as JSON lines."""
+    with Path(path).open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(asdict(r), ensure_ascii=False) + "\n" for r in records)
+
+
+def load_policy(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load a model and its tokenizer from a folder or the Hub, on the GPU when there is one (then in bfloat16)."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype).to(device)
+    return model, AutoTokenizer.from_pretrained(name)

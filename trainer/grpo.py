@@ -1,0 +1,124 @@
+"""SQLEnv's side of TRL's GRPOTrainer: the rollout function, and the seam for an engine of our own.
+
+GRPOTrainer does the learning. It hands `SQLEnvRollout` the prompts of its batch, each question already repeated
+`num_generations` times, and gets back exactly one row per prompt, in order.
+
+The seam: TRL applies importance-sampling correction, and reports how far the sampled logprobs are from its own,
+only when it believes that vLLM generates. So the trainer is built without vLLM, then told that our engine is the
+generator (`use_engine`): it calls `sync_weights()` once before the rollout of each new global step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from statistics import fmean
+from typing import Any, Protocol
+
+from datasets import Dataset as HubDataset
+from trl import GRPOTrainer
+
+from env_server.data.questions import Dataset, Question
+from env_server.settings import RewardSettings
+from trainer.episodes import Episode, Outcome
+from trainer.rewards import reward_fields
+from trainer.rollout import EpisodeRequest, RolloutClient, derive_seed
+
+
+class WeightSync(Protocol):
+    """Brings the engine to the trainer's weights."""
+
+    def sync_weights(self) -> None:
+        """Called by TRL before the rollout of each new global step."""
+
+
+def prompt_rows(questions: Sequence[Question]) -> HubDataset:
+    """TRL's prompt format: the question as a user message that also carries its id."""
+    return HubDataset.from_list(
+        [{"prompt": [{"role": "user", "content": q.text, "question_id": q.question_id}]} for q in questions]
+    )
+
+
+def request_for(question: Question, seed: int) -> EpisodeRequest:
+    """The request to play a question."""
+    return EpisodeRequest(
+        question_id=question.question_id,
+        seed=seed,
+        db_id=question.db_id,
+        hardness=question.hardness.value,
+        family=question.family,
+    )
+
+
+class SQLEnvRollout:
+    """The `rollout_func` of a run. Keeps one event loop, so that connections outlive a batch.
+
+    `on_batch(step, episodes, metrics)` is called after each batch, for logs.
+    """
+
+    def __init__(
+        self,
+        client: RolloutClient,
+        dataset: Dataset,
+        seed: int,
+        rewards: RewardSettings,
+        on_batch: Callable[[int, Sequence[Episode], dict[str, float]], None],
+    ) -> None:
+        self._client = client
+        self._dataset = dataset
+        self._seed = seed
+        self._rewards = rewards
+        self._on_batch = on_batch
+        self._runner = asyncio.Runner()
+
+    def __call__(self, prompts: list[list[dict[str, Any]]], trainer: GRPOTrainer) -> dict[str, Any]:
+        """Play one episode per prompt. Raises RolloutError."""
+        step, rank = trainer.state.global_step, trainer.accelerator.process_index
+        requests = [
+            request_for(self._dataset.question(prompt[-1]["question_id"]), derive_seed(self._seed, step, rank, index))
+            for index, prompt in enumerate(prompts)
+        ]
+        started = time.perf_counter()
+        episodes = self._runner.run(self._client.play(requests))
+        self._on_batch(step, episodes, rollout_metrics(episodes, time.perf_counter() - started))
+        rows = [episode.row for episode in episodes]
+        return {
+            "prompt_ids": [row.prompt_ids for row in rows],
+            "completion_ids": [row.completion_ids for row in rows],
+            "logprobs": [row.logprobs for row in rows],
+            "env_mask": [row.env_mask for row in rows],
+            **reward_fields(episodes, self._rewards),
+        }
+
+    def close(self) -> None:
+        """Close the event loop."""
+        self._runner.close()
+
+
+def rollout_metrics(episodes: Sequence[Episode], seconds: float) -> dict[str, float]:
+    """What a batch of episodes was like; shares are of all episodes, means of those that did not fail."""
+    count = len(episodes)
+    played = [e for e in episodes if e.outcome is not Outcome.FAILED]
+    outcomes = Counter(e.outcome for e in episodes)
+    tokens = sum(sum(e.row.env_mask) for e in episodes)
+    return {
+        "rollout/success_rate": fmean(e.correct for e in played) if played else 0.0,
+        "rollout/reward": fmean(e.reward for e in played) if played else 0.0,
+        "rollout/steps": fmean(len(e.turns) for e in played) if played else 0.0,
+        "rollout/out_of_budget": outcomes[Outcome.OUT_OF_BUDGET] / count,
+        "rollout/out_of_tokens": outcomes[Outcome.OUT_OF_TOKENS] / count,
+        "rollout/failed": outcomes[Outcome.FAILED],
+        "rollout/truncated": sum(e.truncated_turns > 0 for e in episodes),
+        "rollout/trained_tokens": tokens,
+        "rollout/seconds": seconds,
+        "rollout/episodes_per_second": count / seconds,
+    }
+
+
+def use_engine(trainer: GRPOTrainer, weights: WeightSync) -> None:
+    """Tell the trainer that an engine of ours generates and `weights` syncs it; see the module's docstring."""
+    trainer.use_vllm = True
+    trainer.vllm_generation = weights
+    trainer._last_loaded_step = -1

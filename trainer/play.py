@@ -1,0 +1,85 @@
+"""`sqlenv play`: a person plays an episode in the terminal, with the rewards that a policy would get."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.text import Text
+
+from env_server.data.loading import load_dataset
+from env_server.data.questions import Split
+from env_server.environment import SQLEnvironment
+from env_server.pool import DatabasePool
+from env_server.settings import EnvSettings
+from env_server.types import AnswerMode, SQLObservation
+from trainer.parsing import parse_action
+
+HELP = """\
+DESCRIBE table     columns, types, keys and row count
+SAMPLE table       a few rows
+QUERY select ...   one read-only statement
+ANSWER value       ends the episode: a value; a, b, c; or rows as a | b, one per line
+end a line with \\ to go on in the next one; quit leaves"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The flags of `sqlenv play`."""
+    parser = argparse.ArgumentParser(prog="sqlenv play", description=__doc__)
+    parser.add_argument("--data", default="synthetic", help="synthetic, synthetic:SEED or spider:PATH")
+    parser.add_argument("--split", type=Split, choices=list(Split), default=Split.ALL, help="default: all")
+    parser.add_argument("--question_id", help="play this question (default: a random one)")
+    parser.add_argument("--seed", type=int, help="draw the question by this seed")
+    parser.add_argument("--answer_mode", type=AnswerMode, choices=list(AnswerMode), default=AnswerMode.VALUE)
+    return parser
+
+
+def run(argv: Sequence[str]) -> int:
+    """Play one episode; returns 0 when it was played to its end, 1 when the player left."""
+    args = build_parser().parse_args(argv)
+    console = Console(highlight=False)
+    dataset = load_dataset(args.data, answer_mode=args.answer_mode)
+    pool = DatabasePool(dataset.databases, EnvSettings().sandbox)
+    environment = SQLEnvironment(dataset, pool, answer_mode=args.answer_mode)
+    observation = environment.reset(seed=args.seed, question_id=args.question_id, split=args.split)
+    console.print(Panel(Text(f"{observation.question}\n\n{observation.schema_info}"), title="a hidden database"))
+    console.print(Text(HELP, style="dim"))
+    total = 0.0
+    try:
+        while not observation.done:
+            text = _read(console, observation)
+            if not text:
+                continue
+            if text.lower() in ("quit", "exit"):
+                return 1
+            observation = environment.step(parse_action(text).action)
+            total += observation.reward
+            _show(console, observation, total)
+    except (EOFError, KeyboardInterrupt):
+        console.print()
+        return 1
+    finally:
+        pool.close()
+    return 0
+
+
+def _read(console: Console, observation: SQLObservation) -> str:
+    lines = [console.input(Text(f"[{observation.budget_remaining} left] > ", style="bold"))]
+    while lines[-1].endswith("\\"):
+        lines[-1] = lines[-1][:-1]
+        lines.append(console.input("... "))
+    return "\n".join(lines).strip()
+
+
+def _show(console: Console, observation: SQLObservation, total: float) -> None:
+    if observation.error:
+        console.print(Text(observation.error, style="red"))
+    if observation.result:
+        console.print(Text(observation.result))
+    parts = observation.metadata["reward_components"]
+    shown = ", ".join(f"{name} {value:+.2f}" for name, value in parts.items() if value and name != "total")
+    console.print(Text(f"reward {observation.reward:+.2f} ({shown or 'nothing'}), so far {total:+.2f}", style="dim"))
+    if observation.done:
+        console.print(Text(str(observation.metadata["verdict"]).replace("_", " "), style="bold"))

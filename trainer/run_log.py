@@ -1,0 +1,73 @@
+"""What a training run says and keeps as it goes: a line per logged step, metrics.jsonl and episodes.jsonl."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+from rich.console import Console
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from trainer.episodes import Episode, record
+from trainer.run_files import RunFolder
+
+
+class RunLog(TrainerCallback):
+    """Collects the metrics of rollouts between two logs of the trainer and writes both as one line."""
+
+    def __init__(self, folder: RunFolder, console: Console) -> None:
+        self._metrics = folder.metrics_writer()
+        self._episodes = folder.episodes_writer()
+        self._console = console
+        self._pending: dict[str, list[float]] = defaultdict(list)
+        self._started = time.monotonic()
+
+    def write_batch(self, step: int, episodes: Sequence[Episode], metrics: dict[str, float]) -> None:
+        """Keep a batch of training episodes; called by the rollout."""
+        for episode in episodes:
+            self._episodes.write_episode(step, record(episode))
+        for name, value in metrics.items():
+            self._pending[name].append(value)
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Start the clock."""
+        self._started = time.monotonic()
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Write one line of metrics, and say how it goes."""
+        if not state.is_world_process_zero or not self._pending or logs is None:
+            return
+        rollout = {name: fmean(values) for name, values in self._pending.items()}
+        self._pending.clear()
+        self._metrics.write({"step": state.global_step, **logs, **rollout})
+        elapsed = time.monotonic() - self._started
+        left = elapsed / state.global_step * (state.max_steps - state.global_step)
+        self._console.print(
+            f"step {state.global_step:>4}/{state.max_steps}  success {rollout['rollout/success_rate']:5.1%}  "
+            f"reward {logs.get('reward', float('nan')):+.3f}  steps {rollout['rollout/steps']:4.1f}  "
+            f"loss {logs.get('loss', float('nan')):+.4f}  "
+            f"|logprob gap| {logs.get('sampling/sampling_logp_difference/max', float('nan')):.1e}  "
+            f"{_clock(elapsed)} gone, {_clock(left)} left",
+            highlight=False,
+        )
+
+    def close(self) -> None:
+        """Close the files."""
+        self._metrics.close()
+        self._episodes.close()
+
+
+def _clock(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

@@ -1,0 +1,8 @@
+"""The tiny policy: a Qwen3 of about a million parameters that plays SQLEnv on a CPU, and its base checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+BASE_CHECKPOINT = Path(__file__).parent / "base"
+"""The shipped base policy; `make base` rebuilds it."""

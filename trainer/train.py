@@ -1,0 +1,242 @@
+"""`sqlenv train`: GRPO on SQLEnv, with evaluation before and after, and the report.
+
+Arguments are TRL's (`GRPOConfig`, `ModelConfig`) plus `SQLEnvArguments`, from flags and `--config FILE.yaml`. All
+that a run writes is in its `output_dir`: config.json, metrics.jsonl, episodes.jsonl, evaluations/, checkpoints,
+model/ and report.html.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from transformers import (
+    AutoTokenizer,
+    PreTrainedModel,
+    PrinterCallback,
+    ProgressCallback,
+)
+from trl import GRPOConfig, GRPOTrainer, ModelConfig, TrlParser, get_peft_config
+from trl.models import unwrap_model_for_generation
+
+from env_server.data.loading import load_dataset
+from env_server.data.questions import Question, Split
+from env_server.settings import EnvSettings
+from env_server.types import AnswerMode
+from inference.hf import HFEngine
+from trainer.config import SQLEnvArguments
+from trainer.environments import LocalEnvironments
+from trainer.episodes import Episode, record
+from trainer.evaluate import choose_questions, excluded_by_reason, play_model, play_scripted
+from trainer.grpo import SQLEnvRollout, prompt_rows, use_engine
+from trainer.prompts import ChatRenderer
+from trainer.report import write_report
+from trainer.rewards import REWARD_FUNCTIONS
+from trainer.rollout import RolloutClient, RolloutSettings
+from trainer.run_files import Evaluation, RunFolder
+from trainer.run_log import RunLog
+from trainer.statistics import summarize
+from trainer.summary_table import interval_text, percent, summary_table
+from trainer.transcript import TokenBudget
+
+BASE_NOTES = "base_notes.md"
+"""A text beside a checkpoint that says how it was made; the report shows it."""
+
+MODEL = "model"
+"""Where the trained policy is saved, inside the run's folder."""
+
+OnEpisode = Callable[[Episode], None]
+
+LABELS = ("random", "before", "after", "oracle")
+"""The evaluations of a run in the order of the comparison table."""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Parse the arguments, then evaluate, train, evaluate and report."""
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experimental, and TRL is pinned
+    parser = TrlParser((SQLEnvArguments, GRPOConfig, ModelConfig), prog="sqlenv train", description=__doc__)
+    arguments, grpo, model_config = parser.parse_args_and_config(list(argv))
+    if not model_config.model_name_or_path:
+        parser.error("name the policy to train with --model_name_or_path (a folder or a model on the Hub)")
+    if grpo.use_vllm:
+        parser.error("this version generates with Hugging Face generate; leave --use_vllm out")
+    if arguments.torch_threads:
+        torch.set_num_threads(arguments.torch_threads)
+    Training(arguments, grpo, model_config, Console()).run()
+    return 0
+
+
+class InProcessWeights:
+    """Weight sync for an engine that shares the trainer's model: only the version moves on."""
+
+    def __init__(self, engine: HFEngine, trainer: GRPOTrainer) -> None:
+        self._engine = engine
+        self._trainer = trainer
+
+    def sync_weights(self) -> None:
+        """Stamp the number of updates that the weights have had."""
+        self._engine.set_policy_version(self._trainer.state.global_step)
+
+
+class Training:
+    """One run, from its arguments to its report."""
+
+    def __init__(
+        self, arguments: SQLEnvArguments, grpo: GRPOConfig, model_config: ModelConfig, console: Console
+    ) -> None:
+        self._arguments = arguments
+        self._grpo = grpo
+        self._model_config = model_config
+        self._console = console
+        self._answer_mode = AnswerMode(arguments.answer_mode)
+        self._env_settings = EnvSettings(step_budget=arguments.step_budget)
+        self._dataset = load_dataset(arguments.data, answer_mode=self._answer_mode)
+        self._tokenizer = AutoTokenizer.from_pretrained(
+            model_config.model_name_or_path, revision=model_config.model_revision
+        )
+        self._folder = self._open_folder()
+
+    def run(self) -> None:
+        """Evaluate, train, evaluate and report."""
+        environments = LocalEnvironments(
+            self._dataset, self._env_settings, self._answer_mode, self._arguments.env_threads
+        )
+        log = RunLog(self._folder, self._console)
+        trainer, rollout = self._build(environments, log)
+        try:
+            resuming = self._grpo.resume_from_checkpoint
+            if not resuming:
+                self._evaluate_scripted("random")
+                self._evaluate_scripted("oracle")
+                self._evaluate_policy("before", str(self._model_config.model_name_or_path), trainer.model)
+            trainer.train(resume_from_checkpoint=resuming)
+            path = str(self._folder.path / MODEL)
+            trainer.save_model(path)
+            self._tokenizer.save_pretrained(path)
+            self._evaluate_policy("after", path, trainer.model)
+        finally:
+            rollout.close()
+            environments.close()
+            log.close()
+        self._conclude()
+
+    def _open_folder(self) -> RunFolder:
+        path = Path(self._grpo.output_dir)
+        if self._grpo.resume_from_checkpoint:
+            return RunFolder.open(path)
+        config: dict[str, Any] = {
+            "sqlenv": asdict(self._arguments),
+            "grpo": self._grpo.to_dict(),
+            "model": asdict(self._model_config),
+        }
+        notes = Path(str(self._model_config.model_name_or_path)) / BASE_NOTES
+        if notes.is_file():
+            config["base_notes"] = notes.read_text(encoding="utf-8")
+        return RunFolder.create(path, config)
+
+    def _build(self, environments: LocalEnvironments, log: RunLog) -> tuple[GRPOTrainer, SQLEnvRollout]:
+        """The trainer, with its rollouts played by our client on an in-process engine."""
+        renderer = ChatRenderer(self._tokenizer, self._grpo.chat_template_kwargs)
+        grpo = self._grpo
+        grpo.model_init_kwargs = {
+            "revision": self._model_config.model_revision,
+            "attn_implementation": self._model_config.attn_implementation,
+            "dtype": self._model_config.dtype,
+            **(grpo.model_init_kwargs or {}),
+        }
+
+        def rollout_func(prompts: list[list[dict[str, Any]]], trainer: GRPOTrainer) -> dict[str, Any]:
+            return rollout(prompts, trainer)
+
+        trainer = GRPOTrainer(
+            model=self._model_config.model_name_or_path,
+            reward_funcs=list(REWARD_FUNCTIONS),
+            args=grpo,
+            train_dataset=prompt_rows(self._dataset.select(Split.TRAIN)),
+            processing_class=self._tokenizer,
+            peft_config=get_peft_config(self._model_config),
+            rollout_func=rollout_func,
+            callbacks=[log],
+        )
+        trainer.remove_callback(PrinterCallback)
+        trainer.remove_callback(ProgressCallback)
+        engine = HFEngine(
+            trainer.model,
+            stop_ids=renderer.stop_ids,
+            pad_id=self._tokenizer.pad_token_id,
+            max_batch=self._arguments.max_concurrency,
+            max_context=self._settings(trainer.model).budget.max_context,
+            generation_context=lambda: unwrap_model_for_generation(trainer.model_wrapped, trainer.accelerator),
+        )
+        use_engine(trainer, InProcessWeights(engine, trainer))
+        client = RolloutClient(engine, environments, renderer, self._settings(trainer.model))
+        rollout = SQLEnvRollout(client, self._dataset, grpo.seed, self._env_settings.reward, log.write_batch)
+        return trainer, rollout
+
+    def _settings(self, model: PreTrainedModel, temperature: float | None = None) -> RolloutSettings:
+        context = self._arguments.max_context_length or model.config.max_position_embeddings
+        return RolloutSettings(
+            budget=TokenBudget(self._grpo.max_completion_length, context, self._arguments.max_turn_length),
+            temperature=self._grpo.temperature if temperature is None else temperature,
+            max_concurrency=self._arguments.max_concurrency,
+            answer_mode=self._answer_mode,
+        )
+
+    def _evaluate_scripted(self, policy: str) -> None:
+        def play(questions: Sequence[Question], advance: OnEpisode) -> list[Episode]:
+            return play_scripted(
+                policy, self._dataset, questions, self._env_settings, self._answer_mode, self._grpo.seed, advance
+            )
+
+        self._evaluate(policy, policy, play)
+
+    def _evaluate_policy(self, label: str, policy: str, model: PreTrainedModel) -> None:
+        settings = self._settings(model, temperature=0.0)
+
+        def play(questions: Sequence[Question], advance: OnEpisode) -> list[Episode]:
+            return play_model(
+                model, self._tokenizer, self._dataset, questions, self._env_settings, settings, self._grpo.seed, advance
+            )
+
+        self._evaluate(label, policy, play)
+
+    def _evaluate(
+        self, label: str, policy: str, play: Callable[[Sequence[Question], OnEpisode], list[Episode]]
+    ) -> None:
+        """Play the evaluation questions and keep the result under `label`."""
+        questions = choose_questions(self._dataset, Split.EVAL, self._arguments.eval_episodes)
+        if not questions:
+            return
+        with Progress(console=self._console, transient=True) as progress:
+            bar = progress.add_task(f"evaluating: {label}", total=len(questions))
+            records = [record(e) for e in play(questions, lambda _: progress.advance(bar))]
+        summary = summarize(records, excluded_by_reason(self._dataset))
+        evaluation = Evaluation(
+            label=label,
+            policy=policy,
+            data=self._arguments.data,
+            split=Split.EVAL.value,
+            answer_mode=self._answer_mode.value,
+            order=LABELS.index(label),
+            summary=summary,
+        )
+        self._folder.write_evaluation(evaluation, records)
+        self._console.print(
+            f"evaluated {label}: {percent(summary.success_rate)} of {summary.episodes} questions "
+            f"({interval_text(summary.interval)})",
+            highlight=False,
+        )
+
+    def _conclude(self) -> None:
+        evaluations = self._folder.evaluations()
+        if evaluations:
+            rows = [(evaluation.label, evaluation.summary) for evaluation in evaluations]
+            self._console.print(summary_table(rows, title=f"{self._arguments.data}, unseen databases, greedy"))
+        report = write_report(self._folder.path)
+        self._console.print(f"policy  {self._folder.path / MODEL}\nreport  {report}", highlight=False)
