@@ -13,7 +13,8 @@ a table of cells; `judging` accepts an answer when one of its readings is the go
 
 Forms that are read, for a table of one column: a scalar, values separated by commas or one per line; of several
 columns: one row per line with cells separated by `|` or commas; of any width: JSON (a scalar string, a list, a
-list of lists, an object or a list of objects, whose keys are ignored) and the same in Python's notation.
+list of lists, an object or a list of objects, whose keys are ignored) and the same in Python's notation. A flat
+list is one column or one row, as the width asked for says.
 """
 
 from __future__ import annotations

@@ -30,12 +30,13 @@ _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _SHORT_ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 # Keywords that SQLite does not accept as a bare column name.
-_RESERVED = frozenset(
-    "add all alter and as autoincrement between case check collate commit constraint create default deferrable "
-    "delete distinct drop else escape except exists foreign from group having in index insert intersect into is "
-    "isnull join limit not nothing notnull null on or order primary references returning select set table then "
-    "to transaction union unique update using values when where".split()
-)
+_RESERVED_WORDS = """
+add all alter and as autoincrement between case cast check collate commit constraint create default
+deferrable delete distinct drop else escape except exists foreign from group having in index insert
+intersect into is isnull join limit not nothing notnull null on or order primary raise references
+returning select set table then to transaction union unique update using values when where
+"""
+_RESERVED = frozenset(_RESERVED_WORDS.split())
 
 
 def describe_table(table: Table) -> str:
@@ -87,7 +88,7 @@ def format_cell(value: SQLValue, max_chars: int) -> str:
         return format_float(value)
     if isinstance(value, int):
         return str(value)
-    if value in ("", "NULL") or value != value.strip() or SEPARATOR in value:
+    if value in ("", "NULL") or value != value.strip(" ") or SEPARATOR in value:
         value = f"'{value}'"
     return shortened(value, max_chars)
 

@@ -89,7 +89,7 @@ class SQLEnvironment:
             episode_id=episode_id or f"{question.question_id}#{seed if seed is not None else 0}",
             question=question,
             explorer=Explorer(self._pool, question.db_id, self._settings.display),
-            rewards=EpisodeRewards(question.gold, self._settings.reward),
+            rewards=EpisodeRewards(question.gold, self._settings.reward, row_limit=self._settings.display.max_rows),
             schema_info="Tables: " + ", ".join(schema.table_names),
         )
         return self._observe(episode, ActionOutcome(result="", error="", rows=None), RewardComponents())

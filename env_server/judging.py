@@ -24,7 +24,6 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_left, bisect_right
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -38,8 +37,9 @@ from env_server.display import shortened
 _RELATIVE_TOLERANCE = Decimal("0.01")
 _ROUNDING_NOISE = Decimal("1e-9")
 _MAX_NUMBER_CHARS = 400
-_MAX_WORK = 1_000_000
-"""Cell readings, row comparisons and matching edges that one verdict may cost."""
+_WORK = 200_000
+_WORK_PER_CELL = 20
+"""Cell readings, row comparisons and matching edges that one verdict may cost: a constant, and per gold cell."""
 _LONGEST_ESCAPE = 6
 """Characters that `display` needs at most for one."""
 _SPARE_CHARS = 10_000
@@ -64,19 +64,19 @@ class Judgement(NamedTuple):
 
 
 class _TooCostlyError(Exception):
-    """The comparison exceeded `_MAX_WORK`."""
+    """The comparison exceeded its bound."""
 
 
 class _Work:
-    """What a verdict has cost so far."""
+    """What a verdict may still cost."""
 
-    def __init__(self) -> None:
-        self._spent = 0
+    def __init__(self, gold: Gold) -> None:
+        self._left = _WORK + _WORK_PER_CELL * len(gold.rows) * gold.width
 
     def spend(self, units: int) -> None:
         """Add to the cost; raises _TooCostlyError."""
-        self._spent += units
-        if self._spent > _MAX_WORK:
+        self._left -= units
+        if self._left < 0:
             raise _TooCostlyError
 
 
@@ -89,7 +89,7 @@ def judge_value(answer: str, gold: Gold) -> Judgement:
     if not readings:
         return Judgement(False, f"no reading has {len(gold.rows)} rows of {gold.width} columns")
     columns = [_ValueColumn(column) for column in zip(*gold.rows, strict=True)]
-    work = _Work()
+    work = _Work(gold)
     for table in readings:
         typed = [[_typed(cell) for cell in column] for column in zip(*table, strict=True)]
         verdict = _compare(columns, typed, work, ordered=gold.ordered)
@@ -105,7 +105,7 @@ def judge_rows(rows: Sequence[Row], gold: Gold) -> Judgement:
     if any(len(row) != gold.width for row in rows):
         return Judgement(False, f"{len(rows[0])} columns, not {gold.width}")
     columns = [_ExactColumn(column) for column in zip(*gold.rows, strict=True)]
-    return _compare(columns, list(zip(*rows, strict=True)), _Work(), ordered=gold.ordered)
+    return _compare(columns, list(zip(*rows, strict=True)), _Work(gold), ordered=gold.ordered)
 
 
 # --- cells ---------------------------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ class _TableMatch(Generic[T]):
         width = len(self._gold)
         if ordered:
             return _perfect_matching(width, lambda j: (i for i in range(width) if self._same_column(i, j)), self._spend)
-        return self._extend([], [()] * self._height, [()] * self._height)
+        return self._extend([], [0] * self._height, [0] * self._height)
 
     def _candidates(self, i: int, j: int) -> _Candidates | None:
         """Read the answer's column i as the gold column j; None when a cell matches nothing there."""
@@ -276,30 +276,36 @@ class _TableMatch(Generic[T]):
             value in option for value, option in zip(self._gold[j].ids, options, strict=True)
         )
 
-    def _extend(self, used: list[int], gold: list[tuple[int, ...]], answer: list[tuple[tuple[int, ...], ...]]) -> bool:
-        """Assign the remaining gold columns, given the row prefixes of those already assigned."""
+    def _extend(self, used: list[int], gold: list[int], answer: list[int]) -> bool:
+        """Assign the remaining gold columns, `used` holding the answer's columns assigned so far.
+
+        `gold` and `answer` number the row prefixes; the answer's cells are taken as their closest values.
+        """
         j = len(used)
         if j == len(self._gold):
             return True
-        longer = [(*row, value) for row, value in zip(gold, self._gold[j].ids, strict=True)]
+        number: dict[tuple[int, int], int] = {}
+        longer = [number.setdefault(key, len(number)) for key in zip(gold, self._gold[j].ids, strict=True)]
         for i in sorted(set(range(len(self._gold))) - set(used), key=lambda i: i != j):
             options = self._candidates(i, j)
             if options is None:
                 continue
-            rows = [(*row, option) for row, option in zip(answer, options, strict=True)]
-            if self._same_rows(longer, rows) and self._extend([*used, i], longer, rows):
+            self._spend(self._height)
+            closest = zip(answer, (option[0] for option in options), strict=True)
+            rows = [number.setdefault(key, len(number)) for key in closest]
+            same = sorted(rows) == sorted(longer) or self._same_rows([*used, i])
+            if same and self._extend([*used, i], longer, rows):
                 return True
         return False
 
-    def _same_rows(self, gold: list[tuple[int, ...]], answer: list[tuple[tuple[int, ...], ...]]) -> bool:
-        """Tell whether the answer's rows can stand for the gold rows, one for one."""
-        self._spend(self._height)
-        if Counter(tuple(option[0] for option in row) for row in answer) == Counter(gold):
-            return True
-        if all(len(option) == 1 for row in answer for option in row):
+    def _same_rows(self, used: list[int]) -> bool:
+        """Tell whether the answer's row prefixes can stand for the gold's, one for one, whatever is closest."""
+        columns = [self._candidates(i, j) or [] for j, i in enumerate(used)]
+        if all(len(option) == 1 for column in columns for option in column):
             return False
+        answer = list(zip(*columns, strict=True))
         where: dict[tuple[int, ...], list[int]] = {}
-        for index, key in enumerate(gold):
+        for index, key in enumerate(zip(*(self._gold[j].ids for j in range(len(used))), strict=True)):
             where.setdefault(key, []).append(index)
 
         def neighbours(index: int) -> Iterable[int]:
@@ -311,6 +317,7 @@ class _TableMatch(Generic[T]):
                 keys = (key for key in where if all(v in o for v, o in zip(key, row, strict=True)))
             return (found for key in keys for found in where.get(key, ()))
 
+        self._spend(self._height)
         return _perfect_matching(self._height, neighbours, self._spend)
 
 

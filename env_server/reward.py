@@ -60,7 +60,7 @@ def _normalize_name(name: str) -> str:
 
 def _normalize_sql(sql: str) -> str:
     tokens: list[str] = []
-    for match in _SQL_TOKEN.finditer(sql):
+    for match in _SQL_TOKEN.finditer(sql.strip()):
         if match.lastgroup == "quoted":
             tokens.append(match.group())
         elif match.lastgroup == "plain":

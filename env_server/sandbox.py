@@ -16,10 +16,9 @@ read-only modes and limits, the step budget (`_Meter`), and the file layer.
 
 from __future__ import annotations
 
-import re
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,61 +29,32 @@ import apsw
 from env_server.data.questions import Row, SQLValue
 from env_server.errors import DataError, SQLError
 from env_server.settings import SandboxSettings
+from env_server.statements import authorize, classify, is_quadratic, statement_body
 from env_server.vfs import SANDBOX_VFS, VFS_NAME
 
-MAX_MESSAGE_CHARS = 300
-"""Characters of an error's message."""
 STEP_INTERVAL = 1_000
 """Virtual-machine steps between two looks at the budget."""
 CACHE_KIB = 1_024
 """Page cache of one connection; a sort larger than this spills."""
 RESULT_VALUES = 32
 """A result may hold this many times `value_bytes`."""
+QUADRATIC_VALUE_BYTES = 50_000
+"""Largest value in a statement that uses a function of quadratic time, such as instr or replace."""
 SPILL_SHARE = 4
 """A statement may write `heap_bytes / SPILL_SHARE` bytes of temporary space."""
 
-# data_version is what a full-text table asks for; it is constant here.
-READ_PRAGMAS = frozenset(
-    (
-        *("table_info", "table_xinfo", "table_list", "foreign_key_list"),
-        *("index_list", "index_info", "index_xinfo", "data_version"),
-    )
-)
-REFUSED_FUNCTIONS = frozenset(
-    ("random", "randomblob", "load_extension", "fts3_tokenizer", "sqlite_log", "readfile", "writefile", "edit")
-)
-# Built-in table-valued functions that show SQLite's own workings; a table of the database may have such a name.
-REFUSED_TABLES = frozenset(("dbstat", "sqlite_dbpage", "sqlite_stmt", "bytecode", "tables_used", "carray"))
-_REFUSED_VERBS = frozenset(
-    (
-        *("alter", "analyze", "attach", "begin", "commit", "create", "delete", "detach", "drop", "end", "explain"),
-        *("insert", "reindex", "release", "replace", "rollback", "savepoint", "update", "vacuum"),
-    )
-)
-_DATE_FUNCTIONS = frozenset(("date", "time", "datetime", "julianday", "unixepoch", "strftime"))
 _LIMITS = {
     apsw.SQLITE_LIMIT_ATTACHED: 0,
     apsw.SQLITE_LIMIT_COMPOUND_SELECT: 100,
     apsw.SQLITE_LIMIT_EXPR_DEPTH: 500,
-    apsw.SQLITE_LIMIT_PARSER_DEPTH: 200,
+    apsw.SQLITE_LIMIT_PARSER_DEPTH: 400,
     apsw.SQLITE_LIMIT_FUNCTION_ARG: 100,
-    # One LIKE is one step however long it takes: text length times pattern length.
     apsw.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 200,
     apsw.SQLITE_LIMIT_TRIGGER_DEPTH: 1,
     apsw.SQLITE_LIMIT_VARIABLE_NUMBER: 10,
     apsw.SQLITE_LIMIT_VDBE_OP: 200_000,
     apsw.SQLITE_LIMIT_WORKER_THREADS: 0,
 }
-
-_TOKEN = re.compile(
-    r"""(?P<blank>[ \t\n\f\r]+|--[^\n]*|/\*.*?(?:\*/|\Z))
-      | (?P<end>;)
-      | (?P<text>'[^']*(?:''[^']*)*(?:'|\Z) | "[^"]*(?:""[^"]*)*(?:"|\Z))
-      | `[^`]*(?:``[^`]*)*(?:`|\Z) | \[[^\]]*(?:\]|\Z)
-      | (?P<word>[^\W\d]\w*)
-      | \d+ | . """,
-    re.VERBOSE | re.DOTALL,
-)
 
 _memory_hungry = threading.Lock()
 """Held by a statement that ran out of memory while it runs again: one at a time, since the heap is shared."""
@@ -103,60 +73,6 @@ class QueryResult:
     def more(self) -> bool:
         """Whether rows exist beyond `rows`."""
         return self.row_count is None or self.row_count > len(self.rows)
-
-
-def statement_body(sql: str, max_bytes: int) -> str:
-    """Return the one statement in `sql`, without its `;` and what surrounds it. Raises SQLError.
-
-    What SQLite itself would refuse less clearly, or not at all, is refused here: a second statement, anything
-    but a query, a NUL character, a modifier that depends on the machine's time zone.
-    """
-    try:
-        size = len(sql.encode())
-    except UnicodeEncodeError:
-        raise SQLError("syntax", "the statement is not valid Unicode text") from None
-    if size > max_bytes:
-        raise SQLError("size", f"the statement is too long ({size} bytes, at most {max_bytes})")
-    if "\0" in sql:
-        raise SQLError("syntax", "the statement holds a NUL character")
-    tokens = [token for token in _TOKEN.finditer(sql) if not token["blank"]]
-    length = next((i for i, token in enumerate(tokens) if token["end"]), len(tokens))
-    if any(not token["end"] for token in tokens[length:]):
-        raise SQLError("denied", "only one statement is allowed")
-    if length == 0:
-        raise SQLError("syntax", "the statement is empty")
-    verb = (tokens[0]["word"] or "").lower()
-    if verb in _REFUSED_VERBS:
-        raise SQLError("denied", f"{verb.upper()} is not allowed; only SELECT queries are")
-    _refuse_time_zones(tokens)
-    return sql[tokens[0].start() : tokens[length - 1].end()]
-
-
-def _refuse_time_zones(tokens: Sequence[re.Match[str]]) -> None:
-    """Refuse date functions with `localtime` or `utc`: the result would depend on the machine's time zone."""
-    if not any(token["word"] and token["word"].lower() in _DATE_FUNCTIONS for token in tokens):
-        return
-    for token in tokens:
-        if token["text"] and token["text"][1:-1].strip().lower() in ("localtime", "utc"):
-            raise SQLError("denied", f"the modifier {token['text']} is not allowed; times are in UTC")
-
-
-def authorize(action: int, first: str | None, second: str | None, own_tables: Collection[str]) -> str:
-    """Return why SQLite's authorizer must refuse the action, or "" where it may go on.
-
-    `first` and `second` are the authorizer's arguments; `own_tables` are the database's, in lower case.
-    """
-    if action in (apsw.SQLITE_SELECT, apsw.SQLITE_RECURSIVE):
-        return ""
-    if action == apsw.SQLITE_READ:
-        name = (first or "").lower()
-        return f"table {first} is not allowed" if name in REFUSED_TABLES and name not in own_tables else ""
-    if action == apsw.SQLITE_FUNCTION:
-        name = (second or "").lower()
-        return f"function {second} is not allowed" if name in REFUSED_FUNCTIONS else ""
-    if action == apsw.SQLITE_PRAGMA:
-        return "" if (first or "").lower() in READ_PRAGMAS else f"PRAGMA {first} is not allowed"
-    return "only SELECT queries are allowed"
 
 
 class _Meter:
@@ -200,6 +116,7 @@ class Sandbox:
         self._path = path
         self._settings = settings
         self._refusal = ""
+        self._value_limit = settings.value_bytes
         self._encoding = "utf-8"
         self._own_tables: frozenset[str] = frozenset()
         self._has_virtual_tables = False
@@ -280,6 +197,7 @@ class Sandbox:
             if cursor.is_explain or not cursor.is_readonly:
                 raise SQLError("denied", "only SELECT queries are allowed")
             columns = tuple(name for name, _ in cursor.get_description())
+            connection.limit(apsw.SQLITE_LIMIT_LENGTH, min(self._value_limit, self._settings.value_bytes))
             return limit > 0
 
         cursor = connection.cursor()
@@ -329,6 +247,7 @@ class Sandbox:
     def _metered(self, connection: apsw.Connection, meter: _Meter) -> Iterator[None]:
         """Count what runs inside against the meter, allow it temporary space, and type its errors."""
         self._refusal = ""
+        self._value_limit = self._settings.value_bytes
         self._meter = meter
         connection.set_progress_handler(meter.tick, meter.interval)
         connection.trace_v2(apsw.SQLITE_TRACE_PROFILE, meter.record)
@@ -356,6 +275,8 @@ class Sandbox:
     def _authorizer(
         self, action: int, first: str | None, second: str | None, _database: str | None, _trigger: str | None
     ) -> int:
+        if action == apsw.SQLITE_FUNCTION and second is not None and is_quadratic(second):
+            self._value_limit = QUADRATIC_VALUE_BYTES
         reason = authorize(action, first, second, self._own_tables)
         if not reason:
             return apsw.SQLITE_OK
@@ -395,9 +316,10 @@ class Sandbox:
         for pragma in ("query_only = 1", f"cache_size = -{CACHE_KIB}", "mmap_size = 0", "temp_store = FILE"):
             connection.execute(f"PRAGMA {pragma}").fetchall()
         self._encoding = str(connection.pragma("encoding"))
-        tables = connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall()
+        is_virtual = "lower(substr(sql, 1, 14)) = 'create virtual'"
+        tables = connection.execute(f"SELECT name, {is_virtual} FROM sqlite_master WHERE type = 'table'").fetchall()
         self._own_tables = frozenset(str(name).lower() for name, _ in tables)
-        virtual = [str(name) for name, sql in tables if str(sql).lower().startswith("create virtual")]
+        virtual = [str(name) for name, is_virtual in tables if is_virtual]
         self._has_virtual_tables = bool(virtual)
         for name in virtual:
             self._connect_virtual_table(connection, name)
@@ -420,25 +342,3 @@ class Sandbox:
         except apsw.SQLError:
             # A module that this build lacks: a query on the table will say so.
             return
-
-
-_SIZE_WORDS = ("too large", "too big", "too many", "too complex", "too long", "stack overflow", "at most")
-_SYNTAX_WORDS = ("syntax error", "incomplete input", "unrecognized token")
-
-
-def classify(error: apsw.Error) -> SQLError:
-    """Turn an error of SQLite into ours: its kind from the class and SQLite's words, the words in one line."""
-    message = " ".join(str(error).split())[:MAX_MESSAGE_CHARS]
-    if isinstance(error, apsw.BindingsError):
-        return SQLError("syntax", "parameters are not allowed; write the values")
-    if isinstance(error, apsw.FullError):
-        return SQLError("size", "the query needs too much temporary space")
-    if isinstance(error, apsw.TooBigError) or any(words in message for words in _SIZE_WORDS):
-        return SQLError("size", message)
-    if isinstance(error, apsw.AuthError | apsw.ReadOnlyError | apsw.CantOpenError):
-        return SQLError("denied", message)
-    if message.startswith("no such "):
-        return SQLError("missing", message)
-    if any(words in message for words in _SYNTAX_WORDS):
-        return SQLError("syntax", message)
-    return SQLError("runtime", message)

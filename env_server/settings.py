@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class SandboxSettings(BaseModel):
@@ -57,6 +57,12 @@ class RewardSettings(BaseModel):
     """The operational and progress layers of one step are clipped to [clip_low, clip_high]."""
     correct: float = 1.0
     """Terminal reward of a correct ANSWER; a wrong one, or none, gives 0."""
+
+    @model_validator(mode="after")
+    def _clip_is_an_interval(self) -> RewardSettings:
+        if self.clip_low > self.clip_high:
+            raise ValueError(f"clip_low ({self.clip_low}) must not exceed clip_high ({self.clip_high})")
+        return self
 
 
 class EnvSettings(BaseModel):

@@ -143,7 +143,7 @@ class _Draft:
             self._finish = FinishReason.LENGTH
 
     def result(self, batch: _Batch, lane: int) -> Decoded | None:
-        if self._finish is None:
+        if self._finish is None or self._row.cancelled.is_set():
             return None
         # The last token was drawn but never fed: the cache holds no states for it.
         prefix = batch.prefix(lane, self._row.prompt_ids + tuple(self._tokens[:-1]))

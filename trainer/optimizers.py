@@ -18,7 +18,8 @@ class MuonAdamW(torch.optim.Optimizer):
     """Steps both optimizers; their parameter groups are shared, so a scheduler scales both learning rates."""
 
     def __init__(self, model: nn.Module, muon_lr: float, adamw_lr: float, weight_decay: float = 0.0) -> None:
-        matrices, others = [], []
+        matrices: list[nn.Parameter] = []
+        others: list[nn.Parameter] = []
         for name, parameter in model.named_parameters():
             if not parameter.requires_grad:
                 continue
@@ -33,7 +34,7 @@ class MuonAdamW(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Take one step of each."""
         loss = closure() if closure is not None else None
-        self._muon.step()
+        self._muon.step()  # type: ignore[no-untyped-call]
         self._adamw.step()
         return loss
 

@@ -42,9 +42,11 @@ class ParsedAction:
     parseable: bool
 
 
+_NAME_KEYS = ("name", "action_type", "action")
+
 # All repetitions are possessive: a failed match never tries again, which keeps the time linear.
 _DECORATION = r"[\s>*_#`+\-\u2022]*+"
-_PREFIX = rf"(?:```[a-z]++\s)?+{_DECORATION}(?:\d{{1,3}}+[.)])?+{_DECORATION}"
+_PREFIX = rf"(?:```(?!describe|sample|query|answer)[a-z]++\s)?+{_DECORATION}(?:\d{{1,3}}+[.)])?+{_DECORATION}"
 _LABEL = rf"(?:(?P<label>(?:next\s)?+action(?:\s\d{{1,3}}+)?+[*`]*+\s*+:){_DECORATION})?+"
 _HEAD = re.compile(
     rf"(?P<open>{_PREFIX}{_LABEL})"
@@ -53,17 +55,17 @@ _HEAD = re.compile(
     re.IGNORECASE,
 )
 _JSON = re.compile(rf"{_PREFIX}{_LABEL}(?=\{{)", re.IGNORECASE)
+_JSON_ACTION = re.compile(rf"{_PREFIX}{_LABEL}\{{\s*+\"(?:{'|'.join(_NAME_KEYS)})\"", re.IGNORECASE)
 _INVENTED = re.compile(
     rf"{_DECORATION}(?:observation|obs|result|output|thought|user|assistant)[*`]*+\s*+:", re.IGNORECASE
 )
 _THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.IGNORECASE | re.DOTALL)
-_THOUGHT_END = re.compile(r".*</think>", re.IGNORECASE | re.DOTALL)
+_THOUGHT_END = re.compile(r"</think>", re.IGNORECASE)
 _FENCE_TAG = re.compile(r"```(?:[\w+-]*+[^\S\n]*+\n|(?:sql|sqlite)\s)?+", re.IGNORECASE)
-_NAME = re.compile(r"[\"'`\[]?[^\s]++\Z")
+_NAME = re.compile(r"(?:\S++|[\"'\[].*)\Z")
 _SQL = re.compile(r"(?:select|with|values|explain|pragma)\b", re.IGNORECASE)
 
-_TOOL_CALL, _TOOL_CALL_END = "<tool_call>", "</tool_call>"
-_NAME_KEYS = ("name", "action_type", "action")
+_TOOL_CALL = "<tool_call>"
 _ARGUMENT_KEYS = ("argument", "table", "table_name", "sql", "query", "value", "answer")
 _DECODER = json.JSONDecoder(strict=False)  # models put raw newlines into JSON strings
 
@@ -98,33 +100,37 @@ def _action(kind: ActionType, argument: str) -> SQLAction:
 
 def _without_thoughts(text: str) -> str:
     """Drop think blocks: an unterminated one to the end, and one that the template opened from the start."""
-    return _THOUGHT_END.sub("", _THOUGHT.sub("", text), count=1)
+    return _THOUGHT_END.split(_THOUGHT.sub("", text))[-1]
 
 
 def _first_action(text: str) -> tuple[ActionType, str] | None:
     """Find the first action that is written as such; failing that, the first line that may be meant as one."""
     lines = text.split("\n")
     weak: int | None = None
-    json_tried = False
+    tried: set[str] = set()  # each kind of JSON once: an attempt may read to the end of the text
     for index, line in enumerate(lines):
-        if _TOOL_CALL in line:
-            return _tool_call("\n".join(lines[index:])) or _weak(lines, weak)
-        head = _HEAD.match(line)
-        if head is not None:
+        if (head := _HEAD.match(line)) is not None:
             if _is_strong(head) or _is_plausible(head):
                 return _spoken_action(head, lines[index + 1 :])
             weak = index if weak is None else weak
-        elif not json_tried and (prefix := _JSON.match(line)):
-            json_tried = True  # once: an attempt may read to the end of the text
-            found = _json_action("\n".join((line[prefix.end() :], *lines[index + 1 :])))
-            if found is not None:
-                return found
-    return _weak(lines, weak)
+            continue
+        if (prefix := _JSON.match(line)) is not None:
+            mark, start = "{", prefix.end()
+        else:
+            mark, start = _TOOL_CALL, line.find(_TOOL_CALL)
+        if start < 0 or mark in tried:
+            continue
+        tried.add(mark)
+        found = _json_action("\n".join((line[start:], *lines[index + 1 :])).removeprefix(_TOOL_CALL))
+        if found is not None:
+            return found
+    return None if weak is None else _weak_action(lines[weak:])
 
 
-def _weak(lines: list[str], index: int | None) -> tuple[ActionType, str] | None:
-    head = None if index is None else _HEAD.match(lines[index])
-    return None if head is None or index is None else _spoken_action(head, lines[index + 1 :])
+def _weak_action(lines: list[str]) -> tuple[ActionType, str] | None:
+    """Read the action at the first of the lines."""
+    head = _HEAD.match(lines[0])
+    return None if head is None else _spoken_action(head, lines[1:])
 
 
 def _is_strong(head: re.Match[str]) -> bool:
@@ -162,7 +168,7 @@ def _spoken_action(head: re.Match[str], following: list[str]) -> tuple[ActionTyp
     first = text.partition("\n")[0]
     many = kind in (ActionType.QUERY, ActionType.ANSWER)
     argument = "\n".join((first, *lines)) if many else first
-    return kind, _undecorated(_before_fence(argument).strip(), opened)
+    return kind, _undecorated(argument.strip().removesuffix("```").strip(), opened)
 
 
 def _ends_argument(line: str) -> bool:
@@ -172,14 +178,9 @@ def _ends_argument(line: str) -> bool:
 def _starts_another(line: str) -> bool:
     """Whether a line begins what a model invents after its action."""
     head = _HEAD.match(line)
-    if _TOOL_CALL in line or _INVENTED.match(line) or _JSON.match(line):
+    if _INVENTED.match(line) or _JSON_ACTION.match(line) or line.lstrip().startswith(_TOOL_CALL):
         return True
     return head is not None and _is_strong(head)
-
-
-def _before_fence(argument: str) -> str:
-    """Cut a fence that closes on the argument's own line."""
-    return argument.removesuffix("```") if argument.endswith("```") else argument
 
 
 def _unfenced(text: str) -> str:
@@ -200,15 +201,9 @@ def _undecorated(argument: str, opened: str) -> str:
     return argument.strip()
 
 
-def _tool_call(text: str) -> tuple[ActionType, str] | None:
-    """Read the first Hermes tool call of a text that holds one."""
-    body = text.partition(_TOOL_CALL)[2].partition(_TOOL_CALL_END)[0]
-    return _json_action(_unfenced(body.strip()))
-
-
 def _json_action(text: str) -> tuple[ActionType, str] | None:
     """Read the JSON object that the text begins with, as an action; None when it is none."""
-    value = _decoded(text)
+    value = _decoded(_unfenced(text.lstrip()))
     if not isinstance(value, dict):
         return None
     names = [key for key in _NAME_KEYS if isinstance(value.get(key), str)]
@@ -218,7 +213,10 @@ def _json_action(text: str) -> tuple[ActionType, str] | None:
     if name not in ActionType.__members__:
         return None
     rest = {key: item for key, item in value.items() if key != names[0]}
-    return ActionType(name), _json_argument(rest)
+    try:
+        return ActionType(name), _json_argument(rest)
+    except RecursionError:  # nested too deep to be written again
+        return None
 
 
 def _json_argument(rest: Mapping[str, Any]) -> str:

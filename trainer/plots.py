@@ -99,7 +99,7 @@ def learning_curve(points: Sequence[RollingPoint], marks: Sequence[Mark], window
 
 def comparison(marks: Sequence[Mark], size: Size) -> str:
     """Return the evaluations, one row each, with their intervals."""
-    figure, axes = _figure(size.value, 0.75 + 0.42 * len(marks), _STAND_INS)
+    figure, axes = _figure(size.value, 0.75 + 0.42 * max(len(marks), 3), _STAND_INS)
     _draw_comparison(axes, marks, _STAND_INS)
     return _svg(figure, f"comparison-{size.name}", "Success rates of the evaluations with 95% intervals")
 
@@ -128,12 +128,13 @@ def learning_curve_png(run: Path, path: Path) -> None:
         raise RunFolderError(f"{run} has neither training episodes nor evaluations yet: nothing to draw")
     window = window_for(len({step for step, _ in episodes}))
     figure = Figure(figsize=(PNG_WIDTH / PNG_DPI, PNG_HEIGHT / PNG_DPI), dpi=PNG_DPI, layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=(5, 3))
-    for axes in (left, right):
+    panels = list(figure.subplots(1, 2 if marks else 1, width_ratios=(5, 3) if marks else (1,), squeeze=False).flat)
+    for axes in panels:
         _style(axes, PRINT)
-    _draw_learning_curve(left, rolling_success(episodes, window), marks, window, PRINT)
-    _legend(figure, left, 2, PRINT)
-    _draw_comparison(right, marks, PRINT)
+    _draw_learning_curve(panels[0], rolling_success(episodes, window), marks, window, PRINT)
+    _legend(figure, panels[0], 2, PRINT)
+    if marks:
+        _draw_comparison(panels[1], marks, PRINT)
     figure.patch.set_facecolor("white")
     FigureCanvasAgg(figure).print_png(path, metadata={"Software": None})
 
@@ -213,7 +214,8 @@ def _draw_learning_curve(
             label="95% interval",
         )
         label = "training episodes" + (f", mean of {window} steps" if window > 1 else "")
-        axes.plot(steps, [p.rate for p in shown], color=palette.train, linewidth=2, label=label)
+        marker = "o" if len(shown) == 1 else None
+        axes.plot(steps, [p.rate for p in shown], color=palette.train, linewidth=2, marker=marker, label=label)
     last = points[-1].step if points else 1
     for mark in marks:
         if mark.label in ("before", "after"):
@@ -255,7 +257,7 @@ def _draw_comparison(axes: Any, marks: Sequence[Mark], palette: Palette) -> None
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1])
     axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axes.set_yticks(range(len(marks)), [m.label for m in marks], color=palette.ink, parse_math=False)
-    axes.set_ylim(len(marks) - 0.5, -0.5)
+    axes.set_ylim(max(len(marks), 3) - 0.5, -0.5)
     axes.grid(False, axis="y")
     axes.set_xlabel("success, 95% interval", color=palette.muted)
 

@@ -22,7 +22,6 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +45,7 @@ from trainer.statistics import (
     successful,
 )
 
+TEMPLATE = Path(__file__).with_name("report_template.html")
 TEXT_LIMIT = 600
 CONFIG_LIMIT = 40_000
 MAX_REWARD_CURVES = 9
@@ -159,8 +159,7 @@ def write_report(run: Path) -> Path:
         "config": cut(json.dumps(redacted(config), ensure_ascii=False, indent=2), CONFIG_LIMIT),
     }
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    template = resources.files("trainer").joinpath("report_template.html").read_text("utf-8")
-    return folder.write_report(environment.from_string(template).render(page))
+    return folder.write_report(environment.from_string(TEMPLATE.read_text("utf-8")).render(page))
 
 
 def headline(before: Played | None, after: Played | None) -> tuple[str, str]:

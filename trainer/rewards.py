@@ -6,7 +6,7 @@ failed has None in every field, so TRL leaves it out of the group's baseline and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from env_server.settings import RewardSettings
@@ -35,7 +35,12 @@ def reward_format(*, format_share: Sequence[float | None], **_: Any) -> Rewards:
     return list(format_share)
 
 
-REWARD_FUNCTIONS = (reward_correctness, reward_progress, reward_operational, reward_format)
+REWARD_FUNCTIONS: tuple[Callable[..., Rewards], ...] = (
+    reward_correctness,
+    reward_progress,
+    reward_operational,
+    reward_format,
+)
 
 
 def reward_fields(episodes: Sequence[Episode], settings: RewardSettings) -> dict[str, Rewards]:

@@ -29,7 +29,7 @@ from functools import partial
 from numbers import Real
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -98,7 +98,7 @@ class JsonlWriter:
         """Close the file; closing twice is allowed."""
         self._file.close()
 
-    def __enter__(self) -> JsonlWriter:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

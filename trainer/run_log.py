@@ -15,7 +15,7 @@ from trainer.episodes import Episode, record
 from trainer.run_files import RunFolder
 
 
-class RunLog(TrainerCallback):
+class RunLog(TrainerCallback):  # type: ignore[misc]  # transformers carries no types
     """Collects the metrics of rollouts between two logs of the trainer and writes both as one line."""
 
     def __init__(self, folder: RunFolder, console: Console) -> None:

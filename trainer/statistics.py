@@ -17,8 +17,8 @@ leaves out one cluster at a time (CV3), with the quantile of t(G - 1), is the st
 no simulation (MacKinnon, Nielsen & Webb, Journal of Econometrics 2023). A symmetric interval is poor near 0 and 1,
 so the variance is not used directly but as a design effect: it shrinks n to an effective sample size, which goes
 into an interval made for proportions (Korn & Graubard, Survey Methodology 1998): Wilson's score interval for a
-rate, Bonett & Price's adjusted Wald interval (British Journal of Mathematical and Statistical Psychology 2012) for
-a paired difference. With a single cluster there is no spread to estimate, and both fall back to independence.
+rate, Bonett & Price's adjusted Wald interval (Journal of Educational and Behavioral Statistics 2012) for a paired
+difference. With a single cluster there is no spread to estimate, and both fall back to independence.
 Simulated with 12 clusters of unequal size (beta-binomial, intra-cluster correlation 0.05 and 0.2, rates 0.15 to
 0.9), the 95% interval covers 91 to 96%; CR1 with t(G - 1) covers 85 to 93%, the bootstrap 85 to 91%, and
 independent questions 48 to 77%. A test repeats the comparison with the bootstrap.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from pathlib import Path
 
@@ -194,8 +193,7 @@ def test_orders_at_top_level(ordered: bool, sql: str) -> None:
     assert orders_at_top_level(sql) is ordered
 
 
-@pytest.mark.skipif("SQLENV_SPIDER_DIR" not in os.environ, reason="needs SQLENV_SPIDER_DIR")
-def test_distribution_over_spider() -> None:
-    entries = json.loads((Path(os.environ["SQLENV_SPIDER_DIR"]) / "train_spider.json").read_text(encoding="utf-8"))
+def test_distribution_over_spider(spider_dir: Path) -> None:
+    entries = json.loads((spider_dir / "train_spider.json").read_text(encoding="utf-8"))
     counts = Counter(hardness(entry["query"]) for entry in entries)
     assert counts == {"easy": 509, "medium": 885, "hard": 523, "extra": 357}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -194,9 +193,8 @@ def test_split_has_about_the_asked_share_and_is_stable() -> None:
     assert all(splits[db_id] is split for db_id, split in fewer.items())
 
 
-@pytest.mark.skipif("SQLENV_SPIDER_DIR" not in os.environ, reason="needs SQLENV_SPIDER_DIR")
-def test_the_real_folder() -> None:
-    raw = read_spider(Path(os.environ["SQLENV_SPIDER_DIR"]))
+def test_the_real_folder(spider_dir: Path) -> None:
+    raw = read_spider(spider_dir)
     assert len(raw.questions) == 2274
     assert len(raw.databases) == 46
     by_split = {split: {q.db_id for q in raw.questions if q.split is split} for split in (Split.TRAIN, Split.EVAL)}

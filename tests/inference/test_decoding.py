@@ -176,7 +176,7 @@ def test_a_prefix_that_fits_only_partly_is_used_as_far_as_it_fits() -> None:
     row = Row(prompts(1)[0] + (5, 6, 7), 6, 1.0, seed=3)
     (d,) = run(model, [row], ())
     assert d.prefix is not None
-    for prompt in (row.prompt_ids[:-2] + (9, 9), row.prompt_ids, row.prompt_ids[:2], (11, 12)):
+    for prompt in ((*row.prompt_ids[:-2], 9, 9), row.prompt_ids, row.prompt_ids[:2], (11, 12)):
         changed = replace(row, prompt_ids=prompt, prefix=d.prefix)
         (reused,) = run(model, [changed], ())
         (scratch,) = run(model, [replace(changed, prefix=None)], ())
@@ -190,7 +190,7 @@ def test_a_cancelled_row_has_no_result_and_the_others_go_on() -> None:
     expected = run(model, rows)
     rows[2].cancelled.set()
     decoded = decode(model, rows, stop_ids=(STOP,), pad_id=PAD)
-    assert decoded[2] is None or len(decoded[2].token_ids) == 1
+    assert decoded[2] is None
     for i in (0, 1, 3):
         d = decoded[i]
         assert d is not None

@@ -7,22 +7,23 @@ that it always restricts and is never empty. Comparisons with NULL count as fail
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
-from env_server.data.questions import SQLValue
-from env_server.data.synthetic.model import Column, Table, literal
+from env_server.data.synthetic.model import Cell, Column, Table, literal
 from env_server.data.synthetic.spec import Kind
 
 _MORE = ("greater than", "more than", "above", "over")
 _LESS = ("less than", "below", "under")
-_COMPARISONS: dict[str, tuple[Callable[[SQLValue, SQLValue], bool], tuple[str, ...]]] = {
+_COMPARISONS: dict[str, tuple[Callable[[Any, Any], bool], tuple[str, ...]]] = {
     ">": (operator.gt, _MORE),
     "<": (operator.lt, _LESS),
     ">=": (operator.ge, ("at least",)),
     "<=": (operator.le, ("at most",)),
 }
+_YEAR_WORDS = {">": ("after", "greater than"), "<": ("before", "less than")}
 _OPERATORS = (">", ">", ">", "<", "<", "<", ">=", "<=")
 
 
@@ -34,7 +35,6 @@ class Clause:
     tail: str
     words: str
     rows: frozenset[int]
-    equality: bool = False
 
     def sql(self, prefix: str = "") -> str:
         """The comparison, the column qualified by `prefix` (such as `T1.`)."""
@@ -43,7 +43,7 @@ class Clause:
     @property
     def whose(self) -> str:
         """ "whose age is above 5"."""
-        return f"whose {self.column.phrase} is {self.words}"
+        return f"whose {self.column.phrase} {self.column.be} {self.words}"
 
     @property
     def attribute(self) -> str:
@@ -83,7 +83,7 @@ class Condition:
         return "with " + joint.join(c.attribute for c in self.clauses)
 
 
-def any_condition(table: Table, rng: Random, without: Sequence[Column] = (), pairs: float = 0.2) -> Condition | None:
+def any_condition(table: Table, rng: Random, without: Collection[Column] = (), pairs: float = 0.2) -> Condition | None:
     """Draw a condition that does not mention `without`; a share `pairs` has two clauses."""
     options = [c for c in table.of(Kind.CATEGORY, Kind.INTEGER, Kind.REAL, Kind.FLAG) if c not in without]
     rng.shuffle(options)
@@ -114,10 +114,12 @@ def clause(table: Table, column: Column, rng: Random) -> Clause | None:
     return None
 
 
-def equals(table: Table, column: Column, rng: Random, value: SQLValue = None) -> Clause | None:
+def equals(table: Table, column: Column, rng: Random, value: Cell = None) -> Clause | None:
     """Return "is dog", for `value` or for a drawn value of the column."""
     value = rng.choice(present(table, column)) if value is None else value
-    return _restricting(table, column, f"= {literal(value)}", str(value), lambda cell: cell == value, True)
+    counted = column.kind is Kind.FLAG or (column.kind is Kind.INTEGER and column.plural)
+    words = f"equal to {value}" if counted else str(value)
+    return _restricting(table, column, f"= {literal(value)}", words, lambda cell: cell == value)
 
 
 def comparison(table: Table, column: Column, rng: Random) -> Clause | None:
@@ -125,13 +127,15 @@ def comparison(table: Table, column: Column, rng: Random) -> Clause | None:
     sign = rng.choice(_OPERATORS)
     holds, words = _COMPARISONS[sign]
     bound = rng.choice(present(table, column))
+    if column.is_year and sign in _YEAR_WORDS:
+        words = _YEAR_WORDS[sign]
     text = f"{rng.choice(words)} {bound}"
     return _restricting(table, column, f"{sign} {literal(bound)}", text, lambda cell: holds(cell, bound))
 
 
 def between(table: Table, column: Column, rng: Random) -> Clause | None:
-    """Draw "is between 3 and 7", both included as in SQL."""
-    values = sorted(set(present(table, column)), key=_ordering)
+    """Draw "is between 3 and 7" for a number, both included as in SQL."""
+    values = sorted({cell for cell in present(table, column) if isinstance(cell, int | float)})
     if len(values) < 4:
         return None
     i, j = sorted(rng.sample(range(len(values)), 2))
@@ -155,7 +159,7 @@ def around_day(table: Table, column: Column, rng: Random) -> Clause | None:
     return _restricting(table, column, f"{sign} {literal(day)}", f"{word} {day}", lambda cell: holds(cell, day))
 
 
-def present(table: Table, column: Column) -> list[SQLValue]:
+def present(table: Table, column: Column) -> list[Cell]:
     """Return the cells of a column that are not NULL, in the order of the rows."""
     return [cell for cell in table.cells[column] if cell is not None]
 
@@ -165,15 +169,8 @@ def _restricting(
     column: Column,
     tail: str,
     words: str,
-    holds: Callable[[SQLValue], bool],
-    equality: bool = False,
+    holds: Callable[[Cell], bool],
 ) -> Clause | None:
     cells = table.cells[column]
     rows = frozenset(i for i, cell in enumerate(cells) if cell is not None and holds(cell))
-    return Clause(column, tail, words, rows, equality) if 0 < len(rows) < len(cells) else None
-
-
-def _ordering(value: SQLValue) -> float | str:
-    if isinstance(value, int | float | str):
-        return value
-    raise TypeError(f"no order for {value!r}")
+    return Clause(column, tail, words, rows) if 0 < len(rows) < len(cells) else None

@@ -38,7 +38,7 @@ CINEMA = DomainSpec(
             category("genre|!Genre", w.pool("comedy thriller romance horror western")),
             real("rating|!Rating", 1, 9, sums=False),
             amount("minutes|length|!len:length", 70, 200),
-            date("release_date|released", 1995, 2024),
+            date("release_date|!released:release date", 1995, 2024),
             amount("budget", 5, 180),
             links=(("director", "were made by"),),
         ),
@@ -49,7 +49,6 @@ CINEMA = DomainSpec(
             name("name|theater_name", w.PLACES),
             category("city|!City", w.CITIES),
             amount("seats|capacity|!num_seats:number of seats", 60, 480, 10),
-            amount("screens", 1, 16),
         ),
         table(
             "screening",
@@ -123,7 +122,7 @@ MUSEUM = DomainSpec(
             name("name|museum_name", w.PLACES),
             category("city|location", w.CITIES),
             amount("rooms|halls|!num_rooms:number of rooms", 4, 60),
-            ordinal("founded|founding_year", 1800, 2010),
+            ordinal("founding_year|!founded:founding year", 1800, 2010),
         ),
         table(
             "painter",
@@ -131,7 +130,7 @@ MUSEUM = DomainSpec(
             (10, 18),
             name("name|painter_name|!Name", w.PEOPLE),
             category("country|nation", w.COUNTRIES),
-            ordinal("birth_year|born", 1800, 1980),
+            ordinal("birth_year|!born:birth year", 1800, 1980),
             category("style|movement", w.pool("cubism realism baroque gothic modern")),
         ),
         table(
@@ -180,9 +179,8 @@ LIBRARY = DomainSpec(
             name("title|book_title|!Title", w.TITLES),
             category("genre|category|!group", w.pool("fantasy mystery romance poetry science")),
             amount("pages|!num_pages:number of pages", 80, 790),
-            ordinal("year|published_year", 1950, 2024),
+            ordinal("year|publishing_year", 1950, 2024),
             real("price", 5, 60),
-            amount("copies", 1, 25),
             links=(("author", "were written by"),),
         ),
         table(
@@ -192,7 +190,7 @@ LIBRARY = DomainSpec(
             name("name|member_name", w.PEOPLE),
             category("city|town", w.CITIES),
             measure("age|!Age", 9, 84),
-            date("join_date|joined|!joinDate:join date", 2012, 2023),
+            date("join_date|!joined:join date|!joinDate:join date", 2012, 2023),
         ),
         table(
             "loan",
@@ -217,7 +215,7 @@ LEAGUE = DomainSpec(
             (8, 16),
             name("name|team_name|!Name", w.TEAMS),
             category("city|home_city", w.CITIES),
-            ordinal("founded|founding_year", 1880, 2005),
+            ordinal("founding_year|!founded:founding year", 1880, 2005),
             amount("titles|trophies", 1, 40),
         ),
         table(
@@ -288,7 +286,7 @@ GYM = DomainSpec(
             measure("age|!Age", 16, 74),
             real("weight|body_weight|!wt:weight", 45, 120, sums=False),
             category("plan|tier|!Plan", w.TIERS),
-            date("join_date|joined|!joinDate:join date", 2016, 2024),
+            date("join_date|!joined:join date|!joinDate:join date", 2016, 2024),
         ),
         table(
             "session",
@@ -314,7 +312,7 @@ HOTEL = DomainSpec(
             name("name|hotel_name|!Name", w.PLACES),
             category("city|location|!City", w.CITIES),
             measure("stars|!Stars", 1, 5),
-            ordinal("opened|opening_year", 1950, 2020),
+            ordinal("opening_year|!opened:opening year", 1950, 2020),
         ),
         table(
             "room",
@@ -340,7 +338,7 @@ HOTEL = DomainSpec(
             "booking",
             "bookings:booking|stays:stay|!Booking:booking:bookings",
             (28, 40),
-            date("arrival_date|check_in|!date", keep=1.0),
+            date("arrival_date|!check_in:arrival date|!date", keep=1.0),
             amount("nights|!num_nights:number of nights", 1, 21),
             real("total|amount|!amt:amount", 40, 990),
             category("payment|payment_method", w.PAYMENTS),
@@ -362,7 +360,7 @@ RESTAURANT = DomainSpec(
             category("city|!City", w.CITIES),
             amount("tables|seats|!num_tables:number of tables", 6, 70),
             category("cuisine|style", w.pool("italian indian mexican thai greek")),
-            ordinal("opened|opening_year", 1970, 2022),
+            ordinal("opening_year|!opened:opening year", 1970, 2022),
         ),
         table(
             "chef",

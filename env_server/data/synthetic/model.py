@@ -2,7 +2,8 @@
 
 Invariants of every generated `Database`: the first column of a table is its integer primary key, numbered from 1;
 a table has at most one NAME column, without NULLs and with distinct values; foreign keys hold and are never NULL;
-within a table no two columns share a phrase; no two tables share a noun.
+within a table no two columns share a phrase; no two tables share a noun, and no phrase of a column other than a
+foreign key is a noun of a table.
 """
 
 from __future__ import annotations
@@ -10,11 +11,18 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from env_server.data.questions import Row, SQLValue
 from env_server.data.synthetic.spec import Kind
 
+Cell = int | float | str | None
+
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_RESERVED = frozenset({"order", "group"})
+_RESERVED_TEXT = """add all alter and as autoincrement between case check collate commit constraint create default
+deferrable delete distinct drop else escape except exists foreign from group having if in index insert intersect into is
+isnull join limit not nothing notnull null on or order primary references returning select set table then to
+transaction union unique update using values when where"""
+_RESERVED = frozenset(_RESERVED_TEXT.split())
+"""The keywords that SQLite never takes as a bare name; it does take the others (`match`, `plan`, `view`)."""
+
 _TYPES = {Kind.ID: "INTEGER", Kind.LINK: "INTEGER", Kind.INTEGER: "INTEGER", Kind.FLAG: "INTEGER", Kind.REAL: "REAL"}
 
 
@@ -25,7 +33,7 @@ def quoted(identifier: str) -> str:
     return f'"{identifier}"'
 
 
-def literal(value: SQLValue) -> str:
+def literal(value: Cell) -> str:
     """Return a number or a text without quotation marks as an SQL literal."""
     return f"'{value}'" if isinstance(value, str) else str(value)
 
@@ -49,6 +57,21 @@ class Column:
         return quoted(self.identifier)
 
     @property
+    def is_year(self) -> bool:
+        """Whether the numbers have an order and nothing else, as years do."""
+        return self.kind is Kind.INTEGER and not self.averages
+
+    @property
+    def plural(self) -> bool:
+        """Whether the phrase reads as a plural ("seats")."""
+        return self.phrase.endswith("s") and not self.phrase.endswith(("ss", "us", "is"))
+
+    @property
+    def be(self) -> str:
+        """The verb that goes with the phrase."""
+        return "are" if self.plural else "is"
+
+    @property
     def evident(self) -> bool:
         """Whether "the pet named Rex" can only mean this column."""
         return self.kind is Kind.NAME and self.phrase.rpartition(" ")[2] in ("name", "title")
@@ -62,8 +85,8 @@ class Table:
     singular: str
     plural: str
     columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
-    cells: dict[Column, tuple[SQLValue, ...]] = field(init=False, repr=False, compare=False)
+    rows: tuple[tuple[Cell, ...], ...]
+    cells: dict[Column, tuple[Cell, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cells", dict(zip(self.columns, zip(*self.rows, strict=True), strict=True)))

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from datetime import date, timedelta
 from random import Random
 
-from env_server.data.questions import SQLValue
-from env_server.data.synthetic.model import Column, Database, Table
+from env_server.data.synthetic.model import Cell, Column, Database, Table
 from env_server.data.synthetic.schema import ColumnDraft, TableDraft
 from env_server.data.synthetic.spec import ColumnSpec, Kind
 from env_server.data.synthetic.words import Pool
@@ -47,7 +46,7 @@ def _table(draft: TableDraft, tables: dict[str, Table], style: _KeyStyle, rng: R
     count = _row_count(draft, rng)
     key = style.own(draft.noun.singular)
     columns = [Column(key, "id", Kind.ID)]
-    cells: list[list[SQLValue]] = [list(range(1, count + 1))]
+    cells: list[list[Cell]] = [list(range(1, count + 1))]
     sparse = _sparse_columns(draft.columns, rng)
     for column in draft.columns:
         values = _values(column.spec, count, rng)
@@ -58,9 +57,7 @@ def _table(draft: TableDraft, tables: dict[str, Table], style: _KeyStyle, rng: R
     for link in draft.links:
         target = tables[link.target]
         identifier = style.link(target.singular)
-        columns.append(
-            Column(identifier, target.singular, Kind.LINK, target=target.identifier, verb=link.verb)
-        )
+        columns.append(Column(identifier, target.singular, Kind.LINK, target=target.identifier, verb=link.verb))
         cells.append(_references(len(target.rows), count, rng))
     rows = tuple(zip(*cells, strict=True))
     return Table(draft.noun.identifier, draft.noun.singular, draft.noun.plural, tuple(columns), rows)
@@ -86,14 +83,14 @@ def _sparse_columns(columns: Sequence[ColumnDraft], rng: Random) -> list[ColumnD
     return rng.sample(options, min(len(options), rng.randint(1, 2)))
 
 
-def _blank(values: list[SQLValue], rng: Random) -> None:
+def _blank(values: list[Cell], rng: Random) -> None:
     share = rng.uniform(0.05, 0.10)
     count = max(1, round(share * len(values)))
     for index in rng.sample(range(len(values)), count):
         values[index] = None
 
 
-def _values(spec: ColumnSpec, count: int, rng: Random) -> list[SQLValue]:
+def _values(spec: ColumnSpec, count: int, rng: Random) -> list[Cell]:
     if spec.kind is Kind.NAME:
         return _names(_pool(spec), count, rng)
     if spec.kind is Kind.CATEGORY:
@@ -113,14 +110,14 @@ def _pool(spec: ColumnSpec) -> Pool:
     return spec.values
 
 
-def _names(pool: Pool, count: int, rng: Random) -> list[SQLValue]:
+def _names(pool: Pool, count: int, rng: Random) -> list[Cell]:
     if rng.random() >= pool.both:
         return list(rng.sample(pool.first, count))
     pairs = [f"{a} {b}" for a in pool.first for b in pool.second if a != b]
     return list(rng.sample(pairs, count))
 
 
-def _categories(pool: Pool, count: int, rng: Random) -> list[SQLValue]:
+def _categories(pool: Pool, count: int, rng: Random) -> list[Cell]:
     words = rng.sample(pool.first, min(len(pool.first), rng.randint(4, 8)))
     weights = [rng.uniform(1, 4) for _ in words]
     return list(rng.choices(words, weights, k=count))
@@ -132,7 +129,7 @@ def _date(first_year: int, last_year: int, rng: Random) -> str:
     return (start + timedelta(days=rng.randint(0, span))).isoformat()
 
 
-def _references(targets: int, count: int, rng: Random) -> list[SQLValue]:
+def _references(targets: int, count: int, rng: Random) -> list[Cell]:
     used = rng.sample(range(1, targets + 1), max(2, targets - max(1, round(targets * rng.uniform(0.05, 0.25)))))
     return list(rng.choices(used, k=count))
 

@@ -48,16 +48,16 @@ class TableDraft:
 def draft(domain: DomainSpec, rng: Random) -> tuple[TableDraft, ...]:
     """Return the shape of one database of a domain, tables parents first."""
     tables = _chosen_tables(domain, rng)
-    kept = {t.key for t in tables}
     nouns: dict[str, Noun] = {}
-    drafts = []
     for spec in tables:
         used = {n.singular for n in nouns.values()}
-        noun = _pick(rng, [n for n in spec.nouns if n.singular not in used], _AWKWARD_TABLE)
-        nouns[spec.key] = noun
-        links = tuple(link for link in spec.links if link.target in kept)
-        taken = {"id", noun.singular, *(nouns[link.target].singular for link in links)}
-        drafts.append(TableDraft(spec.key, noun, spec.rows, links, _own_columns(spec, taken, rng)))
+        nouns[spec.key] = _pick(rng, [n for n in spec.nouns if n.singular not in used], _AWKWARD_TABLE)
+    taken = _taken(nouns)
+    drafts = []
+    for spec in tables:
+        links = tuple(link for link in spec.links if link.target in nouns)
+        columns = _own_columns(spec, set(taken), rng)
+        drafts.append(TableDraft(spec.key, nouns[spec.key], spec.rows, links, columns))
     return tuple(drafts)
 
 
@@ -65,6 +65,11 @@ def scramble(drafts: Sequence[TableDraft], rng: Random) -> tuple[TableDraft, ...
     """Return the same structure with names, verbs and value ranges drawn from all domains."""
     nouns = dict(zip((d.key for d in drafts), _scrambled_nouns(len(drafts), rng), strict=True))
     return tuple(_scramble_table(d, nouns, rng) for d in drafts)
+
+
+def _taken(nouns: Mapping[str, Noun]) -> set[str]:
+    """Return the phrases that no column may have: "the owner with the most pets" must mean rows of a table."""
+    return {"id"} | {n.singular for n in nouns.values()} | {n.plural for n in nouns.values()}
 
 
 def _chosen_tables(domain: DomainSpec, rng: Random) -> list[TableSpec]:
@@ -112,15 +117,14 @@ def _scrambled_nouns(count: int, rng: Random) -> list[Noun]:
 
 
 def _scramble_table(table: TableDraft, nouns: Mapping[str, Noun], rng: Random) -> TableDraft:
-    noun = nouns[table.key]
-    taken = {"id", noun.singular, noun.plural, *(nouns[link.target].singular for link in table.links)}
+    taken = _taken(nouns)
     columns = []
     for column in table.columns:
         label = _scrambled_label(column.spec.kind, taken, rng)
         taken.add(label.phrase)
         columns.append(ColumnDraft(label, _scrambled_spec(column.spec, rng)))
     links = tuple(replace(link, verb=rng.choice(domains.all_verbs())) for link in table.links)
-    return replace(table, noun=noun, links=links, columns=tuple(columns))
+    return replace(table, noun=nouns[table.key], links=links, columns=tuple(columns))
 
 
 def _scrambled_label(kind: Kind, taken: set[str], rng: Random) -> Label:

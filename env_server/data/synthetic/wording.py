@@ -1,7 +1,8 @@
 """The English of the questions: templates by family, and the phrases that fill them.
 
 Placeholders: `singular` and `plural` name the table's rows, `columns` what is asked for ("name and age"), `be` is
-"is" or "are" to go with it, `where` a condition with a leading space or nothing, `entity` one row ("pet named Rex").
+"is" or "are" to go with it (`be_column` to go with `column`), `where` a condition with a leading space or nothing,
+`entity` one row ("pet named Rex").
 Each template states which columns are wanted. A filled template starts with a capital and ends with a mark.
 """
 
@@ -55,7 +56,7 @@ TOP_ONE_WHERE = (
 TOP_SEVERAL = (
     "Give the {columns} of the {k} {plural} with the {superlative} {column}, {superlative} first.",
     "List the {columns} of the {k} {plural} that have the {superlative} {column}, {superlative} first.",
-    "What are the {columns} of the {k} {plural} with the {superlative} {column}? Start with the {superlative}.",
+    "For the {k} {plural} with the {superlative} {column}, give the {columns}, {superlative} first.",
 )
 SORTED = (
     "List the {columns} of the {plural}{where}, sorted by {column}, {superlative} first.",
@@ -64,7 +65,7 @@ SORTED = (
 GROUP_COUNT = (
     "Give each {category} and its number of {plural}{where}.",
     "For each {category}, show the {category} and the number of {plural}{where}.",
-    "List every {category} together with how many {plural}{where} it has.",
+    "List every {category} together with its number of {plural}{where}.",
 )
 GROUP_MEASURE = (
     "For each {category} of the {plural}, give the {category} and the {measure}{rounding}.",
@@ -77,9 +78,9 @@ HAVING_COUNT = (
     "List the {category} values with {amount} {plural}.",
 )
 HAVING_MEASURE = (
-    "Give every {category} whose {plural} have {measure} {amount}.",
-    "Which {category} values have {measure} {amount} among the {plural}?",
-    "List the {category} values of the {plural} with {measure} {amount}.",
+    "Give every {category} for which the {measure} of the {plural} is {amount}.",
+    "For which {category} values is the {measure} of the {plural} {amount}?",
+    "List every {category} where the {measure} of the {plural} is {amount}.",
 )
 MOST_COMMON = (
     "Which {category} has the {most} {plural}?",
@@ -93,12 +94,12 @@ BEST_GROUP = (
 JOIN_LOOKUP = (
     "What {be} the {columns} of the {parent} of the {entity}?",
     "Give the {columns} of the {parent} of the {entity}.",
-    "Find the {columns} of the {parent} that the {entity} has.",
+    "Show the {columns} of the {parent} of the {entity}.",
 )
 JOIN_FILTER = (
     "Give the {columns} of all {plural} that {verb} {target}.",
     "List the {columns} of the {plural} that {verb} {target}.",
-    "Show the {columns} of every one of the {plural} that {verb} {target}.",
+    "Show the {columns} of the {plural} that {verb} {target}.",
 )
 JOIN_COUNT = (
     "How many {plural} {verb} {target}?",
@@ -123,20 +124,20 @@ STAR_PARENTS = (
     "List the different {columns} values of the {plural_parents} with {plural} that {verb} {target}.",
 )
 ABOVE_AVERAGE = (
-    "Give the {columns} of every {singular} whose {column} is {side} the average {column} of all {plural}.",
+    "Give the {columns} of every {singular} whose {column} {be_column} {side} the average {column} of all {plural}.",
     "List the {columns} of the {plural} with {column} {side} the average {column} of all {plural}.",
 )
 ABOVE_AVERAGE_COUNT = (
     "How many {plural} have {column} {side} the average {column} of all {plural}?",
-    "Count the {plural} whose {column} is {side} the average {column} of all {plural}.",
+    "Count the {plural} whose {column} {be_column} {side} the average {column} of all {plural}.",
 )
 COMPARED = (
-    "Give the {columns} of every {singular} whose {column} is {side} that of the {entity}.",
+    "Give the {columns} of every {singular} whose {column} {be_column} {side} that of the {entity}.",
     "List the {columns} of all {plural} with {column} {side} that of the {entity}.",
 )
 COMPARED_COUNT = (
     "How many {plural} have {column} {side} that of the {entity}?",
-    "Count the {plural} whose {column} is {side} that of the {entity}.",
+    "Count the {plural} whose {column} {be_column} {side} that of the {entity}.",
 )
 WITHOUT = (
     "Give the {columns} of every {parent} that has no {plural}.",
@@ -153,7 +154,7 @@ INTERSECT = (
 )
 EXCEPT = (
     "Which {category} values are found among the {plural} {first} but not among the {plural} {second}?",
-    "List every {category} of the {plural} {first} that is no {category} of the {plural} {second}.",
+    "List every {category} of the {plural} {first} that is not found among the {plural} {second}.",
 )
 UNION = (
     "Which {category} values are found among the {plural} {first} or among the {plural} {second}?",
@@ -165,13 +166,13 @@ EXTREME_DATE = (
     "Give the {superlative} {column} of all {plural}{where}.",
 )
 MISSING_COUNT = (
-    "How many {plural} have no {column}?",
-    "Count the {plural} with no {column}.",
+    "How many {plural} have no recorded {column}?",
+    "Count the {plural} with no recorded {column}.",
     "How many {plural} are missing the {column}?",
 )
 MISSING = (
-    "Give the {columns} of every {singular} that has no {column}.",
-    "List the {columns} of all {plural} with no {column}.",
+    "Give the {columns} of every {singular} that has no recorded {column}.",
+    "List the {columns} of all {plural} with no recorded {column}.",
     "Show the {columns} of the {plural} with a missing {column}.",
 )
 NUMERALS = {2: "two", 3: "three", 4: "four", 5: "five"}
@@ -190,7 +191,7 @@ def listed(columns: Sequence[Column]) -> str:
 
 def asked(columns: Sequence[Column]) -> dict[str, str]:
     """Return the phrases `columns` and `be` for the columns that a question asks for."""
-    return {"columns": listed(columns), "be": "is" if len(columns) == 1 else "are"}
+    return {"columns": listed(columns), "be": columns[0].be if len(columns) == 1 else "are"}
 
 
 def noun(table: Table) -> dict[str, str]:

@@ -23,18 +23,17 @@ def pool(text: str) -> Pool:
     return Pool(tuple(text.split()))
 
 
-FIRST_NAMES = tuple(
-    """Ada Adam Agnes Alan Albert Alice Amir Anna Anton Aria Ben Bianca Boris Bruno Carla Cecil Chloe Clara
-    Daniel Daria David Diana Dora Edgar Elena Eli Emma Eric Eva Felix Fiona Frank Freya Gina Grace Greta Hana
-    Hans Hugo Ian Ida Igor Ines Ivan Jack Jana Julia Karl Katia Kenji Lars Laura Lena Leo Lucia Luis Maria Marco
-    Marta Max Mina Nadia Nina Noah Nora Olga Omar Oscar Paula Pedro Petra Rita Rosa Samir Sara Simon Tara Tom
-    Vera Yuki""".split()
-)
-LAST_NAMES = tuple(
-    """Adler Baker Berg Bishop Blake Brandt Carter Castro Chen Cole Costa Cruz Dalton Diaz Ellis Evans Fischer
-    Flores Ford Garcia Grant Hall Hayes Hill Ito Jensen Keller Khan Klein Lang Lopez Meyer Moore Moreno Novak
-    Olsen Park Patel Perez Quinn Reed Rossi Sato Silva Stone Torres Vogel Walsh Weber Young""".split()
-)
+FIRST_NAMES = pool(
+    """Ada Adam Agnes Alice Amir Anna Anton Ben Bianca Boris Bruno Carla Chloe Clara Daniel
+    David Diana Dora Edgar Elena Eli Emma Eric Eva Felix Fiona Frank Freya Gina Grace Greta Hana Hans Hugo
+    Ian Ida Igor Ivan Jack Jana Julia Karl Lars Laura Lena Leo Lucia Luis Maria Marco Marta Max
+    Mina Nadia Nina Noah Nora Olga Omar Oscar Paula Pedro Petra Rita Rosa Samir Sara Simon Tara Tom Vera Yuki"""
+).first
+LAST_NAMES = pool(
+    """Baker Berg Bishop Blake Carter Chen Cole Costa Cruz Diaz Ellis Evans Fischer Flores
+    Ford Garcia Grant Hall Hayes Hill Ito Keller Khan Klein Lang Lopez Meyer Moore Moreno Novak Olsen
+    Park Patel Perez Reed Rossi Sato Silva Stone Torres Weber Young"""
+).first
 PEOPLE = Pool(FIRST_NAMES, LAST_NAMES, both=0.25)
 CITIES = pool(
     """Oslo Paris Rome Madrid Lisbon Vienna Prague Athens Dublin London Berlin Munich Zurich Geneva Milan Turin
@@ -45,17 +44,15 @@ COUNTRIES = pool(
     """Norway France Italy Spain Portugal Austria Greece Ireland Germany Poland Egypt Kenya Nigeria India Japan
     Korea Vietnam Peru Chile Brazil Cuba Mexico Canada Turkey Morocco"""
 )
-TITLES = Pool(
-    tuple(
-        """Silent Golden Broken Hidden Crimson Distant Electric Frozen Gentle Hollow Last Lonely Lost Midnight
-        Northern Quiet Sacred Secret Velvet Wild""".split()
-    ),
-    tuple(
-        """River Garden Mirror Ocean Shadow Winter Summer Mountain Forest Harbor Island Journey Letter Moon Palace
-        Road Storm Song Tower Window""".split()
-    ),
-    both=1.0,
-)
+_TITLE_STARTS = pool(
+    """Silent Golden Broken Hidden Crimson Distant Electric Frozen Gentle Hollow Last Lonely Lost Midnight Northern
+    Quiet Sacred Secret Velvet Wild"""
+).first
+_TITLE_ENDS = pool(
+    """River Garden Mirror Ocean Shadow Winter Summer Mountain Forest Harbor Island Journey Letter Moon Palace Road
+    Storm Song Tower Window"""
+).first
+TITLES = Pool(_TITLE_STARTS, _TITLE_ENDS, both=1.0)
 PLACES = pool(
     """Aurora Bellevue Cascade Delta Everest Fortuna Gemini Horizon Iris Jupiter Karma Lotus Meridian Nova Orion
     Phoenix Riviera Solaris Triton Vertex Willow Zenith"""
@@ -87,13 +84,13 @@ CAR_MODELS = pool(
     """Astra Bravo Civic Corsa Fabia Fiesta Focus Golf Ibiza Jazz Leon Logan Micra Panda Passat Polo Punto Swift
     Tipo Twingo Yaris Zafira"""
 )
-PLANES = pool("Albatross Condor Heron Kestrel Osprey Pelican Raven Robin Sparrow Starling Swallow Swan Tern Wren")
+PLANES = pool("Albatross Condor Heron Kestrel Osprey Pelican Raven Robin Sparrow Swallow Swan Tern Wren")
 DEPARTMENTS = pool(
     "sales marketing finance research support legal design security logistics training quality purchasing"
 )
 PROJECTS = pool("Apollo Atlas Beacon Cobalt Compass Ember Falcon Helios Mercury Nimbus Onyx Orbit Pulse Saturn Titan")
-WORKOUTS = pool("yoga pilates boxing spinning rowing zumba crossfit stretching karate judo swimming climbing")
-REPAIRS = pool("brakes battery tires clutch exhaust engine lights gearbox filter radiator suspension windshield")
+WORKOUTS = pool("yoga pilates boxing spinning rowing zumba crossfit karate judo swimming climbing")
+REPAIRS = pool("brakes battery tires clutch exhaust engine lights gearbox filter radiator windshield")
 COLORS = pool("red blue green black white brown gray yellow")
 SIZES = pool("small medium large huge")
 STATUSES = pool("open closed pending cancelled finished")

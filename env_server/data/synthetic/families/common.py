@@ -6,7 +6,7 @@ the FROM clause, child before parent.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -17,7 +17,9 @@ from env_server.data.synthetic.spec import Kind
 NUMBERS = (Kind.INTEGER, Kind.REAL)
 READABLE = (Kind.NAME, Kind.CATEGORY, Kind.INTEGER, Kind.REAL, Kind.DATE)
 SUPERLATIVES = {"DESC": ("highest", "largest"), "ASC": ("lowest", "smallest")}
-DATE_SUPERLATIVES = {"DESC": ("latest", "most recent"), "ASC": ("earliest", "first")}
+COUNT_SUPERLATIVES = {"DESC": ("highest", "most"), "ASC": ("lowest", "fewest")}
+DATE_SUPERLATIVES = {"DESC": ("latest", "most recent"), "ASC": ("earliest",)}
+_YEAR_MEASURES = {"MAX": "latest", "MIN": "earliest"}
 _MEASURES = {"MAX": ("maximum", "highest", "largest"), "MIN": ("minimum", "lowest", "smallest")}
 
 
@@ -37,7 +39,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """An aggregate of a column: SQL function, words ("average age"), and how it is rounded in words."""
+    """An aggregate of a column: its SQL function and its words ("average age")."""
 
     function: str
     column: Column
@@ -54,9 +56,7 @@ class Measure:
         return ", rounded to 2 decimals" if self.function == "AVG" else ""
 
 
-def draw_measure(
-    table: Table, rng: Random, functions: Sequence[str] = ("MAX", "MIN", "AVG", "SUM")
-) -> Measure | None:
+def draw_measure(table: Table, rng: Random, functions: Sequence[str] = ("MAX", "MIN", "AVG", "SUM")) -> Measure | None:
     """Draw an aggregate that means something for its column."""
     columns = table.of(*NUMBERS)
     if not columns:
@@ -72,13 +72,15 @@ def measure(function: str, column: Column, rng: Random) -> Measure:
         words = f"sum of the {column.phrase}" if column.phrase.startswith("total") else f"total {column.phrase}"
     elif function == "AVG":
         words = f"{rng.choice(('average', 'average', 'mean'))} {column.phrase}"
+    elif column.is_year:
+        words = f"{_YEAR_MEASURES[function]} {column.phrase}"
     else:
         words = f"{rng.choice(_MEASURES[function])} {column.phrase}"
     return Measure(function, column, words)
 
 
 def draw_columns(
-    table: Table, rng: Random, without: Sequence[Column] = (), most: int = 3, named: float = 0.7
+    table: Table, rng: Random, without: Collection[Column] = (), most: int = 3, named: float = 0.7
 ) -> list[Column]:
     """Draw what to ask for: one column mostly, in a share `named` of the cases the name comes first."""
     options = [c for c in table.of(*READABLE) if c not in without]
@@ -97,7 +99,7 @@ def select(columns: Sequence[Column], prefix: str = "") -> str:
     return ", ".join(f"{prefix}{c.sql}" for c in columns)
 
 
-def draw_where(table: Table, rng: Random, without: Sequence[Column] = ()) -> tuple[str, str, Condition | None]:
+def draw_where(table: Table, rng: Random, without: Collection[Column] = ()) -> tuple[str, str, Condition | None]:
     """Draw a condition: its SQL with WHERE and its text, each with a leading space, and itself; or nothing."""
     condition = any_condition(table, rng, without)
     if condition is None:
@@ -105,11 +107,9 @@ def draw_where(table: Table, rng: Random, without: Sequence[Column] = ()) -> tup
     return f" WHERE {condition.sql()}", f" {condition.text(rng)}", condition
 
 
-def settled(condition: Condition | None) -> list[Column]:
-    """Return the columns that the condition fixes to one value, which are not worth asking for."""
-    if condition is None or condition.connective == "OR":
-        return []
-    return [c.column for c in condition.clauses if c.equality]
+def mentioned(condition: Condition | None) -> frozenset[Column]:
+    """Return the columns of the condition, which are not worth asking for."""
+    return frozenset() if condition is None else condition.columns
 
 
 def draw_table(db: Database, rng: Random) -> Table:

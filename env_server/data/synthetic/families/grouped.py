@@ -7,6 +7,7 @@ from random import Random
 from env_server.data.synthetic import wording as w
 from env_server.data.synthetic.conditions import any_condition, present
 from env_server.data.synthetic.families.common import (
+    COUNT_SUPERLATIVES,
     DATE_SUPERLATIVES,
     NUMBERS,
     SUPERLATIVES,
@@ -15,9 +16,9 @@ from env_server.data.synthetic.families.common import (
     draw_measure,
     draw_table,
     draw_where,
+    mentioned,
     rankable,
     select,
-    settled,
 )
 from env_server.data.synthetic.model import Column, Database, Table
 from env_server.data.synthetic.spec import Kind
@@ -42,7 +43,7 @@ def ordered(db: Database, rng: Random) -> Candidate | None:
 def _top_one(table: Table, by: Column, direction: str, rng: Random) -> Candidate | None:
     superlative = _superlative(by, direction, rng)
     condition = any_condition(table, rng, [by]) if rng.random() < 0.3 else None
-    columns = draw_columns(table, rng, [by, *settled(condition)])
+    columns = draw_columns(table, rng, [by, *mentioned(condition)])
     if not columns:
         return None
     phrases = {**w.noun(table), **w.asked(columns), "superlative": superlative, "column": by.phrase}
@@ -67,7 +68,7 @@ def _top_several(table: Table, by: Column, direction: str, rng: Random) -> Candi
 
 def _sorted(table: Table, by: Column, direction: str, rng: Random) -> Candidate | None:
     where, words, condition = draw_where(table, rng, [by])
-    columns = draw_columns(table, rng, [by, *settled(condition)], most=1)
+    columns = draw_columns(table, rng, [by, *mentioned(condition)], most=1)
     if condition is None or not columns:
         return None
     phrases = {**w.noun(table), **w.asked(columns), "column": by.phrase, "where": words}
@@ -84,7 +85,9 @@ def _ranking(
 
 
 def _superlative(by: Column, direction: str, rng: Random) -> str:
-    words = DATE_SUPERLATIVES if by.kind is Kind.DATE else SUPERLATIVES
+    if by.kind is Kind.DATE or by.is_year:
+        return rng.choice(DATE_SUPERLATIVES[direction])
+    words = COUNT_SUPERLATIVES if by.plural else SUPERLATIVES
     return rng.choice(words[direction])
 
 
@@ -96,7 +99,7 @@ def grouped(db: Database, rng: Random) -> Candidate | None:
     table, category = drawn
     head, tail = f"SELECT {category.sql}", f"GROUP BY {category.sql}"
     if rng.random() < 0.55:
-        where, words, _ = draw_where(table, rng, [category]) if rng.random() < 0.4 else ("", "", None)
+        where, words = _where_every_group(table, category, rng) if rng.random() < 0.4 else ("", "")
         text = w.fill(w.GROUP_COUNT, rng, **w.noun(table), category=category.phrase, where=words)
         return Candidate(text, f"{head}, COUNT(*) FROM {table.sql}{where} {tail}")
     value = draw_measure(table, rng)
@@ -105,6 +108,14 @@ def grouped(db: Database, rng: Random) -> Candidate | None:
     phrases = {"category": category.phrase, "measure": value.words, "rounding": value.rounding}
     text = w.fill(w.GROUP_MEASURE, rng, **w.noun(table), **phrases)
     return Candidate(text, f"{head}, {value.sql()} FROM {table.sql} {tail}")
+
+
+def _where_every_group(table: Table, category: Column, rng: Random) -> tuple[str, str]:
+    """Draw a condition that leaves no group empty: whether a group of none is to be listed is open."""
+    where, words, condition = draw_where(table, rng, [category])
+    cells = table.cells[category]
+    complete = condition is not None and {cells[i] for i in condition.rows} == set(cells)
+    return (where, words) if complete else ("", "")
 
 
 def having(db: Database, rng: Random) -> Candidate | None:

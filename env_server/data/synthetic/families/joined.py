@@ -115,9 +115,7 @@ def _star(first: Link, second: Link, rng: Random) -> Candidate | None:
         where = f"{other[0]} AND {where}"
         return _about_rows(first.child, first.column.verb, both, f"{path} WHERE {where}", rng)
     phrases = {"plural_parents": first.parent.plural, "plural": first.child.plural}
-    text = w.fill(
-        w.STAR_PARENTS, rng, **phrases, columns=name.phrase, verb=second.column.verb, target=words
-    )
+    text = w.fill(w.STAR_PARENTS, rng, **phrases, columns=name.phrase, verb=second.column.verb, target=words)
     return Candidate(text, f"SELECT DISTINCT T2.{name.sql} {path} WHERE {where}")
 
 

@@ -30,8 +30,7 @@ def nested(db: Database, rng: Random) -> Candidate | None:
 def _without(db: Database, rng: Random) -> Candidate | None:
     link = rng.choice(links(db))
     source = (
-        f"FROM {link.parent.sql} WHERE {link.parent.key.sql} NOT IN "
-        f"(SELECT {link.column.sql} FROM {link.child.sql})"
+        f"FROM {link.parent.sql} WHERE {link.parent.key.sql} NOT IN (SELECT {link.column.sql} FROM {link.child.sql})"
     )
     phrases = {
         "parent": link.parent.singular,
@@ -49,15 +48,13 @@ def _without(db: Database, rng: Random) -> Candidate | None:
 def _above_average(table: Table, column: Column, rng: Random) -> Candidate | None:
     sign, words = rng.choice(_SIDES)
     source = f"FROM {table.sql} WHERE {column.sql} {sign} (SELECT AVG({column.sql}) FROM {table.sql})"
-    phrases = {**w.noun(table), "column": column.phrase, "side": rng.choice(words)}
+    phrases = {**w.noun(table), "column": column.phrase, "be_column": column.be, "side": rng.choice(words)}
     if rng.random() < 0.6:
         return Candidate(w.fill(w.ABOVE_AVERAGE_COUNT, rng, **phrases), f"SELECT COUNT(*) {source}")
     columns = draw_columns(table, rng, [column], most=1)
     if not columns:
         return None
-    return Candidate(
-        w.fill(w.ABOVE_AVERAGE, rng, **phrases, **w.asked(columns)), f"SELECT {select(columns)} {source}"
-    )
+    return Candidate(w.fill(w.ABOVE_AVERAGE, rng, **phrases, **w.asked(columns)), f"SELECT {select(columns)} {source}")
 
 
 def _compared(table: Table, column: Column, rng: Random) -> Candidate | None:
@@ -66,7 +63,7 @@ def _compared(table: Table, column: Column, rng: Random) -> Candidate | None:
     sign, words = rng.choice(_SIDES)
     inner = f"SELECT {column.sql} FROM {table.sql} WHERE {key.sql} = {literal(value)}"
     source = f"FROM {table.sql} WHERE {column.sql} {sign} ({inner})"
-    phrases = {**w.noun(table), "column": column.phrase, "side": rng.choice(words)}
+    phrases = {**w.noun(table), "column": column.phrase, "be_column": column.be, "side": rng.choice(words)}
     phrases["entity"] = w.entity(table, key, value, rng)
     if rng.random() < 0.5:
         return Candidate(w.fill(w.COMPARED_COUNT, rng, **phrases), f"SELECT COUNT(*) {source}")

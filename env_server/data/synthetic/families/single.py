@@ -15,11 +15,13 @@ from env_server.data.synthetic.families.common import (
     draw_table,
     draw_where,
     measure,
+    mentioned,
     select,
-    settled,
 )
 from env_server.data.synthetic.model import Column, Database, Table, literal
 from env_server.data.synthetic.spec import Kind
+
+_BOTH = {False: "minimum and maximum", True: "earliest and latest"}
 
 
 def count(db: Database, rng: Random) -> Candidate | None:
@@ -46,7 +48,7 @@ def filtered(db: Database, rng: Random) -> Candidate | None:
     """Columns of the rows that meet a condition."""
     table = draw_table(db, rng)
     where, text, condition = draw_where(table, rng)
-    columns = draw_columns(table, rng, settled(condition))
+    columns = draw_columns(table, rng, mentioned(condition))
     if condition is None or not columns:
         return None
     question = w.fill(w.FILTER, rng, **w.noun(table), **w.asked(columns), where=text)
@@ -74,13 +76,11 @@ def aggregate(db: Database, rng: Random) -> Candidate | None:
     if drawn is None:
         return None
     where, text, _ = draw_where(table, rng, [drawn.column]) if rng.random() < 0.55 else ("", "", None)
-    sql, words, be = drawn.sql(), drawn.words, "is"
+    sql, words, be = drawn.sql(), drawn.words, drawn.column.be
     if drawn.function == "MIN" and rng.random() < 0.4:
         upper = measure("MAX", drawn.column, rng)
-        sql, words, be = f"{sql}, {upper.sql()}", f"minimum and maximum {drawn.column.phrase}", "are"
-    question = w.fill(
-        w.AGGREGATE, rng, **w.noun(table), measure=words, where=text, rounding=drawn.rounding, be=be
-    )
+        sql, words, be = f"{sql}, {upper.sql()}", f"{_BOTH[drawn.column.is_year]} {drawn.column.phrase}", "are"
+    question = w.fill(w.AGGREGATE, rng, **w.noun(table), measure=words, where=text, rounding=drawn.rounding, be=be)
     return Candidate(question, f"SELECT {sql} FROM {table.sql}{where}")
 
 
@@ -101,9 +101,7 @@ def _extreme_date(table: Table, column: Column, rng: Random) -> Candidate:
     function, direction = rng.choice((("MAX", "DESC"), ("MIN", "ASC")))
     superlative = rng.choice(DATE_SUPERLATIVES[direction])
     where, text, _ = draw_where(table, rng, [column]) if rng.random() < 0.5 else ("", "", None)
-    question = w.fill(
-        w.EXTREME_DATE, rng, **w.noun(table), column=column.phrase, superlative=superlative, where=text
-    )
+    question = w.fill(w.EXTREME_DATE, rng, **w.noun(table), column=column.phrase, superlative=superlative, where=text)
     return Candidate(question, f"SELECT {function}({column.sql}) FROM {table.sql}{where}")
 
 

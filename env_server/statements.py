@@ -1,0 +1,134 @@
+"""Which statements may run, and how SQLite's errors are called: the sandbox's decisions, without I/O.
+
+Promises: a statement that passes `statement_body` is one statement, and not one that SQLite would run as several;
+the authorizer refuses what it does not know. The decisions depend on the text and the schema alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from itertools import pairwise
+
+import apsw
+
+from env_server.errors import SQLError
+
+MAX_MESSAGE_CHARS = 300
+"""Characters of an error's message."""
+
+# data_version is what a full-text table asks for; it is constant here.
+READ_PRAGMAS = frozenset(
+    (
+        *("table_info", "table_xinfo", "table_list", "foreign_key_list"),
+        *("index_list", "index_info", "index_xinfo", "data_version"),
+    )
+)
+REFUSED_FUNCTIONS = frozenset(
+    ("random", "randomblob", "load_extension", "fts3_tokenizer", "sqlite_log", "readfile", "writefile", "edit")
+)
+# Built-in table-valued functions that show SQLite's own workings; a table of the database may have such a name.
+REFUSED_TABLES = frozenset(("dbstat", "sqlite_dbpage", "sqlite_stmt", "bytecode", "tables_used", "carray"))
+_REFUSED_VERBS = frozenset(
+    (
+        *("alter", "analyze", "attach", "begin", "commit", "create", "delete", "detach", "drop", "end", "explain"),
+        *("insert", "reindex", "release", "replace", "rollback", "savepoint", "update", "vacuum"),
+    )
+)
+# One call is one step however long it takes, and its time grows with the product of its arguments' lengths.
+_QUADRATIC_FUNCTIONS = frozenset(("instr", "replace", "trim", "ltrim", "rtrim", "unhex"))
+_QUADRATIC_PREFIX = "geopoly_"
+_DATE_FUNCTIONS = frozenset(("date", "time", "datetime", "julianday", "unixepoch", "strftime"))
+
+_TOKEN = re.compile(
+    r"""(?P<blank>[ \t\n\f\r]+|--[^\n]*|/\*.*?(?:\*/|\Z))
+      | (?P<end>;)
+      | (?P<text>'[^']*(?:''[^']*)*(?:'|\Z) | "[^"]*(?:""[^"]*)*(?:"|\Z))
+      | `[^`]*(?:``[^`]*)*(?:`|\Z) | \[[^\]]*(?:\]|\Z)
+      | (?P<word>[^\W\d]\w*)
+      | \d+ | . """,
+    re.VERBOSE | re.DOTALL,
+)
+
+
+def statement_body(sql: str, max_bytes: int) -> str:
+    """Return the one statement in `sql`, without its `;` and what surrounds it. Raises SQLError.
+
+    What SQLite itself would refuse less clearly, or not at all, is refused here: a second statement, anything
+    but a query, a NUL character, a modifier that depends on the machine's time zone.
+    """
+    try:
+        size = len(sql.encode())
+    except UnicodeEncodeError:
+        raise SQLError("syntax", "the statement is not valid Unicode text") from None
+    if size > max_bytes:
+        raise SQLError("size", f"the statement is too long ({size} bytes, at most {max_bytes})")
+    if "\0" in sql:
+        raise SQLError("syntax", "the statement holds a NUL character")
+    tokens = [token for token in _TOKEN.finditer(sql) if not token["blank"]]
+    length = next((i for i, token in enumerate(tokens) if token["end"]), len(tokens))
+    if any(not token["end"] for token in tokens[length:]):
+        raise SQLError("denied", "only one statement is allowed")
+    if length == 0:
+        raise SQLError("syntax", "the statement is empty")
+    verb = (tokens[0]["word"] or "").lower()
+    if verb in _REFUSED_VERBS:
+        raise SQLError("denied", f"{verb.upper()} is not allowed; only SELECT queries are")
+    _refuse_time_zones(tokens)
+    return sql[tokens[0].start() : tokens[length - 1].end()]
+
+
+def _refuse_time_zones(tokens: Sequence[re.Match[str]]) -> None:
+    """Refuse date functions with `localtime` or `utc`: the result would depend on the machine's time zone."""
+    called = (token["word"] for token, after in pairwise(tokens) if token["word"] and after[0] == "(")
+    if not any(word.lower() in _DATE_FUNCTIONS for word in called):
+        return
+    for token in tokens:
+        if token["text"] and token["text"][1:-1].strip().lower() in ("localtime", "utc"):
+            raise SQLError("denied", f"the modifier {token['text']} is not allowed; times are in UTC")
+
+
+def authorize(action: int, first: str | None, second: str | None, own_tables: Collection[str]) -> str:
+    """Return why SQLite's authorizer must refuse the action, or "" where it may go on.
+
+    `first` and `second` are the authorizer's arguments; `own_tables` are the database's, in lower case.
+    """
+    if action in (apsw.SQLITE_SELECT, apsw.SQLITE_RECURSIVE):
+        return ""
+    if action == apsw.SQLITE_READ:
+        name = (first or "").lower()
+        return f"table {first} is not allowed" if name in REFUSED_TABLES and name not in own_tables else ""
+    if action == apsw.SQLITE_FUNCTION:
+        name = (second or "").lower()
+        return f"function {second} is not allowed" if name in REFUSED_FUNCTIONS else ""
+    if action == apsw.SQLITE_PRAGMA:
+        return "" if (first or "").lower() in READ_PRAGMAS else f"PRAGMA {first} is not allowed"
+    return "only SELECT queries are allowed"
+
+
+def is_quadratic(function: str) -> bool:
+    """Return whether a function may take time that grows with the square of its arguments' length."""
+    name = function.lower()
+    return name in _QUADRATIC_FUNCTIONS or name.startswith(_QUADRATIC_PREFIX)
+
+
+_SIZE_WORDS = ("too large", "too big", "too many", "too complex", "too long", "too deep", "at most", "Recursion limit")
+_SYNTAX_WORDS = ("syntax error", "incomplete input", "unrecognized token")
+
+
+def classify(error: apsw.Error) -> SQLError:
+    """Turn an error of SQLite into ours: its kind from the class and SQLite's words, the words in one line."""
+    message = " ".join(str(error).split())[:MAX_MESSAGE_CHARS]
+    if isinstance(error, apsw.BindingsError):
+        return SQLError("syntax", "parameters are not allowed; write the values")
+    if isinstance(error, apsw.FullError):
+        return SQLError("size", "the query needs too much temporary space")
+    if isinstance(error, apsw.TooBigError) or any(words in message for words in _SIZE_WORDS):
+        return SQLError("size", message)
+    if isinstance(error, apsw.AuthError | apsw.ReadOnlyError | apsw.CantOpenError):
+        return SQLError("denied", message)
+    if message.startswith("no such "):
+        return SQLError("missing", message)
+    if any(words in message for words in _SYNTAX_WORDS):
+        return SQLError("syntax", message)
+    return SQLError("runtime", message)
