@@ -40,6 +40,8 @@ RESULT_VALUES = 32
 """A result may hold this many times `value_bytes`."""
 QUADRATIC_VALUE_BYTES = 50_000
 """Largest value in a statement that uses a function of quadratic time, such as instr or replace."""
+MEMORY_RETRIES = 2
+"""Times that a statement runs again when the process's heap was full."""
 SPILL_SHARE = 4
 """A statement may write `heap_bytes / SPILL_SHARE` bytes of temporary space."""
 
@@ -136,13 +138,14 @@ class Sandbox:
             return self._attempt(body, max_rows)
         except MemoryError:
             self.close()
-        # The heap belongs to the whole process: only a statement that fails while no other one like it runs is
-        # itself to blame.
+        # The heap belongs to the whole process: a statement is only to blame when it keeps failing while no
+        # other one that ran out of memory runs.
         with _memory_hungry:
-            try:
-                return self._attempt(body, max_rows)
-            except MemoryError:
-                self.close()
+            for _ in range(MEMORY_RETRIES):
+                try:
+                    return self._attempt(body, max_rows)
+                except MemoryError:
+                    self.close()
         raise SQLError("size", "the query needs too much memory")
 
     def interrupt(self) -> None:
@@ -249,6 +252,7 @@ class Sandbox:
         self._refusal = ""
         self._value_limit = self._settings.value_bytes
         self._meter = meter
+        connection.limit(apsw.SQLITE_LIMIT_LENGTH, self._value_limit)
         connection.set_progress_handler(meter.tick, meter.interval)
         connection.trace_v2(apsw.SQLITE_TRACE_PROFILE, meter.record)
         try:

@@ -12,8 +12,8 @@ Invariants:
    does not disturb its batch, and a failed batch fails its own requests only.
 4. Nothing is tied to one event loop between sessions: consecutive `asyncio.run` calls may use one engine. Using
    it from two loops at a time is an error.
-5. States kept from a session's earlier turns (at most `max_batch` sessions' worth) are used only with the
-   weights that computed them: whoever changes the weights calls `set_policy_version`.
+5. A completion carries the policy version that was set when its batch started: whoever changes the weights calls
+   `set_policy_version`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Self
 
@@ -32,7 +32,7 @@ import torch
 from transformers import PreTrainedModel
 
 from inference.batching import Batcher, Start
-from inference.decoding import Decoded, Prefix, Row, decode
+from inference.decoding import Decoded, Row, decode
 from inference.engine import Completion, ContextOverflowError, EngineClosedError, EngineError, Sampling, Session
 
 
@@ -93,7 +93,6 @@ class HFEngine:
         self._linger_s = linger_s
         self._generation_context = generation_context or (lambda: nullcontext(model))
         self._version = 0
-        self._prefixes: dict[int, Prefix] = {}  # by session key, oldest first
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hf-engine")
         self._closed = False
         self._state: _LoopState | None = None
@@ -104,9 +103,8 @@ class HFEngine:
         return _Session(self, key)
 
     def set_policy_version(self, version: int) -> None:
-        """Note that the weights have changed: stamps later completions and forgets what the old weights computed."""
+        """Stamp later completions with `version`."""
         self._version = version
-        self._prefixes.clear()
 
     async def aclose(self) -> None:
         """Fail outstanding requests with EngineClosedError, wait for the worker, end its thread. Idempotent.
@@ -121,7 +119,6 @@ class HFEngine:
             if state.batch is not None:
                 await asyncio.wait([state.batch])
         self._executor.shutdown()
-        self._prefixes.clear()
 
     def _new_batcher(self) -> Batcher:
         return Batcher(self._max_batch, self._linger_s)
@@ -154,7 +151,6 @@ class HFEngine:
         if state is None:
             return
         state.batcher.leave(key)
-        self._prefixes.pop(key, None)
         self._schedule(state)
         if not state.batcher.sessions and state.batch is not None:
             await asyncio.wait([state.batch])
@@ -222,7 +218,7 @@ class HFEngine:
 
     def _start(self, state: _LoopState, keys: Sequence[int]) -> None:
         state.running = [state.waiting.pop(key) for key in keys]
-        rows = [replace(r.row, prefix=self._prefixes.pop(r.key, None)) for r in state.running]
+        rows = [request.row for request in state.running]
         state.batch = state.loop.run_in_executor(self._executor, self._decode, rows)
         state.batch.add_done_callback(partial(self._finish, state, self._version))
 
@@ -249,10 +245,6 @@ class HFEngine:
     def _deliver(self, request: _Request, decoded: Decoded | None, version: int) -> None:
         if decoded is None or request.future.done():
             return
-        if decoded.prefix is not None and version == self._version:
-            self._prefixes[request.key] = decoded.prefix
-            if len(self._prefixes) > self._max_batch:
-                del self._prefixes[next(iter(self._prefixes))]
         request.future.set_result(Completion(decoded.token_ids, decoded.logprobs, decoded.finish_reason, version))
 
 

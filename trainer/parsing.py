@@ -44,6 +44,7 @@ class ParsedAction:
 
 _NAME_KEYS = ("name", "action_type", "action")
 
+_FLAGS = re.IGNORECASE | re.ASCII  # beyond ASCII, ignoring case would take a dotted capital I for an i
 # All repetitions are possessive: a failed match never tries again, which keeps the time linear.
 _DECORATION = r"[\s>*_#`+\-\u2022]*+"
 _PREFIX = rf"(?:```(?!describe|sample|query|answer)[a-z]++\s)?+{_DECORATION}(?:\d{{1,3}}+[.)])?+{_DECORATION}"
@@ -52,10 +53,10 @@ _HEAD = re.compile(
     rf"(?P<open>{_PREFIX}{_LABEL})"
     r"(?P<type>describe|sample|query|answer)(?P<close>\*\*|`(?!``))?+"
     r"(?=[\s:]|```|\Z)\s*+(?P<colon>:)?+",
-    re.IGNORECASE,
+    _FLAGS,
 )
-_JSON = re.compile(rf"{_PREFIX}{_LABEL}(?=\{{)", re.IGNORECASE)
-_JSON_ACTION = re.compile(rf"{_PREFIX}{_LABEL}\{{\s*+\"(?:{'|'.join(_NAME_KEYS)})\"", re.IGNORECASE)
+_JSON = re.compile(rf"{_PREFIX}{_LABEL}(?=\{{)", _FLAGS)
+_JSON_ACTION = re.compile(rf"{_PREFIX}{_LABEL}\{{\s*+\"(?:{'|'.join(_NAME_KEYS)})\"", _FLAGS)
 _INVENTED = re.compile(
     rf"{_DECORATION}(?:observation|obs|result|output|thought|user|assistant)[*`]*+\s*+:", re.IGNORECASE
 )
@@ -106,13 +107,13 @@ def _without_thoughts(text: str) -> str:
 def _first_action(text: str) -> tuple[ActionType, str] | None:
     """Find the first action that is written as such; failing that, the first line that may be meant as one."""
     lines = text.split("\n")
-    weak: int | None = None
+    weak: tuple[re.Match[str], list[str]] | None = None
     tried: set[str] = set()  # each kind of JSON once: an attempt may read to the end of the text
     for index, line in enumerate(lines):
         if (head := _HEAD.match(line)) is not None:
             if _is_strong(head) or _is_plausible(head):
                 return _spoken_action(head, lines[index + 1 :])
-            weak = index if weak is None else weak
+            weak = weak or (head, lines[index + 1 :])
             continue
         if (prefix := _JSON.match(line)) is not None:
             mark, start = "{", prefix.end()
@@ -124,13 +125,7 @@ def _first_action(text: str) -> tuple[ActionType, str] | None:
         found = _json_action("\n".join((line[start:], *lines[index + 1 :])).removeprefix(_TOOL_CALL))
         if found is not None:
             return found
-    return None if weak is None else _weak_action(lines[weak:])
-
-
-def _weak_action(lines: list[str]) -> tuple[ActionType, str] | None:
-    """Read the action at the first of the lines."""
-    head = _HEAD.match(lines[0])
-    return None if head is None else _spoken_action(head, lines[1:])
+    return None if weak is None else _spoken_action(*weak)
 
 
 def _is_strong(head: re.Match[str]) -> bool:
@@ -140,7 +135,7 @@ def _is_strong(head: re.Match[str]) -> bool:
 
 
 def _is_plausible(head: re.Match[str]) -> bool:
-    """Whether the argument of a keyword in lower case fits: one name, or SQL. Anything fits ANSWER."""
+    """Whether the argument of a keyword in lower case fits: one name, or SQL. ANSWER has no such sign."""
     kind, rest = _kind(head), _rest(head).strip("`*")
     if kind is ActionType.QUERY:
         return _SQL.match(rest) is not None

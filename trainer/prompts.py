@@ -26,6 +26,7 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import AddedToken, PreTrainedTokenizerBase
 
+from env_server.errors import SQLEnvError
 from env_server.types import AnswerMode, SQLObservation
 
 _LAST_STEPS = 3
@@ -57,7 +58,7 @@ sql - give the query that answers the question and finish. \
 Example: ANSWER SELECT COUNT(*) FROM employees WHERE age > 30"""
 
 
-class TemplateUseError(Exception):
+class TemplateUseError(SQLEnvError):
     """A tokenizer's chat template is missing or cannot be used by appending; the text says why."""
 
 
@@ -131,6 +132,10 @@ class ChatRenderer:
             is_marker = position % 2 == 1
             pieces += [shown[int(text)]["content"]] if is_marker else self._controls.split(text)
         return self._controls.encode(pieces)
+
+    def turn_ids(self, text: str) -> list[int]:
+        """Return the ids of a turn that a demonstration says in the model's place, closed."""
+        return self._controls.encode([text, self.stop_ids[0]])
 
     def observation_ids(self, text: str, *, closed: bool) -> list[int]:
         """Return the ids that follow a turn: its end, the user's message and the start of the next turn.

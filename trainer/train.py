@@ -43,10 +43,8 @@ from trainer.run_files import Evaluation, RunFolder
 from trainer.run_log import RunLog
 from trainer.statistics import summarize
 from trainer.summary_table import interval_text, percent, summary_table
+from trainer.tiny import BASE_NOTES
 from trainer.transcript import TokenBudget
-
-BASE_NOTES = "base_notes.md"
-"""A text beside a checkpoint that says how it was made; the report shows it."""
 
 MODEL = "model"
 """Where the trained policy is saved, inside the run's folder."""

@@ -38,8 +38,7 @@ from env_server.data.questions import Hardness
 # SQLite's lexical structure, as far as it decides what is quoted, commented out or in parentheses. A quote that
 # is never closed runs to the end.
 _LEXEME = re.compile(
-    r"""(?P<string>'(?:[^']|'')*(?:'|\Z))
-      | (?P<name>"(?:[^"]|"")*(?:"|\Z) | `(?:[^`]|``)*(?:`|\Z) | \[[^\]]*(?:\]|\Z))
+    r"""(?P<quoted>'(?:[^']|'')*(?:'|\Z) | "(?:[^"]|"")*(?:"|\Z) | `(?:[^`]|``)*(?:`|\Z) | \[[^\]]*(?:\]|\Z))
       | (?P<blank>\s+ | --[^\n]* | /\*.*?(?:\*/|\Z))
       | (?P<word>\w+)
       | (?P<comparison>[!<>]\s+=)
@@ -137,15 +136,12 @@ def _lexemes(sql: str) -> Iterator[tuple[str, str]]:
 def _normalised(sql: str) -> str:
     """Rewrite a query so that sqlglot reads it as Spider's parser would; its structure stays the same.
 
-    The text of literals says nothing about structure and is dropped (sqlglot reads a backslash in it as an
-    escape, SQLite does not); comments become blanks; `! =`, `> =` and `< =` are joined.
+    Comments become blanks (sqlglot does not see ORDER BY around one); `! =`, `> =` and `< =` are joined.
     """
     return "".join(_plain(kind, text) for kind, text in _lexemes(sql))
 
 
 def _plain(kind: str, text: str) -> str:
-    if kind == "string":
-        return "''"
     if kind == "blank":
         return " "
     return text[0] + "=" if kind == "comparison" else text

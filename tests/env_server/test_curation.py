@@ -162,6 +162,9 @@ def test_repeated_ids_are_refused(database: Path) -> None:
     raw = raw_of(database, ["SELECT 1", "SELECT 2"])
     with pytest.raises(DataError, match=r"ids occur more than once: \['q1'\]"):
         curate(RawDataset("farms", (*raw.questions, raw.questions[1]), raw.databases))
+    excluded = raw_of(database, ["SELECT 1", "SELECT NULL"])
+    with pytest.raises(DataError, match=r"ids occur more than once: \['q1'\]"):
+        curate(RawDataset("farms", (*excluded.questions, excluded.questions[1]), raw.databases))
 
 
 def test_no_usable_question_names_the_commonest_reason(database: Path) -> None:

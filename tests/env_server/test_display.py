@@ -42,15 +42,12 @@ def test_a_table_is_described_in_a_line_per_column() -> None:
         42,
     )
     assert describe_table(table) == (
-        "pets: 42 rows\npet_id INTEGER primary key\nname TEXT\n"
-        "owner_id INTEGER references owners(owner_id)\nweight"
+        "pets: 42 rows\npet_id INTEGER primary key\nname TEXT\nowner_id INTEGER references owners(owner_id)\nweight"
     )
 
 
 def test_names_are_written_as_sql_needs_them_and_kinds_are_told() -> None:
-    table = Table(
-        "order", (column("first name"), column("x")), (ForeignKey(("x",), "a b", ()),), None, is_view=True
-    )
+    table = Table("order", (column("first name"), column("x")), (ForeignKey(("x",), "a b", ()),), None, is_view=True)
     assert describe_table(table) == '"order" (view): unknown number of rows\n"first name" TEXT\nx TEXT references "a b"'
 
 
@@ -174,7 +171,11 @@ def test_a_float_reads_back_to_nine_digits_and_looks_like_one(value: float) -> N
 
 
 VALUES = st.one_of(
-    st.none(), st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False), st.text(max_size=120), st.binary(max_size=99)
+    st.none(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(allow_nan=False),
+    st.text(max_size=120),
+    st.binary(max_size=99),
 )
 
 

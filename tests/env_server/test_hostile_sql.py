@@ -55,7 +55,7 @@ SIZE = {
     "replace blow-up": "SELECT replace(hex(zeroblob(20000)), '0', 'xxxxxxxx')",
     "quadratic instr": f"SELECT instr({MEGABYTE}, substr({MEGABYTE}, 1, 490000) || 'b')",
     "quadratic trim": f"SELECT trim({MEGABYTE}, 'a')",
-    "group_concat blow-up": "SELECT group_concat(a.b || hex(zeroblob(2000))) FROM t a, t b",
+    "group_concat blow-up": "SELECT group_concat(b || hex(zeroblob(2000))) FROM t",
     "json_group_array blow-up": "SELECT json_group_array(hex(zeroblob(5000))) FROM t",
     "doubling string": "WITH RECURSIVE m(s) AS (SELECT 'aaaaaaaaaa' UNION ALL SELECT s || s FROM m) SELECT s FROM m",
     "sort of large rows": ENDLESS + f"SELECT {MEGABYTE} || i FROM n ORDER BY 1",
@@ -192,10 +192,6 @@ def tried(box: Sandbox, sql: str) -> QueryResult | tuple[str, str]:
     try:
         return box.query(sql, DISPLAY.max_rows)
     except SQLError as error:
-        assert error.message
-        assert len(error.message.splitlines()) == 1
-        assert len(error.message) <= 400
-        assert "secret-folder" not in error.message
         return error.kind, error.message
 
 
@@ -207,12 +203,16 @@ def kind_of(box: Sandbox, database: Path, sql: str) -> str:
     assert fresh.query(PROBE, 20) == box.query(PROBE, 20)
     fresh.close()
     if isinstance(first, QueryResult):
-        text = format_result(first, DISPLAY)
+        kind, text = "result", format_result(first, DISPLAY)
         assert len(text) <= DISPLAY.max_chars
-        assert "secret-folder" not in text
-        text.encode()
-        return "result"
-    return first[0]
+    else:
+        kind, text = first
+        assert len(text) <= 400
+        assert len(text.splitlines()) == 1
+    assert text
+    assert "secret-folder" not in text
+    text.encode()
+    return kind
 
 
 @pytest.mark.parametrize("name", BUDGET)
@@ -289,7 +289,13 @@ print(json.dumps([resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, k
 
 
 def test_memory_stays_bounded_under_the_default_settings(database: Path) -> None:
-    names = ("rows beyond the heap", "sort of large rows", "group_concat blow-up", "doubling unions", "deep parentheses")
+    names = (
+        "rows beyond the heap",
+        "sort of large rows",
+        "group_concat blow-up",
+        "doubling unions",
+        "deep parentheses",
+    )
     attacks = [SIZE[name] for name in names] + [BUDGET["many temporary tables"]]
     done = subprocess.run(
         [sys.executable, "-c", MEMORY_SCRIPT, str(database)],

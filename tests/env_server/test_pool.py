@@ -11,6 +11,7 @@ import pytest
 
 from env_server.errors import DataError
 from env_server.pool import DatabasePool
+from env_server.sandbox import Sandbox
 from env_server.settings import SandboxSettings
 
 
@@ -38,7 +39,7 @@ def test_a_lease_serves_its_own_database_and_is_reused(databases: dict[str, Path
 
 def test_idle_sandboxes_are_bounded_and_the_oldest_goes_first(databases: dict[str, Path]) -> None:
     pool = DatabasePool(databases, SandboxSettings(), max_idle=2)
-    used = {}
+    used: dict[str, Sandbox] = {}
     for db_id in ("db0", "db1", "db0", "db2"):
         with pool.lease(db_id) as sandbox:
             used.setdefault(db_id, sandbox)

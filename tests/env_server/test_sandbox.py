@@ -223,7 +223,8 @@ def test_a_result_is_bounded_in_bytes(pets: Path) -> None:
 
 def test_functions_of_quadratic_time_get_smaller_values(sandbox: Sandbox) -> None:
     assert failure(sandbox, "SELECT instr(hex(zeroblob(40000)), 'x')").kind == "size"
-    assert sandbox.query("SELECT length(hex(zeroblob(40000)))", 5).rows == ((80_000,),)
+    for _ in range(2):
+        assert sandbox.query("SELECT length(hex(zeroblob(40000)))", 5).rows == ((80_000,),)
     assert sandbox.query("SELECT instr('abc', 'c'), replace('abc', 'c', 'd')", 5).rows == ((3, "abd"),)
 
 
@@ -296,7 +297,7 @@ def test_a_file_that_is_no_database_is_a_data_error_or_empty(tmp_path: Path, con
     path = tmp_path / "x.db"
     path.write_bytes(content)
     if content:
-        with pytest.raises(DataError, match="x.db cannot be opened"):
+        with pytest.raises(DataError, match=r"x\.db cannot be opened"):
             Sandbox(path, SETTINGS)
     else:
         box = Sandbox(path, SETTINGS)
@@ -311,9 +312,7 @@ def test_a_missing_file_is_a_data_error_and_is_not_created(tmp_path: Path) -> No
 
 
 def test_a_damaged_page_is_an_error_of_the_query_that_meets_it(tmp_path: Path) -> None:
-    path = build(
-        tmp_path / "d.db", "CREATE TABLE t AS " + NUMBERS.format(5_000) + "SELECT i, hex(zeroblob(20)) FROM n"
-    )
+    path = build(tmp_path / "d.db", "CREATE TABLE t AS " + NUMBERS.format(5_000) + "SELECT i, hex(zeroblob(20)) FROM n")
     data = bytearray(path.read_bytes())
     data[4096 * 2 : 4096 * 20] = b"\xff" * (4096 * 18)
     path.write_bytes(data)
@@ -333,8 +332,11 @@ def test_a_closed_sandbox_opens_again(pets: Path) -> None:
 
 
 SNIPPETS = st.sampled_from(
-    ["SELECT", "*", "FROM", "pets", "many", "name", "i", "(", ")", ",", "1", "'a", "'", '"', ";", "--", "/*", "WHERE"]
-    + ["=", "ORDER BY", "LIMIT", "UNION", "WITH", "x", "AS", "JOIN", "count(*)", "GROUP BY", "\n", "\0", "é", "😀", "x'0"]
+    [
+        *("SELECT", "*", "FROM", "pets", "many", "name", "i", "(", ")", ",", "1", "'a", "'", '"', ";", "--", "/*"),
+        *("WHERE", "=", "ORDER BY", "LIMIT", "UNION", "WITH", "x", "AS", "JOIN", "count(*)", "GROUP BY", "\n", "\0"),
+        *("é", "😀", "x'0", "instr(", "hex(", "date("),
+    ]
 )
 
 

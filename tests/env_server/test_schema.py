@@ -114,7 +114,19 @@ def test_a_view_that_costs_too_much_is_not_counted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "argument",
-    ["Pets", "pets", " PETS ", '"pets"', "`pets`", "[pets]", "'pets'", "pets;", "main.pets", '"main"."pets" ;', "pets\n"],
+    [
+        "Pets",
+        "pets",
+        " PETS ",
+        '"pets"',
+        "`pets`",
+        "[pets]",
+        "'pets'",
+        "pets;",
+        "main.pets",
+        '"main"."pets" ;',
+        "pets\n",
+    ],
 )
 def test_a_table_is_found_in_any_case_and_quoting(argument: str) -> None:
     assert Schema((table("owners"), table("Pets"))).find(argument).name == "Pets"
@@ -144,8 +156,7 @@ def test_quoting_is_undone_by_unquoting(name: str) -> None:
 def test_any_argument_finds_a_table_or_says_that_there_is_none(argument: str) -> None:
     schema = Schema((table("pets"),))
     try:
-        found = schema.find(argument)
+        name = schema.find(argument).name
     except UnknownTableError as error:
-        assert len(error.name) <= 80
-        return
-    assert found.name == "pets"
+        name = error.name
+    assert len(name) <= 80

@@ -171,6 +171,23 @@ def test_every_value_in_the_sql_is_in_the_text(synthetic: RawDataset, scrambled:
                 assert value in question.text, question
 
 
+def test_set_operations_need_both_sides(synthetic: RawDataset) -> None:
+    """Neither side selects a part of the other's rows."""
+    checked = 0
+    for db_id, connection in _connections(synthetic):
+        for question in synthetic.questions:
+            if question.db_id == db_id and question.family == "set":
+                halves = re.split(r" INTERSECT | EXCEPT | UNION ", question.sql)
+                first, second = (
+                    {tuple(row) for row in connection.execute(re.sub(r"^SELECT .+? FROM", "SELECT rowid FROM", half))}
+                    for half in halves
+                )
+                checked += 1
+                assert first - second, question
+                assert second - first, question
+    assert checked > 50
+
+
 def test_question_ids_name_the_database(synthetic: RawDataset) -> None:
     for question in synthetic.questions:
         assert re.fullmatch(rf"synthetic-{question.db_id}-\d{{4}}", question.question_id)

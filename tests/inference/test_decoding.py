@@ -22,7 +22,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from inference.decoding import Decoded, Row, decode, draw, shared_length
+from inference.decoding import Decoded, Row, decode, draw
 from inference.engine import EngineError, FinishReason
 
 VOCAB, STOP, PAD = 97, 1, 0
@@ -106,7 +106,7 @@ def test_logprobs_equal_a_plain_forward_over_three_turns(
             assert d.logprobs == pytest.approx(reference(model, row, d.token_ids), abs=1e-4)
         seen = prompts(len(rows), seed=turn + 1)
         rows = [
-            replace(row, prompt_ids=row.prompt_ids + d.token_ids + new, prefix=d.prefix)
+            replace(row, prompt_ids=row.prompt_ids + d.token_ids + new)
             for row, d, new in zip(rows, decoded, seen, strict=True)
         ]
 
@@ -171,30 +171,28 @@ def test_a_group_with_one_prompt_draws_different_samples() -> None:
         assert d.logprobs == pytest.approx(reference(model, row, d.token_ids), abs=1e-4)
 
 
-def test_a_prefix_that_fits_only_partly_is_used_as_far_as_it_fits() -> None:
+def test_cancelled_rows_have_no_result_and_the_others_go_on() -> None:
     model = build()
-    row = Row(prompts(1)[0] + (5, 6, 7), 6, 1.0, seed=3)
-    (d,) = run(model, [row], ())
-    assert d.prefix is not None
-    for prompt in ((*row.prompt_ids[:-2], 9, 9), row.prompt_ids, row.prompt_ids[:2], (11, 12)):
-        changed = replace(row, prompt_ids=prompt, prefix=d.prefix)
-        (reused,) = run(model, [changed], ())
-        (scratch,) = run(model, [replace(changed, prefix=None)], ())
-        assert reused.token_ids == scratch.token_ids
-        assert reused.logprobs == pytest.approx(scratch.logprobs, abs=1e-4)
-
-
-def test_a_cancelled_row_has_no_result_and_the_others_go_on() -> None:
-    model = build()
-    rows = [Row(prompt, 8, 1.0, seed=i) for i, prompt in enumerate(prompts(4))]
+    rows = [Row(prompt, 8 if i else 1, 1.0, seed=i) for i, prompt in enumerate(prompts(4))]
     expected = run(model, rows)
-    rows[2].cancelled.set()
+    for i in (0, 2):
+        rows[i].cancelled.set()
     decoded = decode(model, rows, stop_ids=(STOP,), pad_id=PAD)
-    assert decoded[2] is None
-    for i in (0, 1, 3):
+    assert decoded[0] is decoded[2] is None
+    for i in (1, 3):
         d = decoded[i]
         assert d is not None
         assert d.token_ids == expected[i].token_ids
+
+
+def test_nothing_is_decoded_for_cancelled_rows_alone() -> None:
+    model = build()
+    forwards: list[int] = []
+    model.register_forward_hook(lambda *_: forwards.append(1))
+    row = Row((3, 4, 5), 100, 1.0, seed=0)
+    row.cancelled.set()
+    assert decode(model, [row], stop_ids=(), pad_id=PAD) == [None]
+    assert len(forwards) == 1
 
 
 def test_broken_weights_are_an_error() -> None:
@@ -236,11 +234,3 @@ def test_draw_never_takes_a_token_of_probability_zero(row: list[float], u: float
     probs = torch.softmax(torch.tensor(row) / (temperature or 1.0), dim=-1)
     assert probs[tokens[0]] > 0
     assert logprobs[0].isfinite()
-
-
-@given(st.lists(st.integers(0, 2), max_size=6), st.lists(st.integers(0, 2), min_size=1, max_size=6))
-def test_shared_length_is_the_common_prefix_short_of_the_last_token(known: list[int], prompt: list[int]) -> None:
-    shared = shared_length(tuple(known), tuple(prompt))
-    assert known[:shared] == prompt[:shared]
-    assert shared < len(prompt)
-    assert shared == len(prompt) - 1 or shared == len(known) or known[shared] != prompt[shared]

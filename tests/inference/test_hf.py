@@ -220,7 +220,7 @@ async def test_a_failed_batch_fails_its_requests_and_later_ones_go_on() -> None:
     await engine.aclose()
 
 
-async def test_versions_are_stamped_and_new_weights_forget_old_states(batches: list[list[Row]]) -> None:
+async def test_versions_are_stamped_and_new_weights_are_used() -> None:
     model = tiny()
     engine = engine_of(model)
     async with engine.session(0) as session:
@@ -235,10 +235,9 @@ async def test_versions_are_stamped_and_new_weights_forget_old_states(batches: l
     assert (before.policy_version, after.policy_version) == (0, 8)
     assert after.token_ids == again.token_ids != before.token_ids
     assert after.logprobs == pytest.approx(again.logprobs, abs=1e-4)
-    assert [rows[0].prefix is None for rows in batches] == [True, True, False]
 
 
-async def test_states_computed_while_the_version_changed_are_not_kept(batches: list[list[Row]]) -> None:
+async def test_a_batch_carries_the_version_it_started_with() -> None:
     gate = Gate(tiny())
     engine = engine_of(gate.model, context=gate)
     async with engine.session(0) as session:
@@ -249,7 +248,6 @@ async def test_states_computed_while_the_version_changed_are_not_kept(batches: l
         assert (await running).policy_version == 0
         assert (await session.generate((5, 6), Sampling(2), 0)).policy_version == 1
     await engine.aclose()
-    assert batches[1][0].prefix is None
 
 
 async def test_leaving_last_waits_for_the_running_batch() -> None:
@@ -312,6 +310,19 @@ async def test_closing_during_a_batch_ends_the_thread_and_leaves_no_task() -> No
     assert gate.thread is not threading.current_thread()
     assert not gate.thread.is_alive()
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_closing_before_the_batch_starts_starts_none(batches: list[list[Row]]) -> None:
+    complaints: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    engine = engine_of(tiny())
+    episodes = [asyncio.create_task(play(engine, key)) for key in range(3)]
+    await asyncio.sleep(0)
+    await engine.aclose()
+    results = await asyncio.gather(*episodes, return_exceptions=True)
+    assert all(isinstance(result, EngineClosedError) for result in results)
+    assert not batches
+    assert not complaints
 
 
 def test_refuses_settings_that_cannot_work() -> None:

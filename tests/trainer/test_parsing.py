@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from env_server.types import ActionType, SQLAction
@@ -14,8 +14,20 @@ from trainer.parsing import ParsedAction, format_action, parse_action
 ACTIONS = st.sampled_from([str(kind) for kind in ActionType])
 # Words that make up the syntax, so that arbitrary text meets every branch.
 FRAGMENTS = st.sampled_from(
-    ["DESCRIBE", "query ", "ANSWER:", "Action:", "```", "```sql\n", "**", "`", "\n", "\n\n", " ", "<think>", "</think>"]
-    + [
+    [
+        "DESCRIBE",
+        "query ",
+        "ANSWER:",
+        "Action:",
+        "```",
+        "```sql\n",
+        "**",
+        "`",
+        "\n",
+        "\n\n",
+        " ",
+        "<think>",
+        "</think>",
         "<tool_call>",
         "</tool_call>",
         '{"name": "query",',
@@ -25,8 +37,18 @@ FRAGMENTS = st.sampled_from(
         "{",
         "[",
         "a | b",
+        "SELECT 1",
+        "Observation:",
+        "- ",
+        "1. ",
+        ":",
+        "\r\n",
+        "\u2028",
+        "\x00",
+        "\ud800",
+        "é",
+        "pets",
     ]
-    + ["SELECT 1", "Observation:", "- ", "1. ", ":", "\r\n", "\u2028", "\x00", "\ud800", "é", "pets"]
 )
 NOISE = st.one_of(st.text(), st.lists(FRAGMENTS).map("".join))
 
@@ -215,6 +237,8 @@ def test_raw_newlines_in_a_json_string_are_accepted() -> None:
         ("<think>I count.</think>\nSELECT 1", "SELECT 1"),
         (" I will DESCRIBE the pets. ", "I will DESCRIBE the pets."),
         ("DESCRIBED pets", "DESCRIBED pets"),
+        ("DESCR\u0130BE pets", "DESCR\u0130BE pets"),
+        ("an\u017fwer 3", "an\u017fwer 3"),
         ("query_table pets", "query_table pets"),
         ("ANSWERS: 3", "ANSWERS: 3"),
         ("<think>DESCRIBE pets", "<think>DESCRIBE pets"),
@@ -236,6 +260,7 @@ def test_lone_surrogates_cannot_reach_the_wire() -> None:
     assert parsed('{"action": "answer", "value": "a\\ud800b"}') == ("ANSWER", "a?b")
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(NOISE)
 def test_any_text_is_one_action(text: str) -> None:
     result = parse_action(text)
@@ -245,6 +270,7 @@ def test_any_text_is_one_action(text: str) -> None:
         assert result.action.action_type == "QUERY"
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(ACTIONS, NOISE)
 def test_round_trip(kind: str, argument: str) -> None:
     argument = argument.encode("utf-8", "replace").decode()
@@ -252,6 +278,7 @@ def test_round_trip(kind: str, argument: str) -> None:
     assert parse_action(said) == ParsedAction(SQLAction(action_type=kind, argument=argument), parseable=True)
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(ACTIONS, st.from_regex(r"[a-zA-Z0-9_.,;(]+( [a-zA-Z0-9_=<>|'-]+)*", fullmatch=True))
 def test_ordinary_arguments_are_written_plainly(kind: str, argument: str) -> None:
     assert format_action(kind.lower(), argument) == f"{kind} {argument}"
@@ -267,6 +294,7 @@ def test_canonical_text() -> None:
         format_action("DROP", "pets")
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(
     ACTIONS,
     st.sampled_from(
@@ -295,8 +323,6 @@ def test_noise_around_an_action_changes_nothing(kind: str, prefix: str, suffix: 
         '{"a":\n',
         '{"action":\n',
         "[",
-    ]
-    + [
         "```\n",
         "query \n",
         "QUERY\n",

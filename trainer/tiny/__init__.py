@@ -6,3 +6,6 @@ from pathlib import Path
 
 BASE_CHECKPOINT = Path(__file__).parent / "base"
 """The shipped base policy; `make base` rebuilds it."""
+
+BASE_NOTES = "base_notes.md"
+"""A text beside a checkpoint that says how it was made; the report shows it."""

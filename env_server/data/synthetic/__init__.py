@@ -1,9 +1,12 @@
 """The built-in data sets: generated databases with questions and gold SQL, deterministic from a seed.
 
 `build_synthetic` makes the default data set: sixteen domains, four databases each, whole domains held out for
-evaluation. `build_scrambled` makes databases of the same structures whose names and values are drawn at random
-from the words of all domains; a tiny policy warms up on them. Both are cached in the directory that they are
-given; the same seed gives the same bytes. All randomness comes from `random.Random` seeded with text.
+evaluation. `build_scrambled` makes databases for a tiny policy to warm up on: the structures are drawn from the
+training domains only, names and values at random from the words of all domains, the held-out ones included. So a
+policy warmed up on them has met the words of the evaluation databases, and not their tables.
+
+Both are cached in the directory that they are given; the same seed gives the same bytes. All randomness comes
+from `random.Random` seeded with text.
 """
 
 from __future__ import annotations
@@ -66,10 +69,11 @@ def _synthetic(seed: int) -> Iterator[_Item]:
 
 
 def _scrambled(seed: int, databases: int, questions_per_database: int) -> Iterator[_Item]:
+    shapes = [d for d in DOMAINS if d.split is Split.TRAIN]
     for index in range(databases):
         db_id = f"scrambled_{index:04d}"
         rng = Random(f"scrambled/{seed}/{db_id}")
-        shape = draft(DOMAINS[index % len(DOMAINS)], rng)
+        shape = draft(shapes[index % len(shapes)], rng)
         database = populate(db_id, scramble(shape, rng), rng)
         with open_in_memory(database) as connection:
             kept = questions(database, connection, questions_per_database, Split.TRAIN, "scrambled", rng)

@@ -64,6 +64,8 @@ class Column:
     @property
     def plural(self) -> bool:
         """Whether the phrase reads as a plural ("seats")."""
+        if self.phrase.startswith("number of "):
+            return False
         return self.phrase.endswith("s") and not self.phrase.endswith(("ss", "us", "is"))
 
     @property

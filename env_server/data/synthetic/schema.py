@@ -72,6 +72,11 @@ def _taken(nouns: Mapping[str, Noun]) -> set[str]:
     return {"id"} | {n.singular for n in nouns.values()} | {n.plural for n in nouns.values()}
 
 
+def _claims(label: Label) -> set[str]:
+    """Return the phrase and the identifier, which no other column of the table may have; SQL ignores case."""
+    return {label.phrase, label.identifier.lower()}
+
+
 def _chosen_tables(domain: DomainSpec, rng: Random) -> list[TableSpec]:
     tables = list(domain.tables)
     for spec in domain.tables:
@@ -97,10 +102,10 @@ def _own_columns(spec: TableSpec, taken: set[str], rng: Random) -> tuple[ColumnD
         kept = [*kept[:1], *rng.sample(kept[1:], len(kept) - 1)]
     drafts = []
     for column in kept:
-        options = [x for x in column.labels if x.phrase not in taken]
+        options = [x for x in column.labels if taken.isdisjoint(_claims(x))]
         if options:
             label = _pick(rng, options, _AWKWARD_COLUMN)
-            taken.add(label.phrase)
+            taken.update(_claims(label))
             drafts.append(ColumnDraft(label, column))
     return tuple(drafts)
 
@@ -121,7 +126,7 @@ def _scramble_table(table: TableDraft, nouns: Mapping[str, Noun], rng: Random) -
     columns = []
     for column in table.columns:
         label = _scrambled_label(column.spec.kind, taken, rng)
-        taken.add(label.phrase)
+        taken.update(_claims(label))
         columns.append(ColumnDraft(label, _scrambled_spec(column.spec, rng)))
     links = tuple(replace(link, verb=rng.choice(domains.all_verbs())) for link in table.links)
     return replace(table, noun=nouns[table.key], links=links, columns=tuple(columns))
@@ -140,7 +145,7 @@ def _scrambled_label(kind: Kind, taken: set[str], rng: Random) -> Label:
         else:
             first, second = rng.choice(domains.all_nouns()).singular, _pick(rng, domains.all_labels(), 0.0)
             label = Label(f"{first}_{second.identifier}", f"{first} {second.phrase}")
-        if label.phrase not in taken:
+        if taken.isdisjoint(_claims(label)):
             return label
 
 

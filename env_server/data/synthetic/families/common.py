@@ -69,7 +69,8 @@ def draw_measure(table: Table, rng: Random, functions: Sequence[str] = ("MAX", "
 def measure(function: str, column: Column, rng: Random) -> Measure:
     """Put an aggregate into words."""
     if function == "SUM":
-        words = f"sum of the {column.phrase}" if column.phrase.startswith("total") else f"total {column.phrase}"
+        spelled = column.phrase.startswith("total") or rng.random() < 0.25
+        words = f"sum of the {column.phrase}" if spelled else f"total {column.phrase}"
     elif function == "AVG":
         words = f"{rng.choice(('average', 'average', 'mean'))} {column.phrase}"
     elif column.is_year:

@@ -81,7 +81,9 @@ def combined(db: Database, rng: Random) -> Candidate | None:
     table, category = rng.choice(pairs)
     first = any_condition(table, rng, [category], pairs=0.0)
     second = any_condition(table, rng, [category], pairs=0.0)
-    if first is None or second is None or first.rows == second.rows:
+    if first is None or second is None:
+        return None
+    if first.rows <= second.rows or second.rows <= first.rows:  # one query alone would do
         return None
     operation = rng.choice(("INTERSECT", "INTERSECT", "EXCEPT", "EXCEPT", "UNION"))
     parts = [f"SELECT {category.sql} FROM {table.sql} WHERE {c.sql()}" for c in (first, second)]

@@ -1,0 +1,68 @@
+"""The tiny policy: a lossless tokenizer with one token per word, and an untied network of the promised size."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from trainer.prompts import ChatRenderer
+from trainer.tiny.model import build_model
+from trainer.tiny.tokenizer import END, build_tokenizer
+
+TEXTS = ["How many pets are there? owner_id Pets", "QUERY SELECT name FROM pets WHERE age > 12", "cat | dog"]
+TOKENIZER = build_tokenizer(TEXTS)
+
+
+@given(st.text())
+def test_every_text_survives_a_round_trip(text: str) -> None:
+    ids = TOKENIZER(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+    assert TOKENIZER.decode(ids) == text.encode("utf-8", "ignore").decode()
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("pets", 1),
+        ("QUERY SELECT ", 2),
+        (" WHERE ", 1),
+        ("owner_id", 3),
+        ("pets pets", 3),
+        ("12", 2),
+        ("zebra", 5),
+        ("T1.name", 2),
+        (" rowspets", 1 + len("rowspets")),
+    ],
+)
+def test_known_words_and_skeletons_are_one_token_each(text: str, count: int) -> None:
+    assert len(TOKENIZER(text, add_special_tokens=False)["input_ids"]) == count
+
+
+def test_words_are_chosen_by_frequency_then_spelling() -> None:
+    tokenizer = build_tokenizer(["bb bb aa cc"], max_words=2)
+    assert [len(tokenizer(word)["input_ids"]) for word in ("aa", "bb", "cc")] == [1, 1, 2]
+
+
+def test_saved_and_loaded_it_is_the_same(tmp_path: object) -> None:
+    TOKENIZER.save_pretrained(str(tmp_path))
+    loaded = AutoTokenizer.from_pretrained(str(tmp_path))
+    assert [loaded(text)["input_ids"] for text in TEXTS] == [TOKENIZER(text)["input_ids"] for text in TEXTS]
+    assert loaded.chat_template == TOKENIZER.chat_template
+    assert loaded.eos_token == END
+
+
+def test_its_template_leaves_the_system_prompt_out_and_renders_by_appending() -> None:
+    renderer = ChatRenderer(TOKENIZER)
+    prompt = renderer.prompt_ids([{"role": "system", "content": "long"}, {"role": "user", "content": "pets"}])
+    assert TOKENIZER.decode(prompt) == "<obs>pets<act>"
+    assert TOKENIZER.decode(renderer.observation_ids("cat", closed=True)) == "<obs>cat<act>"
+    assert TOKENIZER.decode(renderer.observation_ids("cat", closed=False)) == "<end><obs>cat<act>"
+
+
+def test_the_network_is_untied_small_and_seeded() -> None:
+    model = build_model(TOKENIZER, seed=1)
+    assert model.get_input_embeddings().weight.data_ptr() != model.get_output_embeddings().weight.data_ptr()
+    assert model.num_parameters() < 1_500_000
+    again = build_model(TOKENIZER, seed=1)
+    assert all((a == b).all() for a, b in zip(model.parameters(), again.parameters(), strict=True))
