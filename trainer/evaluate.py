@@ -9,11 +9,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from itertools import chain, zip_longest
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -23,6 +26,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from env_server.data.loading import load_dataset
 from env_server.data.questions import Dataset, Question, Split
 from env_server.environment import SQLEnvironment
+from env_server.errors import SQLEnvError
 from env_server.pool import DatabasePool
 from env_server.settings import EnvSettings
 from env_server.types import AnswerMode
@@ -37,6 +41,10 @@ from trainer.summary_table import summary_table
 from trainer.transcript import TokenBudget
 
 SCRIPTED = ("random", "oracle")
+
+
+class PolicyError(SQLEnvError):
+    """A policy cannot be loaded: no such folder or model, or not a causal language model with a tokenizer."""
 
 
 def choose_questions(dataset: Dataset, split: Split, limit: int) -> list[Question]:
@@ -58,19 +66,18 @@ def play_scripted(
     on_episode: Callable[[Episode], None],
 ) -> list[Episode]:
     """Play the questions with the random player or the oracle."""
-    pool = DatabasePool(dataset.databases, settings.sandbox)
-    environment = SQLEnvironment(dataset, pool, settings, answer_mode)
     episodes = []
-    for index, question in enumerate(questions):
-        player: Player = (
-            OraclePlayer(question, answer_mode)
-            if policy == "oracle"
-            else RandomPlayer(derive_seed(seed, index), answer_mode)
-        )
-        episode, _ = play(environment, question, player)
-        episodes.append(episode)
-        on_episode(episode)
-    pool.close()
+    with closing(DatabasePool(dataset.databases, settings.sandbox)) as pool:
+        environment = SQLEnvironment(dataset, pool, settings, answer_mode)
+        for index, question in enumerate(questions):
+            player: Player = (
+                OraclePlayer(question, answer_mode)
+                if policy == "oracle"
+                else RandomPlayer(derive_seed(seed, index), answer_mode)
+            )
+            episode, _ = play(environment, question, player)
+            episodes.append(episode)
+            on_episode(episode)
     return episodes
 
 
@@ -83,14 +90,15 @@ def play_model(
     settings: RolloutSettings,
     seed: int,
     on_episode: Callable[[Episode], None],
+    template_kwargs: Mapping[str, Any] | None = None,
 ) -> list[Episode]:
-    """Play the questions with a model in this process."""
-    renderer = ChatRenderer(tokenizer)
+    """Play the questions with a model in this process. `template_kwargs` are the chat template's variables."""
+    renderer = ChatRenderer(tokenizer, template_kwargs)
     environments = LocalEnvironments(dataset, env_settings, settings.answer_mode)
     engine = HFEngine(
         model,
         stop_ids=renderer.stop_ids,
-        pad_id=tokenizer.pad_token_id,
+        pad_id=renderer.stop_ids[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
         max_batch=settings.max_concurrency,
         max_context=settings.budget.max_context,
     )
@@ -136,12 +144,12 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--split", type=Split, choices=list(Split), default=Split.EVAL, help="default: eval")
     parser.add_argument("--answer_mode", type=AnswerMode, choices=list(AnswerMode), default=AnswerMode.VALUE)
     parser.add_argument("--episodes", type=int, default=-1, help="how many questions (default: all)")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 plays greedily (default)")
+    parser.add_argument("--temperature", type=_temperature, default=0.0, help="0 plays greedily (default)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--step_budget", type=int, default=15, help="steps in an episode")
-    parser.add_argument("--max_concurrency", type=int, default=64, help="episodes in flight")
-    parser.add_argument("--max_completion_length", type=int, default=4_096, help="tokens of an episode")
-    parser.add_argument("--max_turn_length", type=int, default=256, help="tokens of one turn")
+    parser.add_argument("--step_budget", type=_positive, default=15, help="steps in an episode")
+    parser.add_argument("--max_concurrency", type=_positive, default=64, help="episodes in flight")
+    parser.add_argument("--max_completion_length", type=_positive, default=4_096, help="tokens of an episode")
+    parser.add_argument("--max_turn_length", type=_positive, default=256, help="tokens of one turn")
     parser.add_argument("--json", action="store_true", help="end with one JSON object on the last line of stdout")
     parser.add_argument("--episodes_out", help="write every episode, turn by turn, to this JSONL file")
     return parser
@@ -153,6 +161,8 @@ def run(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     if args.episodes == 0 or args.episodes < -1:
         parser.error(f"--episodes must be positive, or -1 for all; got {args.episodes}")
+    if args.episodes_out and not Path(args.episodes_out).parent.is_dir():
+        parser.error(f"--episodes_out: there is no folder {Path(args.episodes_out).parent}")
     console = Console(stderr=True)
     dataset = load_dataset(args.data, answer_mode=args.answer_mode)
     questions = choose_questions(dataset, args.split, args.episodes)
@@ -205,8 +215,30 @@ def write_records(path: str, records: Sequence[EpisodeRecord]) -> None:
 
 
 def load_policy(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a model and its tokenizer from a folder or the Hub, on the GPU when there is one (then in bfloat16)."""
+    """Load a model and its tokenizer from a folder or the Hub, on the GPU when there is one (then in bfloat16).
+
+    Raises PolicyError.
+    """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype).to(device)
-    return model, AutoTokenizer.from_pretrained(name)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+        model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype)
+    except (OSError, ValueError) as error:
+        where = "is not a checkpoint" if Path(name).is_dir() else "is no folder here, and no model on the Hub"
+        raise PolicyError(f"the policy {name!r} {where}: {' '.join(str(error).split())}") from error
+    return model.to(device), tokenizer
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number <= 0:
+        raise argparse.ArgumentTypeError(f"must be positive, not {number}")
+    return number
+
+
+def _temperature(text: str) -> float:
+    number = float(text)
+    if not 0.0 <= number < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a finite number >= 0, not {text}")
+    return number

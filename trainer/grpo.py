@@ -72,13 +72,16 @@ class SQLEnvRollout:
         self._rewards = rewards
         self._on_batch = on_batch
         self._runner = asyncio.Runner()
+        self._step = -1
+        self._played = 0
 
     def __call__(self, prompts: list[list[dict[str, Any]]], trainer: GRPOTrainer) -> dict[str, Any]:
         """Play one episode per prompt. Raises RolloutError."""
         step, rank = trainer.state.global_step, trainer.accelerator.process_index
+        first = self._first_index(step, len(prompts))
         requests = [
             request_for(self._dataset.question(prompt[-1]["question_id"]), derive_seed(self._seed, step, rank, index))
-            for index, prompt in enumerate(prompts)
+            for index, prompt in enumerate(prompts, start=first)
         ]
         started = time.perf_counter()
         episodes = self._runner.run(self._client.play(requests))
@@ -91,6 +94,14 @@ class SQLEnvRollout:
             "env_mask": [row.env_mask for row in rows],
             **reward_fields(episodes, self._rewards),
         }
+
+    def _first_index(self, step: int, count: int) -> int:
+        """Number the episodes of a step through, however many batches TRL generates in it: no seed comes twice."""
+        if step != self._step:
+            self._step, self._played = step, 0
+        first = self._played
+        self._played += count
+        return first
 
     def close(self) -> None:
         """Close the event loop."""

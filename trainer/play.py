@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from contextlib import closing
 
 from rich.console import Console
 from rich.panel import Panel
@@ -41,27 +42,29 @@ def run(argv: Sequence[str]) -> int:
     args = build_parser().parse_args(argv)
     console = Console(highlight=False)
     dataset = load_dataset(args.data, answer_mode=args.answer_mode)
-    pool = DatabasePool(dataset.databases, EnvSettings().sandbox)
-    environment = SQLEnvironment(dataset, pool, answer_mode=args.answer_mode)
-    observation = environment.reset(seed=args.seed, question_id=args.question_id, split=args.split)
-    console.print(Panel(Text(f"{observation.question}\n\n{observation.schema_info}"), title="a hidden database"))
-    console.print(Text(HELP, style="dim"))
+    with closing(DatabasePool(dataset.databases, EnvSettings().sandbox)) as pool:
+        environment = SQLEnvironment(dataset, pool, answer_mode=args.answer_mode)
+        observation = environment.reset(seed=args.seed, question_id=args.question_id, split=args.split)
+        console.print(Panel(Text(f"{observation.question}\n\n{observation.schema_info}"), title="a hidden database"))
+        console.print(Text(HELP, style="dim"))
+        try:
+            return _play(console, environment, observation)
+        except (EOFError, KeyboardInterrupt):
+            console.print()
+            return 1
+
+
+def _play(console: Console, environment: SQLEnvironment, observation: SQLObservation) -> int:
     total = 0.0
-    try:
-        while not observation.done:
-            text = _read(console, observation)
-            if not text:
-                continue
-            if text.lower() in ("quit", "exit"):
-                return 1
-            observation = environment.step(parse_action(text).action)
-            total += observation.reward
-            _show(console, observation, total)
-    except (EOFError, KeyboardInterrupt):
-        console.print()
-        return 1
-    finally:
-        pool.close()
+    while not observation.done:
+        text = _read(console, observation)
+        if not text:
+            continue
+        if text.lower() in ("quit", "exit"):
+            return 1
+        observation = environment.step(parse_action(text).action)
+        total += observation.reward
+        _show(console, observation, total)
     return 0
 
 

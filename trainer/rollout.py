@@ -8,8 +8,8 @@ Invariants:
 3. Budget. A row never exceeds its token budgets; when it is full the oldest turns go, the recent ones stay.
 4. No barrier. One asyncio task per episode; none waits for another one's SQL, generation or reset. The number
    in flight is bounded by `max_concurrency`.
-5. Survival. Every wait has a deadline. When more than `max_failure_share` of the episodes fail, the rollout
-   raises RolloutError with the first cause instead of handing noise to the trainer.
+5. Survival. Every wait for an answer has a deadline. As soon as more than `max_failure_share` of the episodes have
+   failed, the rollout raises RolloutError with the first cause instead of handing noise to the trainer.
 6. Determinism. An episode's sampling seeds depend on the run's seed, the round and the episode's place in it
    alone, never on timing.
 """
@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from env_server.errors import SQLEnvError
@@ -31,7 +32,7 @@ from trainer.prompts import ChatRenderer, first_message, observation_message, sy
 from trainer.transcript import TokenBudget, Transcript, masked_row
 
 
-class RolloutError(Exception):
+class RolloutError(SQLEnvError):
     """Too many episodes of one rollout failed; the text names the share and the first cause."""
 
 
@@ -49,7 +50,7 @@ class RolloutSettings:
     engine_timeout_s: float = 300.0
     """Deadline of one generated turn."""
     environment_timeout_s: float = 60.0
-    """Deadline of one reset or step; far above the environment's own deadline for a query."""
+    """Deadline of opening a session, of a reset and of a step; far above the environment's own for a query."""
     answer_mode: AnswerMode = AnswerMode.VALUE
 
 
@@ -90,28 +91,36 @@ class RolloutClient:
     ) -> list[Episode]:
         """Play every request and return the episodes in the same order.
 
-        `on_episode` is called as each one ends (progress). Raises RolloutError.
+        `on_episode` is called as each one ends (progress). Raises RolloutError; anything that is not a failure of
+        the machinery is a bug and comes out in an ExceptionGroup.
         """
         slots = asyncio.Semaphore(self._settings.max_concurrency)
+        failures: list[str] = []
 
         async def play_one(index: int, request: EpisodeRequest) -> Episode:
             async with slots:
                 episode = await self._play_or_fail(index, request)
+            if episode.outcome is Outcome.FAILED:
+                failures.append(episode.failure)
+                self._check_failures(failures, len(requests))
             if on_episode is not None:
                 on_episode(episode)
             return episode
 
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(play_one(i, request)) for i, request in enumerate(requests)]
-        episodes = [task.result() for task in tasks]
-        self._check_failures(episodes)
-        return episodes
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(play_one(i, request)) for i, request in enumerate(requests)]
+        except ExceptionGroup as errors:
+            stopped, bugs = errors.split(RolloutError)
+            if stopped is None or bugs is not None:
+                raise
+            raise stopped.exceptions[0] from None
+        return [task.result() for task in tasks]
 
-    def _check_failures(self, episodes: Sequence[Episode]) -> None:
-        failures = [e.failure for e in episodes if e.outcome is Outcome.FAILED]
-        if len(failures) > self._settings.max_failure_share * len(episodes):
+    def _check_failures(self, failures: Sequence[str], episodes: int) -> None:
+        if len(failures) > self._settings.max_failure_share * episodes:
             raise RolloutError(
-                f"{len(failures)} of {len(episodes)} episodes failed, more than the allowed share of "
+                f"{len(failures)} of {episodes} episodes failed, more than the allowed share of "
                 f"{self._settings.max_failure_share:.0%}; the first cause: {failures[0]}"
             )
 
@@ -123,7 +132,11 @@ class RolloutClient:
             return _failed_episode(request, self._renderer, f"{type(error).__name__}: {error}")
 
     async def _play(self, index: int, request: EpisodeRequest) -> Episode:
-        async with self._environments.session() as environment, self._engine.session(index) as engine:
+        async with AsyncExitStack() as stack:
+            async with _deadline(self._settings.environment_timeout_s, "the environment opened no session"):
+                environment = await stack.enter_async_context(self._environments.session())
+            async with _deadline(self._settings.engine_timeout_s, "the engine opened no session"):
+                engine = await stack.enter_async_context(self._engine.session(index))
             return await _EpisodePlayer(request, environment, engine, self._renderer, self._settings).play()
 
 
@@ -149,7 +162,7 @@ class _EpisodePlayer:
     async def play(self) -> Episode:
         request = self._request
         episode_id = f"{request.question_id}#{request.seed}"
-        async with asyncio.timeout(self._settings.environment_timeout_s):
+        async with _deadline(self._settings.environment_timeout_s, "the environment did not answer a reset"):
             observation = await self._environment.reset(request.question_id, episode_id)
         transcript = Transcript(self._prompt_ids(observation), self._settings.budget)
         while not observation.done and (room := transcript.room()):
@@ -185,19 +198,32 @@ class _EpisodePlayer:
         settings = self._settings
         sampling = Sampling(max_new_tokens=room, temperature=settings.temperature)
         seed = derive_seed(self._request.seed, len(self._turns))
-        async with asyncio.timeout(settings.engine_timeout_s):
+        async with _deadline(settings.engine_timeout_s, "the engine did not finish a turn"):
             completion = await self._engine.generate(transcript.view, sampling, seed)
         self._policy_version = completion.policy_version
         transcript.add_turn(completion.token_ids, completion.logprobs)
         text = self._renderer.decode_turn(completion.token_ids)
         parsed = parse_action(text)
-        async with asyncio.timeout(settings.environment_timeout_s):
+        async with _deadline(settings.environment_timeout_s, "the environment did not answer a step"):
             observation = await self._environment.step(parsed.action)
         self._turns.append(turn_of(text, parsed.action, observation, parsed.parseable))
         if not observation.done:
             closed = completion.finish_reason is FinishReason.STOP
             transcript.add_reply(self._renderer.observation_ids(observation_message(observation), closed=closed))
         return observation
+
+
+@asynccontextmanager
+async def _deadline(seconds: float, complaint: str) -> AsyncIterator[None]:
+    """Bound a wait; the TimeoutError says what did not happen, and in how long."""
+    timeout = asyncio.timeout(seconds)
+    try:
+        async with timeout:
+            yield
+    except TimeoutError as error:
+        if not timeout.expired():
+            raise
+        raise TimeoutError(f"{complaint} within {seconds:g} s") from error
 
 
 def _outcome(observation: SQLObservation) -> Outcome:

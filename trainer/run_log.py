@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -24,6 +25,7 @@ class RunLog(TrainerCallback):  # type: ignore[misc]  # transformers carries no 
         self._console = console
         self._pending: dict[str, list[float]] = defaultdict(list)
         self._started = time.monotonic()
+        self._first_step = 0
 
     def write_batch(self, step: int, episodes: Sequence[Episode], metrics: dict[str, float]) -> None:
         """Keep a batch of training episodes; called by the rollout."""
@@ -35,8 +37,9 @@ class RunLog(TrainerCallback):  # type: ignore[misc]  # transformers carries no 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Start the clock."""
+        """Start the clock, and remember where a resumed run goes on."""
         self._started = time.monotonic()
+        self._first_step = state.global_step
 
     def on_log(
         self,
@@ -46,27 +49,33 @@ class RunLog(TrainerCallback):  # type: ignore[misc]  # transformers carries no 
         logs: dict[str, float] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Write one line of metrics, and say how it goes."""
-        if not state.is_world_process_zero or not self._pending or logs is None:
+        """Write one line of metrics, and say how it goes. A step that trained on earlier episodes has no rollout's."""
+        if not state.is_world_process_zero or logs is None or "loss" not in logs:
             return
         rollout = {name: fmean(values) for name, values in self._pending.items()}
         self._pending.clear()
-        self._metrics.write({"step": state.global_step, **logs, **rollout})
+        metrics = {**logs, **rollout}
+        self._metrics.write({"step": state.global_step, **metrics})
         elapsed = time.monotonic() - self._started
-        left = elapsed / state.global_step * (state.max_steps - state.global_step)
+        left = elapsed / (state.global_step - self._first_step) * (state.max_steps - state.global_step)
         self._console.print(
-            f"step {state.global_step:>4}/{state.max_steps}  success {rollout['rollout/success_rate']:5.1%}  "
-            f"reward {logs.get('reward', float('nan')):+.3f}  steps {rollout['rollout/steps']:4.1f}  "
-            f"loss {logs.get('loss', float('nan')):+.4f}  "
-            f"|logprob gap| {logs.get('sampling/sampling_logp_difference/max', float('nan')):.1e}  "
+            f"step {state.global_step:>4}/{state.max_steps}  success {_of(metrics, 'rollout/success_rate'):5.1%}  "
+            f"reward {_of(metrics, 'reward'):+.3f}  steps {_of(metrics, 'rollout/steps'):4.1f}  "
+            f"loss {_of(metrics, 'loss'):+.4f}  "
+            f"|logprob gap| {_of(metrics, 'sampling/sampling_logp_difference/max'):.1e}  "
             f"{_clock(elapsed)} gone, {_clock(left)} left",
             highlight=False,
+            soft_wrap=True,
         )
 
     def close(self) -> None:
         """Close the files."""
         self._metrics.close()
         self._episodes.close()
+
+
+def _of(metrics: Mapping[str, float], name: str) -> float:
+    return metrics.get(name, math.nan)
 
 
 def _clock(seconds: float) -> str:

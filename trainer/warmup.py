@@ -7,13 +7,22 @@ ids are assembled exactly as a rollout assembles them, so what is learned here i
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from datasets import Dataset as HubDataset
 from rich.console import Console
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import (
+    AutoTokenizer,
+    PreTrainedTokenizerBase,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 from trl import ModelConfig, SFTConfig, SFTTrainer, TrlParser, get_peft_config
 from trl.trainer.utils import create_model_from_path
 
@@ -33,6 +42,24 @@ from trainer.tiny.tokenizer import build_tokenizer
 
 IGNORED = -100
 """The label that the loss leaves out."""
+
+
+class Deadline(TrainerCallback):  # type: ignore[misc]  # transformers carries no types
+    """Stops training once its minutes are over."""
+
+    def __init__(self, minutes: float) -> None:
+        self._seconds = 60 * minutes
+        self._started = time.monotonic()
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Start the clock."""
+        self._started = time.monotonic()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Ask the trainer to stop when the time is over."""
+        control.should_training_stop |= time.monotonic() - self._started >= self._seconds
 
 
 def encode(conversation: Conversation, renderer: ChatRenderer) -> dict[str, list[int]]:
@@ -109,6 +136,7 @@ def run(argv: Sequence[str]) -> int:
         processing_class=tokenizer,
         peft_config=get_peft_config(model_config),
         optimizers=(optimizer, None),
+        callbacks=[Deadline(arguments.max_minutes)] if arguments.max_minutes > 0 else None,
     )
     trainer.train(resume_from_checkpoint=sft.resume_from_checkpoint)
     target = Path(sft.output_dir)

@@ -122,7 +122,7 @@ def test_a_step_before_reset_raises(environment: SQLEnvironment) -> None:
 def test_unknown_questions_and_empty_splits_are_refused(pets: Dataset) -> None:
     pool = DatabasePool(pets.databases, EnvSettings().sandbox)
     environment = SQLEnvironment(pets, pool)
-    with pytest.raises(UnknownQuestionError, match="'nope'.*cats"):
+    with pytest.raises(UnknownQuestionError, match=r"'nope'.*cats"):
         environment.reset(question_id="nope")
     train_only = Dataset("train only", pets.select(Split.TRAIN), pets.databases)  # type: ignore[arg-type]
     with pytest.raises(SQLEnvError, match="no usable question in split 'eval'"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -96,7 +97,7 @@ def test_dropping_leaves_room_for_several_turns() -> None:
         drops.append(transcript.dropped_turns)
         transcript.add_turn((7,) * 5, (0.0,) * 5)
         transcript.add_reply([8] * 5)
-    changes = sum(a != b for a, b in zip(drops, drops[1:], strict=False))
+    changes = sum(a != b for a, b in pairwise(drops))
     assert changes <= 6, "the prefix changes once in several turns, not in each one"
 
 

@@ -38,7 +38,7 @@ COMMON = [
     *("--use_cpu", "true", "--bf16", "false", "--gradient_checkpointing", "false", "--torch_threads", "1"),
     *("--per_device_train_batch_size", "16", "--train_sampling_strategy", "group_by_length", "--max_length", "512"),
     *("--lr_scheduler_type", "linear", "--save_strategy", "no", "--report_to", "none", "--logging_steps", "100"),
-    *("--seed", "0", "--muon_learning_rate", "0.02", "--learning_rate", "0.003"),
+    *("--seed", "0", "--muon_learning_rate", "0.02", "--learning_rate", "0.02"),
 ]
 
 
@@ -88,7 +88,7 @@ def main(argv: Sequence[str]) -> int:
     """Build into the package, or into `--target`."""
     parser = argparse.ArgumentParser(prog="python -m trainer.tiny.build", description=__doc__)
     parser.add_argument("--target", type=Path, default=BASE_CHECKPOINT, help="default: the shipped checkpoint")
-    parser.add_argument("--epochs", type=float, default=4.0, help="epochs of clean play")
+    parser.add_argument("--epochs", type=float, default=5.0, help="epochs of clean play")
     parser.add_argument("--mixed_epochs", type=float, default=1.0, help="epochs of mixed play")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)

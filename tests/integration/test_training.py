@@ -1,0 +1,228 @@
+"""GRPO for real: `sqlenv train` on a random policy and generated data, in one process, a few steps long.
+
+TRL itself measures how far the sampled logprobs are from its own, so its metrics judge the whole chain: prompts,
+engine, token rows, masks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+import sqlenv
+from env_server.data.loading import CACHE_VARIABLE, load_dataset
+from env_server.data.questions import Dataset, Split
+from trainer.run_files import RunFolder
+from trainer.tiny.tokenizer import build_tokenizer
+
+FLAGS = [
+    *("--data", "synthetic", "--eval_episodes", "8", "--step_budget", "6", "--max_turn_length", "16"),
+    *("--max_completion_length", "192", "--max_steps", "3", "--per_device_train_batch_size", "8"),
+    *("--num_generations", "4", "--learning_rate", "1e-3", "--lr_scheduler_type", "constant"),
+    *("--vllm_importance_sampling_mode", "token_truncate", "--logging_steps", "1", "--report_to", "none"),
+    *("--use_cpu", "true", "--bf16", "false", "--gradient_checkpointing", "false", "--torch_threads", "1"),
+    *("--seed", "3"),
+]
+CHECKPOINTS = ("--save_strategy", "steps", "--save_steps", "1")
+NO_CHECKPOINTS = ("--save_strategy", "no")
+
+Run = Callable[..., RunFolder]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    threads = torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CACHE_VARIABLE, str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+        yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def dataset(surroundings: None) -> Dataset:
+    return load_dataset("synthetic")
+
+
+@pytest.fixture(scope="module")
+def policy(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random policy that likes the words of actions, so that rewards within a group differ."""
+    tokenizer = build_tokenizer([question.text for question in dataset.questions], max_words=60)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        max_position_embeddings=512,
+        tie_word_embeddings=False,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+    )
+    liked = {"<end>": 6.0, "ANSWER ": 4.5, "DESCRIBE ": 4.5, "SAMPLE ": 4.5, "QUERY ": 3.0, "1": 3.0, "2": 3.0}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = Qwen3ForCausalLM(config)
+    with torch.no_grad():
+        # The first hidden dimension is a constant, so its column of the head is a bias.
+        model.model.embed_tokens.weight[:, 0] = 1.0
+        for text, bias in liked.items():
+            (index,) = tokenizer(text, add_special_tokens=False)["input_ids"]
+            model.lm_head.weight[index, 0] = bias / config.hidden_size**0.5
+    folder = tmp_path_factory.mktemp("policy")
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def train(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Run `sqlenv train` with the flags above and some more, in a new folder or the given one."""
+
+    def run(*flags: str, folder: Path | None = None) -> RunFolder:
+        target = folder or tmp_path_factory.mktemp("runs") / "run"
+        command = ["train", "--model_name_or_path", str(policy), "--output_dir", str(target), *FLAGS, *flags]
+        assert sqlenv.main(command) == 0
+        return RunFolder.open(target)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def whole(train: Run) -> RunFolder:
+    """Three steps in one go."""
+    return train(*NO_CHECKPOINTS)
+
+
+def token_exact(metrics: dict[str, float]) -> bool:
+    return (
+        metrics["sampling/sampling_logp_difference/max"] < 1e-4
+        and metrics["sampling/importance_sampling_ratio/min"] > 1 - 1e-4
+        and metrics["sampling/importance_sampling_ratio/max"] < 1 + 1e-4
+    )
+
+
+def weights_of(folder: RunFolder, name: str = "model.safetensors") -> str:
+    return sha256((folder.path / "model" / name).read_bytes()).hexdigest()
+
+
+def test_every_step_is_token_exact(whole: RunFolder) -> None:
+    steps = whole.metrics().rows
+    assert [row["step"] for row in steps] == [1, 2, 3]
+    assert all(token_exact(row) for row in steps)
+    assert max(row["rollout/truncated"] for row in steps) > 0, "rows that lost their oldest turns are among them"
+    assert all(row["rollout/failed"] == 0 for row in steps)
+
+
+def test_the_policy_learns_from_rewards_that_differ(whole: RunFolder, policy: Path) -> None:
+    steps = whole.metrics().rows
+    assert all(row["reward_std"] > 0 and row["grad_norm"] > 0 for row in steps)
+    assert weights_of(whole) != sha256((policy / "model.safetensors").read_bytes()).hexdigest()
+    assert Qwen3ForCausalLM.from_pretrained(whole.path / "model").num_parameters() > 0
+
+
+def test_every_training_episode_is_kept(whole: RunFolder, dataset: Dataset) -> None:
+    lines = whole.episodes()
+    assert lines.torn == 0
+    assert Counter(row.step for row in lines.rows) == {0: 8, 1: 8, 2: 8}
+    for start in range(0, 24, 4):
+        assert len({row.record.question_id for row in lines.rows[start : start + 4]}) == 1, "a group is one question"
+    assert len({row.record.episode_id for row in lines.rows}) == 24
+    assert {row.record.db_id for row in lines.rows} <= {q.db_id for q in dataset.select(Split.TRAIN)}
+    assert all(row.record.turns and row.record.outcome != "failed" for row in lines.rows)
+
+
+def test_the_metrics_are_those_of_the_episodes(whole: RunFolder) -> None:
+    for metrics in whole.metrics().rows:
+        played = [row.record for row in whole.episodes().rows if row.step == metrics["step"] - 1]
+        assert metrics["rollout/reward"] == pytest.approx(sum(r.reward for r in played) / 8, abs=1e-5)
+        assert metrics["rollout/trained_tokens"] == sum(r.tokens for r in played)
+        assert metrics["rewards/reward_correctness/mean"] == metrics["rollout/success_rate"]
+
+
+def test_the_evaluations_before_and_after_and_of_the_scripted_players(whole: RunFolder, dataset: Dataset) -> None:
+    evaluations = whole.evaluations()
+    assert [e.label for e in evaluations] == ["random", "before", "after", "oracle"]
+    assert all(e.summary.episodes == 8 and e.summary.databases == 8 for e in evaluations)
+    assert evaluations[-1].summary.success_rate == 1.0
+    unseen = {q.db_id for q in dataset.select(Split.EVAL)}
+    played = [[r.question_id for r in whole.evaluation_episodes(e.label)] for e in evaluations]
+    assert {r.db_id for e in evaluations for r in whole.evaluation_episodes(e.label)} <= unseen
+    assert all(questions == played[0] for questions in played), "they can be compared in pairs"
+
+
+def test_the_run_explains_itself(whole: RunFolder, policy: Path) -> None:
+    config = whole.config()
+    assert config["sqlenv"]["eval_episodes"] == 8
+    assert config["grpo"]["num_generations"] == 4
+    assert config["model"]["model_name_or_path"] == str(policy)
+    assert "<html" in whole.report_path.read_text(encoding="utf-8")
+
+
+def test_the_same_seed_gives_the_same_run(train: Run, whole: RunFolder) -> None:
+    again = train(*NO_CHECKPOINTS)
+    assert again.episodes_path.read_bytes() == whole.episodes_path.read_bytes()
+    assert weights_of(again) == weights_of(whole)
+    volatile = ("seconds", "time", "per_second", "runtime")
+
+    def comparable(folder: RunFolder) -> list[dict[str, Any]]:
+        return [{k: v for k, v in row.items() if not k.endswith(volatile)} for row in folder.metrics().rows]
+
+    assert comparable(again) == comparable(whole)
+
+
+def test_a_run_resumed_from_a_checkpoint_is_the_run_that_was_never_stopped(
+    train: Run, whole: RunFolder, tmp_path: Path
+) -> None:
+    stopped = train(*CHECKPOINTS, "--max_steps", "2", folder=tmp_path / "run")
+    assert [row["step"] for row in stopped.metrics().rows] == [1, 2]
+    before = stopped.evaluation_episodes("before")
+    checkpoint = str(stopped.path / "checkpoint-2")
+    resumed = train(*NO_CHECKPOINTS, "--resume_from_checkpoint", checkpoint, folder=stopped.path)
+    assert [row["step"] for row in resumed.metrics().rows] == [1, 2, 3]
+    assert resumed.episodes_path.read_bytes() == whole.episodes_path.read_bytes()
+    assert weights_of(resumed) == weights_of(whole)
+    assert resumed.evaluation_episodes("before") == before
+    assert resumed.evaluation_episodes("after") == whole.evaluation_episodes("after")
+
+
+def test_an_adapter_trains_token_exactly(train: Run) -> None:
+    lora = ("--use_peft", "true", "--lora_r", "4", "--lora_dropout", "0", "--lora_target_modules", "q_proj", "v_proj")
+    folder = train(*NO_CHECKPOINTS, *lora, "--max_steps", "2")
+    assert all(token_exact(row) and row["grad_norm"] > 0 for row in folder.metrics().rows)
+    adapter = json.loads((folder.path / "model" / "adapter_config.json").read_text(encoding="utf-8"))
+    assert (adapter["r"], sorted(adapter["target_modules"])) == (4, ["q_proj", "v_proj"])
+    assert not (folder.path / "model" / "model.safetensors").exists()
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(
+    whole: RunFolder, policy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["train", "--model_name_or_path", str(policy), "--output_dir", str(whole.path), *FLAGS]
+    assert sqlenv.main(command) == 2
+    assert "already holds a run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [((), "--model_name_or_path"), (("--model_name_or_path", "x", "--use_vllm", "true"), "--use_vllm")],
+)
+def test_wrong_flags_are_refused_before_anything_is_written(
+    flags: tuple[str, ...], complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        sqlenv.main(["train", "--output_dir", str(tmp_path / "run"), "--use_cpu", "true", "--bf16", "false", *flags])
+    assert stopped.value.code == 2
+    assert complaint in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,247 @@
+"""What TRL gets from a rollout: one row per prompt with everything it needs, seeds that never come twice, metrics."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
+
+from env_server.data.questions import Dataset, Split
+from env_server.errors import UnknownQuestionError
+from env_server.settings import RewardSettings
+from env_server.types import ActionType, RewardComponents
+from inference.engine import EngineError
+from inference.hf import HFEngine
+from trainer.environments import LocalEnvironments
+from trainer.episodes import Episode, Outcome, TokenRow, Turn
+from trainer.grpo import SQLEnvRollout, prompt_rows, request_for, rollout_metrics, use_engine
+from trainer.prompts import ChatRenderer
+from trainer.rewards import REWARD_FUNCTIONS
+from trainer.rollout import RolloutClient, RolloutError, RolloutSettings
+from trainer.tiny.tokenizer import build_tokenizer
+from trainer.transcript import TokenBudget
+
+Batch = tuple[int, list[Episode], dict[str, float]]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerBase:
+    return build_tokenizer(["How many cats are there pets owners"])
+
+
+@pytest.fixture(scope="module")
+def engine(tokenizer: PreTrainedTokenizerBase) -> Iterator[HFEngine]:
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        max_position_embeddings=512,
+    )
+    engine = HFEngine(Qwen3ForCausalLM(config), stop_ids=[3], pad_id=0, linger_s=1e6)
+    yield engine
+    asyncio.run(engine.aclose())
+
+
+@pytest.fixture
+def environments(pets: Dataset) -> Iterator[LocalEnvironments]:
+    local = LocalEnvironments(pets, threads=1)
+    yield local
+    local.close()
+
+
+class Rollouts:
+    """Makes rollout functions over the pets and keeps what they hand to the log."""
+
+    def __init__(self, pets: Dataset, client: RolloutClient) -> None:
+        self._pets = pets
+        self._client = client
+        self.batches: list[Batch] = []
+        self._made: list[SQLEnvRollout] = []
+
+    def make(self, seed: int = 0) -> SQLEnvRollout:
+        def on_batch(step: int, episodes: Sequence[Episode], metrics: dict[str, float]) -> None:
+            self.batches.append((step, list(episodes), metrics))
+
+        self._made.append(SQLEnvRollout(self._client, self._pets, seed, RewardSettings(), on_batch))
+        return self._made[-1]
+
+    def seeds(self) -> list[set[str]]:
+        """The seeds of each batch's episodes."""
+        return [{e.episode_id.rpartition("#")[2] for e in episodes} for _, episodes, _ in self.batches]
+
+    def close(self) -> None:
+        for rollout in self._made:
+            rollout.close()
+
+
+@pytest.fixture
+def rollouts(
+    pets: Dataset, tokenizer: PreTrainedTokenizerBase, engine: HFEngine, environments: LocalEnvironments
+) -> Iterator[Rollouts]:
+    settings = RolloutSettings(TokenBudget(60, 512, 8))
+    rollouts = Rollouts(pets, RolloutClient(engine, environments, ChatRenderer(tokenizer), settings))
+    yield rollouts
+    rollouts.close()
+
+
+def trainer_at(step: int, rank: int = 0) -> Any:
+    """What a rollout reads of a GRPOTrainer."""
+    return SimpleNamespace(state=SimpleNamespace(global_step=step), accelerator=SimpleNamespace(process_index=rank))
+
+
+def prompts_of(pets: Dataset, *question_ids: str) -> list[list[dict[str, Any]]]:
+    return [row["prompt"] for q in question_ids for row in prompt_rows([pets.question(q)])]
+
+
+def test_a_prompt_is_the_question_and_carries_its_id(pets: Dataset) -> None:
+    rows = prompt_rows(pets.select(Split.TRAIN))
+    assert rows.column_names == ["prompt"]
+    assert [row["prompt"] for row in rows] == [
+        [{"role": "user", "content": q.text, "question_id": q.question_id}] for q in pets.select(Split.TRAIN)
+    ]
+
+
+def test_a_request_carries_what_the_log_needs(pets: Dataset) -> None:
+    request = request_for(pets.question("oslo"), seed=7)
+    assert (request.question_id, request.seed, request.db_id) == ("oslo", 7, "pets")
+    assert (request.hardness, request.family) == ("easy", "test")
+
+
+def test_exactly_one_row_for_each_prompt_with_all_that_trl_reads(pets: Dataset, rollouts: Rollouts) -> None:
+    prompts = prompts_of(pets, "cats", "cats", "oldest", "oldest", "cats")
+    rows = rollouts.make()(prompts, trainer_at(3))
+    assert set(rows) == {
+        *("prompt_ids", "completion_ids", "logprobs", "env_mask"),
+        *("correctness", "progress", "operational", "format_share"),
+    }
+    assert {len(values) for values in rows.values()} == {5}
+    ((step, episodes, metrics),) = rollouts.batches
+    assert step == 3
+    assert [e.question_id for e in episodes] == ["cats", "cats", "oldest", "oldest", "cats"]
+    assert metrics["rollout/failed"] == 0
+    for index, episode in enumerate(episodes):
+        assert rows["prompt_ids"][index] == episode.row.prompt_ids
+        assert rows["completion_ids"][index] == episode.row.completion_ids
+        assert rows["logprobs"][index] == episode.row.logprobs
+        assert rows["env_mask"][index] == episode.row.env_mask
+        assert len(episode.row.completion_ids) == len(episode.row.logprobs) == len(episode.row.env_mask) > 0
+    rewards = [function(**rows) for function in REWARD_FUNCTIONS]
+    assert all(len(values) == 5 and None not in values for values in rewards)
+
+
+def test_seeds_differ_by_run_step_rank_batch_and_place(pets: Dataset, rollouts: Rollouts) -> None:
+    prompts = prompts_of(pets, "cats", "cats", "oldest")
+    rollout = rollouts.make()
+    rollout(prompts, trainer_at(0))
+    rollout(prompts, trainer_at(0))  # TRL may generate several batches in one step
+    rollout(prompts, trainer_at(1))
+    rollouts.make()(prompts, trainer_at(0, rank=1))
+    rollouts.make(seed=1)(prompts, trainer_at(0))
+    seeds = rollouts.seeds()
+    assert [len(batch) for batch in seeds] == [3] * 5
+    assert len(set.union(*seeds)) == 15
+
+
+def test_a_resumed_run_plays_what_the_first_would_have_played(pets: Dataset, rollouts: Rollouts) -> None:
+    prompts = prompts_of(pets, "cats", "oldest")
+    whole = rollouts.make()
+    for step in range(3):
+        whole(prompts, trainer_at(step))
+    rollouts.make()(prompts, trainer_at(2))
+    assert rollouts.batches[-1][1] == rollouts.batches[2][1]
+
+
+def test_an_unknown_question_is_an_error_not_a_failed_episode(rollouts: Rollouts) -> None:
+    with pytest.raises(UnknownQuestionError):
+        rollouts.make()([[{"role": "user", "content": "?", "question_id": "dogs"}]], trainer_at(0))
+
+
+def test_failed_episodes_are_rows_without_rewards_until_there_are_too_many(
+    pets: Dataset, tokenizer: PreTrainedTokenizerBase, engine: HFEngine, environments: LocalEnvironments
+) -> None:
+    class Refusing:
+        """Refuses every other session."""
+
+        def session(self, key: int) -> Any:
+            if key % 2:
+                raise EngineError("no memory")
+            return engine.session(key)
+
+        async def aclose(self) -> None:
+            pass
+
+    def rollouts_with(share: float) -> Rollouts:
+        settings = RolloutSettings(TokenBudget(60, 512, 8), max_failure_share=share)
+        return Rollouts(pets, RolloutClient(Refusing(), environments, ChatRenderer(tokenizer), settings))
+
+    prompts = prompts_of(pets, "cats", "cats", "oldest", "oldest")
+    lenient, strict = rollouts_with(0.5), rollouts_with(0.25)
+    rows = lenient.make()(prompts, trainer_at(0))
+    for function in REWARD_FUNCTIONS:
+        assert [value is None for value in function(**rows)] == [False, True, False, True]
+    assert [set(mask) for mask in rows["env_mask"]][1::2] == [{0}, {0}]
+    assert lenient.batches[0][2]["rollout/failed"] == 2
+    lenient.close()
+    with pytest.raises(RolloutError, match="EngineError: no memory"):
+        strict.make()(prompts, trainer_at(0))
+    assert strict.batches == []
+    strict.close()
+
+
+def episode_with(
+    outcome: Outcome, rewards: Sequence[float] = (), truncated: int = 0, mask: Sequence[int] = ()
+) -> Episode:
+    turns = tuple(Turn("", ActionType.QUERY, "", True, "", "", RewardComponents(total=r)) for r in rewards)
+    row = TokenRow([1], [2] * len(mask), [0.0] * len(mask), list(mask))
+    return Episode("e", "q", "d", "", "easy", "f", outcome, turns, row, truncated)
+
+
+def test_metrics_of_a_batch() -> None:
+    episodes = [
+        episode_with(Outcome.CORRECT, [0.01, 1.0], mask=[1, 0, 1]),
+        episode_with(Outcome.WRONG, [-0.02], truncated=2, mask=[0, 1]),
+        episode_with(Outcome.OUT_OF_BUDGET, [0.0] * 3, mask=[1]),
+        episode_with(Outcome.OUT_OF_TOKENS, [0.01] * 2, truncated=1, mask=[1]),
+        episode_with(Outcome.FAILED, mask=[0]),
+    ]
+    assert rollout_metrics(episodes, seconds=2.0) == pytest.approx(
+        {
+            "rollout/success_rate": 1 / 4,
+            "rollout/reward": (1.01 - 0.02 + 0.0 + 0.02) / 4,
+            "rollout/steps": (2 + 1 + 3 + 2) / 4,
+            "rollout/out_of_budget": 1 / 5,
+            "rollout/out_of_tokens": 1 / 5,
+            "rollout/failed": 1,
+            "rollout/truncated": 2,
+            "rollout/trained_tokens": 5,
+            "rollout/seconds": 2.0,
+            "rollout/episodes_per_second": 2.5,
+        }
+    )
+
+
+def test_metrics_when_every_episode_failed() -> None:
+    metrics = rollout_metrics([episode_with(Outcome.FAILED, mask=[0])], seconds=1.0)
+    assert metrics["rollout/failed"] == 1
+    assert metrics["rollout/success_rate"] == metrics["rollout/reward"] == metrics["rollout/steps"] == 0.0
+
+
+def test_the_trainer_is_told_that_our_engine_generates() -> None:
+    class Weights:
+        def sync_weights(self) -> None:
+            pass
+
+    weights = Weights()
+    trainer: Any = SimpleNamespace(use_vllm=False)
+    use_engine(trainer, weights)
+    assert vars(trainer) == {"use_vllm": True, "vllm_generation": weights, "_last_loaded_step": -1}
