@@ -66,7 +66,7 @@ def control(minutes: float, episodes: int, folder: Path) -> dict[str, Any]:
     summary = json.loads(line)
     return {
         "success": summary["success_rate"],
-        "interval": list(summary["interval"].values()),
+        "interval": summary["interval"],
         "minutes": minutes,
     }
 

@@ -37,7 +37,7 @@ from trainer.players import OraclePlayer, Player, RandomPlayer, play
 from trainer.prompts import ChatRenderer
 from trainer.rollout import EpisodeRequest, RolloutClient, RolloutSettings, derive_seed
 from trainer.statistics import EvaluationSummary, summarize
-from trainer.summary_table import summary_table
+from trainer.summary_table import difficulty_table, summary_table
 from trainer.transcript import TokenBudget
 
 SCRIPTED = ("random", "oracle")
@@ -126,7 +126,13 @@ def excluded_by_reason(dataset: Dataset) -> dict[str, int]:
 
 def summary_json(summary: EvaluationSummary, **extra: object) -> str:
     """One JSON object on one line, with `success_rate`, `interval`, `episodes` and `excluded` among its keys."""
-    return json.dumps({**extra, **asdict(summary)}, sort_keys=True)
+    return json.dumps({**extra, **asdict(summary, dict_factory=_intervals_as_pairs)}, sort_keys=True)
+
+
+def _intervals_as_pairs(items: list[tuple[str, Any]]) -> Any:
+    """Write an `Interval` as [low, high]."""
+    fields = dict(items)
+    return [fields["low"], fields["high"]] if fields.keys() == {"low", "high"} else fields
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -191,7 +197,14 @@ def run(argv: Sequence[str]) -> int:
             episodes = play_model(model, tokenizer, dataset, questions, env_settings, settings, args.seed, advance)
     records = [record(episode) for episode in episodes]
     summary = summarize(records, excluded_by_reason(dataset))
-    Console().print(summary_table([(args.policy, summary)], title=f"{args.data}, split {args.split.value}"))
+    rows = [(args.policy, summary)]
+    out = Console()
+    out.print(summary_table(rows, title=f"{args.data}, split {args.split.value}"), difficulty_table(rows))
+    if dataset.excluded:
+        counts = ", ".join(f"{reason} {n}" for reason, n in sorted(summary.excluded.items()))
+        out.print(
+            f"{len(dataset.excluded)} questions of the data set are excluded: {counts}", highlight=False, soft_wrap=True
+        )
     if args.episodes_out:
         write_records(args.episodes_out, records)
     if args.json:

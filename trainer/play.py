@@ -82,7 +82,8 @@ def _show(console: Console, observation: SQLObservation, total: float) -> None:
     if observation.result:
         console.print(Text(observation.result))
     parts = observation.metadata["reward_components"]
-    shown = ", ".join(f"{name} {value:+.2f}" for name, value in parts.items() if value and name != "total")
+    sums = ("operational", "total")
+    shown = ", ".join(f"{name} {value:+.2f}" for name, value in parts.items() if value and name not in sums)
     console.print(Text(f"reward {observation.reward:+.2f} ({shown or 'nothing'}), so far {total:+.2f}", style="dim"))
     if observation.done:
         console.print(Text(str(observation.metadata["verdict"]).replace("_", " "), style="bold"))

@@ -1,4 +1,4 @@
-"""The comparison table that evaluation and training print in the terminal."""
+"""The tables that evaluation and training print in the terminal; they fit 80 columns."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from trainer.statistics import EvaluationSummary, Interval
+
+HARDNESS = ("easy", "medium", "hard", "extra")
 
 
 def percent(share: float) -> str:
@@ -20,22 +22,38 @@ def interval_text(interval: Interval) -> str:
 
 
 def summary_table(rows: Sequence[tuple[str, EvaluationSummary]], title: str) -> Table:
-    """One row per labelled evaluation; hardness classes that occur get a column each."""
-    levels = [level for level in ("easy", "medium", "hard", "extra") if any(level in s.by_hardness for _, s in rows)]
-    table = Table(title=title)
-    table.add_column("policy", no_wrap=True)
-    for name in ("success", "95% interval", *levels, "reward", "steps", "parsed", "episodes"):
-        table.add_column(name, justify="right", no_wrap=True)
+    """One row per labelled evaluation."""
+    table = _table(title, ("success", "95% interval", "reward", "steps", "parsed", "episodes"))
     for label, summary in rows:
-        by_level = [summary.by_hardness.get(level) for level in levels]
         table.add_row(
             label,
             percent(summary.success_rate),
             interval_text(summary.interval),
-            *("-" if group is None else percent(group.success_rate) for group in by_level),
             f"{summary.mean_reward:+.2f}",
             f"{summary.mean_steps:.1f}",
             percent(summary.parse_rate),
             str(summary.episodes) + (f" (+{summary.failed} failed)" if summary.failed else ""),
         )
+    return table
+
+
+def difficulty_table(rows: Sequence[tuple[str, EvaluationSummary]]) -> Table:
+    """Success by Spider's hardness; a class is there when any evaluation has it, with its number of episodes."""
+    sizes = {
+        level: max((s.by_hardness[level].episodes for _, s in rows if level in s.by_hardness), default=0)
+        for level in HARDNESS
+    }
+    levels = [level for level in HARDNESS if sizes[level]]
+    table = _table("success by difficulty", [f"{level} ({sizes[level]})" for level in levels])
+    for label, summary in rows:
+        groups = [summary.by_hardness.get(level) for level in levels]
+        table.add_row(label, *("-" if group is None else percent(group.success_rate) for group in groups))
+    return table
+
+
+def _table(title: str, columns: Sequence[str]) -> Table:
+    table = Table(title=title)
+    table.add_column("policy", overflow="fold")
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
     return table

@@ -42,7 +42,7 @@ from trainer.rollout import RolloutClient, RolloutSettings
 from trainer.run_files import Evaluation, RunFolder
 from trainer.run_log import RunLog
 from trainer.statistics import summarize
-from trainer.summary_table import interval_text, percent, summary_table
+from trainer.summary_table import difficulty_table, interval_text, percent, summary_table
 from trainer.tiny import BASE_NOTES
 from trainer.transcript import TokenBudget
 
@@ -236,5 +236,6 @@ class Training:
         if evaluations:
             rows = [(evaluation.label, evaluation.summary) for evaluation in evaluations]
             self._console.print(summary_table(rows, title=f"{self._arguments.data}, unseen databases, greedy"))
+            self._console.print(difficulty_table(rows))
         report = write_report(self._folder.path)
         self._console.print(f"policy  {self._folder.path / MODEL}\nreport  {report}", highlight=False)

@@ -1,0 +1,219 @@
+"""The `sqlenv` command: usage, exit statuses, and evaluation from the flags to the JSON line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sqlenv
+from env_server.data.loading import CACHE_VARIABLE
+from env_server.errors import SQLEnvError
+
+COMMANDS = ("train", "evaluate", "warmup", "report", "play", "data")
+ON_CPU = ("--use_cpu", "true", "--bf16", "false")
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CACHE_VARIABLE, str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def evaluate(capsys: Captured, *flags: str) -> dict[str, Any]:
+    """Run `sqlenv evaluate --json` and return the last line of stdout."""
+    assert sqlenv.main(["evaluate", "--json", *flags]) == 0
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert isinstance(summary, dict)
+    return summary
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"], ["help"]])
+def test_usage(arguments: list[str], capsys: Captured) -> None:
+    assert sqlenv.main(arguments) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("usage: sqlenv COMMAND")
+    assert all(f"\n  {name} " in out for name in COMMANDS)
+    assert err == ""
+
+
+def test_every_command_is_in_the_usage() -> None:
+    assert set(sqlenv._COMMANDS) == set(COMMANDS)
+
+
+def test_an_unknown_command(capsys: Captured) -> None:
+    assert sqlenv.main(["trian"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("sqlenv: there is no command 'trian'\n\nusage: ")
+
+
+@pytest.mark.parametrize(
+    ("command", "flag"),
+    [
+        (["train"], "--eval_episodes"),
+        (["train"], "--num_generations"),
+        (["evaluate"], "--policy"),
+        (["warmup"], "--new_tiny_policy"),
+        (["report"], "--png"),
+        (["play"], "--question_id"),
+        (["data"], "inspect"),
+        (["data", "inspect"], "--db"),
+    ],
+)
+def test_the_help_of_a_command(command: list[str], flag: str, capsys: Captured) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        sqlenv.main([*command, "--help"])
+    assert stopped.value.code == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"usage: sqlenv {' '.join(command)} ")
+    assert flag in out
+
+
+def test_the_module_runs_as_a_script() -> None:
+    done = subprocess.run([sys.executable, "-m", "sqlenv", "nothing"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "no command 'nothing'" in done.stderr
+
+
+def test_an_expected_error_is_one_line_and_any_other_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    def raises(error: BaseException) -> None:
+        def command(argv: object) -> int:
+            raise error
+
+        monkeypatch.setitem(sqlenv._COMMANDS, "data", command)
+
+    raises(SQLEnvError("broken; do this"))
+    assert sqlenv.main(["data"]) == 2
+    assert capsys.readouterr().err == "sqlenv data: broken; do this\n"
+    raises(KeyboardInterrupt())
+    assert sqlenv.main(["data"]) == 130
+    assert capsys.readouterr().err == "sqlenv data: interrupted\n"
+    raises(KeyError("a bug"))
+    with pytest.raises(KeyError):
+        sqlenv.main(["data"])
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["evaluate", "--policy", "oracle", "--data", "{}"],
+        ["play", "--data", "{}"],
+        ["data", "inspect", "{}"],
+        ["train", "--model_name_or_path", "x", "--data", "{}", *ON_CPU],
+        ["warmup", "--new_tiny_policy", "true", "--data", "{}", *ON_CPU],
+    ],
+    ids=lambda command: command[0],
+)
+@pytest.mark.parametrize("data", ["nonsense", "synthetic:one", "spider:no/such/folder"])
+def test_a_data_set_that_does_not_exist(
+    command: list[str], data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert sqlenv.main([part.format(data) for part in command]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"sqlenv {command[0]}: ")
+    assert data.rpartition(":")[2] in line
+    assert list(tmp_path.iterdir()) == [], "nothing was written"
+
+
+def test_a_policy_that_does_not_exist(tmp_path: Path, capsys: Captured) -> None:
+    missing = tmp_path / "no" / "policy"
+    assert sqlenv.main(["evaluate", "--policy", str(missing), "--episodes", "2"]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith(f"sqlenv evaluate: the policy '{missing}' is no folder here")
+
+
+def test_a_folder_that_is_no_policy(tmp_path: Path, capsys: Captured) -> None:
+    assert sqlenv.main(["evaluate", "--policy", str(tmp_path), "--episodes", "2"]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith(f"sqlenv evaluate: the policy '{tmp_path}' is not a checkpoint: ")
+
+
+def test_a_folder_that_is_no_run(tmp_path: Path, capsys: Captured) -> None:
+    assert sqlenv.main(["report", str(tmp_path)]) == 2
+    assert "is not a run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--episodes", "0"],
+        ["--episodes", "-2"],
+        ["--step_budget", "0"],
+        ["--max_concurrency", "0"],
+        ["--max_turn_length", "-1"],
+        ["--max_completion_length", "many"],
+        ["--temperature", "-1"],
+        ["--temperature", "nan"],
+        ["--split", "test"],
+        ["--answer_mode", "prose"],
+        ["--episodes_out", "no/such/folder/file.jsonl"],
+    ],
+    ids=" ".join,
+)
+def test_values_that_make_no_sense_are_refused_before_the_work(flags: list[str], capsys: Captured) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        sqlenv.main(["evaluate", "--policy", "oracle", *flags])
+    assert stopped.value.code == 2
+    assert flags[0] in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_the_oracle_is_right_on_unseen_databases(capsys: Captured) -> None:
+    summary = evaluate(capsys, "--policy", "oracle")
+    assert summary["success_rate"] >= 0.99
+    assert summary["interval"]["low"] > 0.95
+    assert summary["episodes"] > 300
+    assert summary["excluded"] == {}
+    assert (summary["policy"], summary["split"], summary["failed"]) == ("oracle", "eval", 0)
+
+
+def test_the_oracle_is_right_with_a_query_as_the_answer(capsys: Captured) -> None:
+    summary = evaluate(capsys, "--policy", "oracle", "--answer_mode", "sql", "--episodes", "200")
+    assert summary["success_rate"] >= 0.99
+    assert summary["answer_mode"] == "sql"
+
+
+def test_chance_is_near_zero(capsys: Captured) -> None:
+    summary = evaluate(capsys, "--policy", "random")
+    assert summary["success_rate"] <= 0.05
+    assert summary["episodes"] > 300
+
+
+def test_without_json_there_is_a_table_alone(capsys: Captured) -> None:
+    assert sqlenv.main(["evaluate", "--policy", "oracle", "--episodes", "5"]) == 0
+    out = capsys.readouterr().out
+    assert "100.0%" in out
+    assert "{" not in out
+
+
+def test_the_episodes_can_be_kept(tmp_path: Path, capsys: Captured) -> None:
+    target = tmp_path / "episodes.jsonl"
+    summary = evaluate(capsys, "--policy", "oracle", "--episodes", "5", "--episodes_out", str(target))
+    episodes = [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()]
+    assert len(episodes) == summary["episodes"] == 5
+    assert all(e["outcome"] == "correct" and e["turns"][-1]["action_type"] == "ANSWER" for e in episodes)
+
+
+def test_the_oracle_is_right_on_spider(spider_dir: Path, capsys: Captured) -> None:
+    summary = evaluate(capsys, "--policy", "oracle", "--data", f"spider:{spider_dir}", "--split", "all")
+    assert summary["success_rate"] >= 0.97
+    assert summary["episodes"] > 500
+    assert sum(summary["excluded"].values()) > 0, "unusable questions are counted, not passed"
+
+
+def test_a_data_set_can_be_looked_at(capsys: Captured) -> None:
+    assert sqlenv.main(["data", "inspect", "synthetic", "--questions", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "usable questions" in out
+    assert "gold SQL" in out

@@ -1,0 +1,77 @@
+"""Arguments from YAML and flags: what is refused, what wins, and that every shipped config is made of known keys."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import yaml
+from trl import GRPOConfig, ModelConfig, TrlParser
+
+from trainer.config import SQLEnvArguments, WarmupArguments
+
+CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
+ON_CPU = ["--use_cpu", "true", "--bf16", "false"]
+
+
+def parse(*argv: str) -> tuple[SQLEnvArguments, GRPOConfig, ModelConfig]:
+    parser = TrlParser((SQLEnvArguments, GRPOConfig, ModelConfig))
+    arguments, grpo, model = parser.parse_args_and_config([*ON_CPU, *argv])
+    return arguments, grpo, model
+
+
+def test_the_defaults_need_no_flags() -> None:
+    arguments, _, _ = parse()
+    assert arguments == SQLEnvArguments()
+    assert (arguments.data, arguments.answer_mode) == ("synthetic", "value")
+
+
+def test_flags_reach_the_arguments_of_each_kind() -> None:
+    arguments, grpo, model = parse(
+        *("--data", "spider:x", "--max_context_length", "512", "--eval_episodes", "-1"),
+        *("--num_generations", "4", "--model_name_or_path", "here"),
+    )
+    assert (arguments.data, arguments.max_context_length, arguments.eval_episodes) == ("spider:x", 512, -1)
+    assert grpo.num_generations == 4
+    assert model.model_name_or_path == "here"
+
+
+def test_a_flag_wins_over_the_config_file(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("step_budget: 7\nmax_turn_length: 9\nnum_generations: 4\n", encoding="utf-8")
+    arguments, grpo, _ = parse("--config", str(file), "--step_budget", "8")
+    assert (arguments.step_budget, arguments.max_turn_length, grpo.num_generations) == (8, 9, 4)
+
+
+@pytest.mark.parametrize("name", ["step_budget", "max_concurrency", "max_turn_length", "env_threads"])
+@pytest.mark.parametrize("value", [0, -1])
+def test_numbers_of_things_are_positive(name: str, value: int) -> None:
+    with pytest.raises(ValueError, match=f"--{name} must be positive, not {value}"):
+        SQLEnvArguments(**{name: value})  # type: ignore[arg-type]
+
+
+def test_an_unknown_answer_mode_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"\['value', 'sql'\], not 'prose'"):
+        SQLEnvArguments(answer_mode="prose")
+
+
+def test_every_argument_is_explained() -> None:
+    for kind in (SQLEnvArguments, WarmupArguments):
+        assert all(field.metadata["help"].endswith((".", ")")) for field in fields(kind)), kind
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_a_shipped_config_has_known_keys_only(path: Path) -> None:
+    known = {field.name for kind in (SQLEnvArguments, GRPOConfig, ModelConfig) for field in fields(kind)}
+    assert set(yaml.safe_load(path.read_text(encoding="utf-8"))) <= known
+
+
+def test_the_tiny_config_is_read_as_written() -> None:
+    (tiny,) = (path for path in CONFIGS if path.stem == "tiny")
+    arguments, grpo, model = parse("--config", str(tiny))
+    written = yaml.safe_load(tiny.read_text(encoding="utf-8"))
+    read = vars(model) | vars(grpo) | vars(arguments)
+    numbers = {key: value for key, value in written.items() if isinstance(value, int | float | list)}
+    assert {key: read[key] for key in numbers} == numbers
+    assert grpo.generation_batch_size % grpo.num_generations == 0

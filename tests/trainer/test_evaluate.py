@@ -1,0 +1,209 @@
+"""Evaluation: which questions, by whom they are played, and that a model plays as it does in training."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
+
+from env_server.data.questions import Dataset, Exclusion, ExclusionReason, Gold, Hardness, Question, Split
+from env_server.environment import SQLEnvironment
+from env_server.errors import SQLEnvError
+from env_server.settings import EnvSettings
+from env_server.types import AnswerMode
+from inference.hf import HFEngine
+from trainer.environments import LocalEnvironments
+from trainer.episodes import Episode, record
+from trainer.evaluate import (
+    PolicyError,
+    choose_questions,
+    excluded_by_reason,
+    load_policy,
+    play_model,
+    play_scripted,
+    summary_json,
+    write_records,
+)
+from trainer.prompts import ChatRenderer, first_message
+from trainer.rollout import EpisodeRequest, RolloutClient, RolloutSettings, derive_seed
+from trainer.statistics import summarize
+from trainer.tiny.tokenizer import build_tokenizer
+from trainer.transcript import TokenBudget
+
+SETTINGS = RolloutSettings(TokenBudget(120, 512, 12), temperature=0.0)
+
+
+def dataset_of(**sizes: int) -> Dataset:
+    """Questions of evaluation databases, as many of each as said, database after database."""
+    questions = [
+        Question(f"{db_id}-{i}", "?", db_id, "SELECT 1", Hardness.EASY, Split.EVAL, Gold(((1,),), False))
+        for db_id, size in sizes.items()
+        for i in range(size)
+    ]
+    return Dataset("made", tuple(questions), {db_id: Path(db_id) for db_id in sizes})
+
+
+@pytest.fixture
+def tokenizer() -> PreTrainedTokenizerBase:
+    return build_tokenizer(["How many cats are there pets owners"])
+
+
+@pytest.fixture
+def model(tokenizer: PreTrainedTokenizerBase) -> Qwen3ForCausalLM:
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        max_position_embeddings=512,
+        tie_word_embeddings=False,
+    )
+    return Qwen3ForCausalLM(config)
+
+
+def test_questions_are_taken_in_turn_from_each_database() -> None:
+    chosen = choose_questions(dataset_of(a=3, b=1, c=2), Split.EVAL, -1)
+    assert [q.question_id for q in chosen] == ["a-0", "b-0", "c-0", "a-1", "c-1", "a-2"]
+
+
+@pytest.mark.parametrize("limit", [0, 1, 3, 4, 7, 100])
+def test_a_limit_favours_no_database(limit: int) -> None:
+    chosen = choose_questions(dataset_of(a=5, b=5, c=5), Split.EVAL, limit)
+    assert len(chosen) == min(limit, 15)
+    counts = Counter({"a": 0, "b": 0, "c": 0}) + Counter(q.db_id for q in chosen)
+    if counts:
+        assert max(counts.values()) - min(counts[db_id] for db_id in "abc") <= 1
+
+
+def test_only_the_split_is_chosen_from(pets: Dataset) -> None:
+    assert [q.question_id for q in choose_questions(pets, Split.EVAL, -1)] == ["species"]
+    assert len(choose_questions(pets, Split.ALL, -1)) == 4
+
+
+@pytest.mark.parametrize("mode", list(AnswerMode))
+def test_the_oracle_plays_every_question_in_order(pets: Dataset, mode: AnswerMode) -> None:
+    ended: list[Episode] = []
+    played = play_scripted("oracle", pets, pets.questions, EnvSettings(), mode, 0, ended.append)
+    assert [e.question_id for e in played] == [q.question_id for q in pets.questions]
+    assert all(e.correct for e in played)
+    assert ended == played
+
+
+def test_the_seed_decides_what_the_random_player_does(pets: Dataset) -> None:
+    def turns(seed: int) -> list[object]:
+        settings = EnvSettings(step_budget=6)
+        played = play_scripted("random", pets, pets.questions, settings, AnswerMode.VALUE, seed, lambda _: None)
+        assert all(len(e.turns) <= 6 for e in played)
+        return [e.turns for e in played]
+
+    assert turns(1) == turns(1)
+    assert turns(1) != turns(2)
+
+
+def test_a_model_plays_as_the_rollout_client_of_training_would(
+    pets: Dataset, tokenizer: PreTrainedTokenizerBase, model: Qwen3ForCausalLM
+) -> None:
+    ended: list[Episode] = []
+    env_settings = EnvSettings(step_budget=4)
+    played = play_model(model, tokenizer, pets, pets.questions, env_settings, SETTINGS, 5, ended.append)
+    assert sorted(ended, key=lambda e: e.episode_id) == sorted(played, key=lambda e: e.episode_id)
+
+    async def train_like() -> list[Episode]:
+        renderer = ChatRenderer(tokenizer)
+        engine = HFEngine(model, stop_ids=renderer.stop_ids, pad_id=0)
+        requests = [
+            EpisodeRequest(q.question_id, derive_seed(5, i), q.db_id, "easy", "test")
+            for i, q in enumerate(pets.questions)
+        ]
+        episodes = await RolloutClient(engine, environments, renderer, SETTINGS).play(requests)
+        await engine.aclose()
+        return episodes
+
+    environments = LocalEnvironments(pets, env_settings)
+    expected = asyncio.run(train_like())
+    environments.close()
+    assert played == expected
+
+
+def test_the_variables_of_the_chat_template_reach_the_prompt(
+    pets: Dataset, environment: SQLEnvironment, tokenizer: PreTrainedTokenizerBase, model: Qwen3ForCausalLM
+) -> None:
+    tokenizer.chat_template = str(tokenizer.chat_template).replace("<act>{% endif %}", "<act>{{ opening }}{% endif %}")
+    (played,) = play_model(
+        model, tokenizer, pets, pets.questions[:1], EnvSettings(), SETTINGS, 0, lambda _: None, {"opening": "pets"}
+    )
+    opening = first_message(environment.reset(question_id=pets.questions[0].question_id))
+    assert tokenizer.decode(played.row.prompt_ids) == f"<obs>{opening}<act>pets"
+
+
+def test_a_tokenizer_without_a_padding_token_will_do(
+    pets: Dataset, tokenizer: PreTrainedTokenizerBase, model: Qwen3ForCausalLM
+) -> None:
+    def play() -> list[Episode]:
+        return play_model(model, tokenizer, pets, pets.questions, EnvSettings(), SETTINGS, 0, lambda _: None)
+
+    expected = play()
+    tokenizer.pad_token = None
+    assert tokenizer.pad_token_id is None
+    assert [e.row.completion_ids for e in play()] == [e.row.completion_ids for e in expected]
+
+
+def test_a_saved_policy_is_loaded_as_it_was(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, model: Qwen3ForCausalLM
+) -> None:
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    loaded, loaded_tokenizer = load_policy(str(tmp_path))
+    assert loaded_tokenizer.get_vocab() == tokenizer.get_vocab()
+    if not torch.cuda.is_available():  # on a GPU it is in bfloat16
+        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), loaded.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("name", ["missing", "empty", "broken"])
+def test_what_cannot_be_loaded_is_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text("{", encoding="utf-8")
+    problem = "is no folder here" if name == "missing" else "is not a checkpoint"
+    with pytest.raises(PolicyError, match=f"{name}' {problem}.*: ."):
+        load_policy(str(tmp_path / name))
+
+
+def test_a_policy_without_a_tokenizer_cannot_play(pets: Dataset, tmp_path: Path, model: Qwen3ForCausalLM) -> None:
+    model.save_pretrained(tmp_path)
+    loaded, none = load_policy(str(tmp_path))
+    with pytest.raises(SQLEnvError, match="no chat template"):
+        play_model(loaded, none, pets, pets.questions, EnvSettings(), SETTINGS, 0, lambda _: None)
+
+
+def test_exclusions_are_counted_by_reason(pets: Dataset) -> None:
+    reasons = [ExclusionReason.GOLD_EMPTY, ExclusionReason.GOLD_FAILS, ExclusionReason.GOLD_EMPTY]
+    excluded = tuple(Exclusion(f"x{i}", "pets", "?", reason) for i, reason in enumerate(reasons))
+    dataset = Dataset("pets", pets.questions, pets.databases, excluded)
+    assert excluded_by_reason(dataset) == {"gold_empty": 2, "gold_fails": 1}
+
+
+def test_the_summary_is_one_line_of_json(pets: Dataset) -> None:
+    played = play_scripted("oracle", pets, pets.questions, EnvSettings(), AnswerMode.VALUE, 0, lambda _: None)
+    line = summary_json(summarize([record(e) for e in played], {"gold_empty": 2}), policy="oracle")
+    summary = json.loads(line)
+    assert "\n" not in line
+    assert summary["policy"] == "oracle"
+    assert (summary["success_rate"], summary["episodes"], summary["excluded"]) == (1.0, 4, {"gold_empty": 2})
+    assert summary["interval"]["low"] < summary["interval"]["high"] == 1.0
+
+
+def test_written_episodes_can_be_read_line_by_line(pets: Dataset, tmp_path: Path) -> None:
+    played = play_scripted("oracle", pets, pets.questions, EnvSettings(), AnswerMode.VALUE, 0, lambda _: None)
+    write_records(str(tmp_path / "e.jsonl"), [record(e) for e in played])
+    lines = (tmp_path / "e.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["question_id"] for line in lines] == [q.question_id for q in pets.questions]
