@@ -7,6 +7,9 @@ engine, token rows, masks.
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from hashlib import sha256
@@ -204,6 +207,25 @@ def test_an_adapter_trains_token_exactly(train: Run) -> None:
     adapter = json.loads((folder.path / "model" / "adapter_config.json").read_text(encoding="utf-8"))
     assert (adapter["r"], sorted(adapter["target_modules"])) == (4, ["q_proj", "v_proj"])
     assert not (folder.path / "model" / "model.safetensors").exists()
+
+
+def test_an_interrupted_run_ends_at_once_and_leaves_whole_files(policy: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "sqlenv", "train", "--model_name_or_path", str(policy), *FLAGS, *NO_CHECKPOINTS]
+    command += ["--output_dir", str(tmp_path / "run"), "--max_steps", "100000", "--eval_episodes", "0"]
+    errors = tmp_path / "stderr"
+    with (
+        errors.open("w") as stderr,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True) as process,
+    ):
+        assert process.stdout is not None
+        assert any(line.startswith("step    2") for line in process.stdout), errors.read_text()
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors.read_text().splitlines()[-1] == "sqlenv train: interrupted"
+    folder = RunFolder.open(tmp_path / "run")
+    assert (folder.metrics().torn, folder.episodes().torn) == (0, 0)
+    assert len(folder.episodes().rows) >= 16
 
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(

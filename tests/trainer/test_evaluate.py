@@ -199,7 +199,9 @@ def test_the_summary_is_one_line_of_json(pets: Dataset) -> None:
     assert "\n" not in line
     assert summary["policy"] == "oracle"
     assert (summary["success_rate"], summary["episodes"], summary["excluded"]) == (1.0, 4, {"gold_empty": 2})
-    assert summary["interval"]["low"] < summary["interval"]["high"] == 1.0
+    low, high = summary["interval"]
+    assert 0.0 < low < high == 1.0
+    assert summary["by_hardness"]["easy"]["interval"] == [low, high]
 
 
 def test_written_episodes_can_be_read_line_by_line(pets: Dataset, tmp_path: Path) -> None:

@@ -38,12 +38,12 @@ def play(tmp_path: Path, pets_file: Path, monkeypatch: pytest.MonkeyPatch) -> Pl
 
 
 def test_an_episode_to_its_end(play: Play, capsys: Captured) -> None:
-    assert play("DESCRIBE pets", "QUERY SELECT nothing", "answer 2", "ANSWER never read") == 0
+    assert play("DESCRIBE pets", "QUERY SELECT wings FROM pets", "answer 2", "ANSWER never read") == 0
     out = capsys.readouterr().out
     assert "How many cats?" in out
     assert "Tables: " in out
     assert "weight REAL" in out
-    assert "no such column: nothing" in out
+    assert "no such column: wings" in out
     assert "terminal +1.00" in out
     assert out.splitlines()[-1] == "correct"
     assert "COUNT(*) FROM pets WHERE" not in out, "the gold is not shown"
@@ -100,5 +100,5 @@ def test_the_answer_may_be_a_query(play: Play) -> None:
 def test_an_unknown_question_and_an_empty_split(play: Play) -> None:
     with pytest.raises(UnknownQuestionError, match="no question 'x'"):
         play("quit", flags=("--question_id", "x"))
-    with pytest.raises(SQLEnvError, match="no usable question in split 'eval'"):
-        play("quit", flags=("--split", "eval"))
+    with pytest.raises(SQLEnvError, match="no usable question in split 'train'"):
+        play("quit", flags=("--split", "train"))

@@ -104,6 +104,7 @@ class Generated:
 
     view: tuple[int, ...]
     completion: Completion
+    seed: int
 
 
 class WatchedEngine:
@@ -143,7 +144,7 @@ class _WatchedSession:
         if self._engine.before_turn is not None:
             await self._engine.before_turn(self._key)
         completion = await self._inner.generate(prompt_ids, sampling, seed)
-        self._engine.generated[self._key].append(Generated(prompt_ids, completion))
+        self._engine.generated[self._key].append(Generated(prompt_ids, completion, seed))
         return completion
 
 
@@ -740,6 +741,13 @@ async def test_the_seed_of_a_request_decides_its_sampling(
     await engine.aclose()
     assert again.row.completion_ids == first.row.completion_ids
     assert len({tuple(e.row.completion_ids) for e in (first, *others)}) == 3
+
+
+async def test_every_turn_has_a_seed_of_its_own(renderer: ChatRenderer, inline: InlineEnvironments) -> None:
+    engine = WatchedEngine(SayingEngine(renderer, "SAMPLE pets", "SAMPLE owners", "ANSWER 2"))
+    await RolloutClient(engine, inline, renderer, settings_with()).play(requests_for(5))
+    seeds = [turn.seed for turns in engine.generated.values() for turn in turns]
+    assert len(set(seeds)) == len(seeds) == 15
 
 
 def test_seeds_are_the_same_everywhere() -> None:

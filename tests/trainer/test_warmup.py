@@ -1,0 +1,189 @@
+"""The warm-up: learns the policy's words alone, on the very ids of a rollout; the command makes a policy that plays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset as HubDataset
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM, TrainerControl
+from trl import SFTConfig, SFTTrainer
+
+import sqlenv
+import trainer.warmup
+from env_server.data.loading import CACHE_VARIABLE
+from env_server.data.questions import Dataset, Split
+from env_server.environment import SQLEnvironment
+from inference.engine import Completion, FinishReason, Sampling
+from trainer.demonstrations import demonstrate
+from trainer.environments import LocalEnvironments
+from trainer.evaluate import load_policy
+from trainer.players import Conversation, OraclePlayer, play
+from trainer.prompts import ChatRenderer
+from trainer.rollout import EpisodeRequest, RolloutClient, RolloutSettings
+from trainer.tiny.tokenizer import build_tokenizer
+from trainer.transcript import TokenBudget
+from trainer.warmup import IGNORED, Deadline, encode, play_demonstrations
+
+RENDERER = ChatRenderer(build_tokenizer(["How many cats are there pets owners name"]))
+ON_CPU = ["--use_cpu", "true", "--bf16", "false", "--gradient_checkpointing", "false", "--torch_threads", "1"]
+
+
+class RecitingEngine:
+    """Says the words of a conversation, as the ids that the tokenizer makes of them."""
+
+    def __init__(self, conversation: Conversation) -> None:
+        self._said = iter([text for text, _ in conversation.turns])
+
+    def session(self, key: int) -> RecitingEngine:
+        return self
+
+    async def __aenter__(self) -> RecitingEngine:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        pass
+
+    async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, seed: int) -> Completion:
+        ids = RENDERER.turn_ids(next(self._said))
+        return Completion(tuple(ids), (0.0,) * len(ids), FinishReason.STOP, 0)
+
+    async def aclose(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("question_id", ["cats", "oldest", "oslo", "species"])
+async def test_the_ids_are_those_of_a_rollout_that_says_the_same(
+    question_id: str, pets: Dataset, environment: SQLEnvironment
+) -> None:
+    question = pets.question(question_id)
+    _, conversation = play(environment, question, OraclePlayer(question))
+    learned = encode(conversation, RENDERER)
+
+    environments = LocalEnvironments(pets)
+    settings = RolloutSettings(TokenBudget(4_000, 8_000, 400))
+    client = RolloutClient(RecitingEngine(conversation), environments, RENDERER, settings)
+    (episode,) = await client.play([EpisodeRequest(question_id, 0)])
+    environments.close()
+    row = episode.row
+    assert episode.correct
+    assert learned["input_ids"] == row.prompt_ids + row.completion_ids
+    trained = [0] * len(row.prompt_ids) + row.env_mask
+    assert [label != IGNORED for label in learned["labels"]] == [mask == 1 for mask in trained]
+
+
+@given(st.text(), st.lists(st.tuples(st.text(min_size=1), st.text(min_size=1)), max_size=4), st.text(min_size=1))
+def test_only_the_words_of_the_policy_are_learned(opening: str, turns: list[tuple[str, str]], last: str) -> None:
+    conversation = Conversation(opening, (*turns, (last, "")))
+    row = encode(conversation, RENDERER)
+    assert len(row["input_ids"]) == len(row["labels"])
+    assert all(label in (IGNORED, token) for token, label in zip(row["input_ids"], row["labels"], strict=True))
+    words = [token for text, _ in conversation.turns for token in RENDERER.turn_ids(text)]
+    assert [label for label in row["labels"] if label != IGNORED] == words
+    assert row["labels"][-1] == RENDERER.stop_ids[0], "it learns to stop"
+
+
+def test_the_trainer_learns_from_the_labels_as_they_are(tmp_path: Path) -> None:
+    """TRL neither tokenises again nor makes labels of its own."""
+    tokenizer = build_tokenizer(["pets"])
+    model = Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=len(tokenizer),
+            hidden_size=16,
+            intermediate_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=1,
+            num_key_value_heads=1,
+            head_dim=16,
+            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            bos_token_id=None,
+        )
+    )
+    conversations = [
+        Conversation("pets?", (("DESCRIBE pets", "age"), ("ANSWER 2", ""))),
+        Conversation("How?", (("ANSWER 3", ""),)),
+    ]
+    rows = [encode(conversation, RENDERER) for conversation in conversations]
+    sft = SFTConfig(str(tmp_path), use_cpu=True, bf16=False, report_to="none", per_device_train_batch_size=2)
+    sft_trainer = SFTTrainer(
+        model=model, args=sft, train_dataset=HubDataset.from_list(rows), processing_class=tokenizer
+    )
+    (batch,) = sft_trainer.get_train_dataloader()
+    shown = list(zip(batch["input_ids"].tolist(), batch["labels"].tolist(), strict=True))
+    assert len(shown) == len(rows)
+    for row in rows:
+        length = len(row["input_ids"])
+        (labels,) = (labels for ids, labels in shown if ids[:length] == row["input_ids"])
+        assert labels[:length] == row["labels"]
+        assert set(labels[length:]) <= {IGNORED}
+
+
+def test_every_training_question_is_played_once_and_no_other(pets: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer.warmup, "load_dataset", lambda _: pets)
+    played = play_demonstrations(["one", "two"], 1.0, 0, Console(quiet=True))
+    openings = [conversation.opening for conversation in played]
+    expected = [question.text for question in pets.select(Split.TRAIN)] * 2
+    assert [opening.splitlines()[0] for opening in openings] == [f"Question: {text}" for text in expected]
+
+
+@pytest.mark.parametrize(("elapsed", "stops"), [(0.0, False), (89.0, False), (90.0, True), (500.0, True)])
+def test_a_deadline_stops_the_trainer(elapsed: float, stops: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(monotonic=lambda: 1_000.0)
+    monkeypatch.setattr(trainer.warmup, "time", clock)
+    deadline, control, nothing = Deadline(minutes=1.5), TrainerControl(), SimpleNamespace()
+    state: Any = nothing
+    deadline.on_train_begin(state, state, control)
+    clock.monotonic = lambda: 1_000.0 + elapsed
+    deadline.on_step_end(state, state, control)
+    assert control.should_training_stop is stops
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """`synthetic`, of whose training questions only the first 40 are played."""
+
+    def demonstrate_few(environment: SQLEnvironment, questions: Sequence[Any], good: float, seed: int) -> Any:
+        return demonstrate(environment, questions[:40], good, seed)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CACHE_VARIABLE, str(tmp_path_factory.mktemp("cache")))
+        patch.setattr(trainer.warmup, "demonstrate", demonstrate_few)
+        yield
+
+
+def warm_up(target: Path, *flags: str) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerBase]:
+    threads = torch.get_num_threads()
+    steps = ["--max_steps", "2", "--per_device_train_batch_size", "4", "--save_strategy", "no", "--report_to", "none"]
+    assert sqlenv.main(["warmup", *ON_CPU, *steps, "--output_dir", str(target), *flags]) == 0
+    torch.set_num_threads(threads)
+    model, tokenizer = load_policy(str(target))
+    return model, tokenizer
+
+
+def test_the_command_makes_a_tiny_policy_and_trains_it_further(few: None, tmp_path: Path) -> None:
+    rates = ("--muon_learning_rate", "0.02", "--learning_rate", "0.003")
+    model, tokenizer = warm_up(tmp_path / "new", "--new_tiny_policy", "true", *rates)
+    assert model.num_parameters() < 1_500_000
+    assert tokenizer.chat_template
+    again, _ = warm_up(tmp_path / "again", "--new_tiny_policy", "true", *rates)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+
+    further, same = warm_up(tmp_path / "further", "--model_name_or_path", str(tmp_path / "new"), "--good", "0.3")
+    assert same.get_vocab() == tokenizer.get_vocab()
+    assert any(not torch.equal(a, b) for a, b in zip(model.parameters(), further.parameters(), strict=True))
+    assert AutoTokenizer.from_pretrained(tmp_path / "further").chat_template == tokenizer.chat_template
+
+
+def test_it_must_know_what_to_start_from(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        sqlenv.main(["warmup", *ON_CPU])
+    assert stopped.value.code == 2
+    assert "--new_tiny_policy" in capsys.readouterr().err.splitlines()[-1]
