@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from env_server.errors import SQLEnvError
 from env_server.types import AnswerMode
+
+
+class ConfigError(SQLEnvError, ValueError):
+    """An argument is missing, unknown or out of range; the text names it."""
 
 
 @dataclass
@@ -45,10 +50,10 @@ class SQLEnvArguments:
     def __post_init__(self) -> None:
         modes = [mode.value for mode in AnswerMode]
         if self.answer_mode not in modes:
-            raise ValueError(f"--answer_mode must be one of {modes}, not {self.answer_mode!r}")
+            raise ConfigError(f"--answer_mode must be one of {modes}, not {self.answer_mode!r}")
         for name in ("step_budget", "max_concurrency", "max_turn_length", "env_threads"):
             if getattr(self, name) <= 0:
-                raise ValueError(f"--{name} must be positive, not {getattr(self, name)}")
+                raise ConfigError(f"--{name} must be positive, not {getattr(self, name)}")
 
 
 @dataclass

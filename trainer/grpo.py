@@ -26,6 +26,9 @@ from trainer.episodes import Episode, Outcome
 from trainer.rewards import reward_fields
 from trainer.rollout import EpisodeRequest, RolloutClient, derive_seed
 
+OnBatch = Callable[[int, Sequence[Episode], dict[str, float]], None]
+"""Called with the training step, its episodes and their metrics."""
+
 
 class WeightSync(Protocol):
     """Brings the engine to the trainer's weights."""
@@ -55,28 +58,28 @@ def request_for(question: Question, seed: int) -> EpisodeRequest:
 class SQLEnvRollout:
     """The `rollout_func` of a run. Keeps one event loop, so that connections outlive a batch.
 
-    `on_batch(step, episodes, metrics)` is called after each batch, for logs.
+    TRL wants its rollout function before it makes the model that an engine generates with, so the client comes
+    later, by `play_with`.
     """
 
-    def __init__(
-        self,
-        client: RolloutClient,
-        dataset: Dataset,
-        seed: int,
-        rewards: RewardSettings,
-        on_batch: Callable[[int, Sequence[Episode], dict[str, float]], None],
-    ) -> None:
-        self._client = client
+    def __init__(self, dataset: Dataset, seed: int, rewards: RewardSettings) -> None:
         self._dataset = dataset
         self._seed = seed
         self._rewards = rewards
-        self._on_batch = on_batch
+        self._client: RolloutClient | None = None
+        self._on_batch: OnBatch | None = None
         self._runner = asyncio.Runner()
         self._step = -1
         self._played = 0
 
+    def play_with(self, client: RolloutClient, on_batch: OnBatch) -> None:
+        """Play with `client`, and tell `on_batch` of each batch."""
+        self._client, self._on_batch = client, on_batch
+
     def __call__(self, prompts: list[list[dict[str, Any]]], trainer: GRPOTrainer) -> dict[str, Any]:
         """Play one episode per prompt. Raises RolloutError."""
+        if self._client is None or self._on_batch is None:
+            raise RuntimeError("SQLEnvRollout was called before play_with")
         step, rank = trainer.state.global_step, trainer.accelerator.process_index
         first = self._first_index(step, len(prompts))
         requests = [
@@ -85,7 +88,8 @@ class SQLEnvRollout:
         ]
         started = time.perf_counter()
         episodes = self._runner.run(self._client.play(requests))
-        self._on_batch(step, episodes, rollout_metrics(episodes, time.perf_counter() - started))
+        # The trainer logs a step under the number it has after its update.
+        self._on_batch(step + 1, episodes, rollout_metrics(episodes, time.perf_counter() - started))
         rows = [episode.row for episode in episodes]
         return {
             "prompt_ids": [row.prompt_ids for row in rows],

@@ -25,6 +25,8 @@ class MuonAdamW(torch.optim.Optimizer):
                 continue
             hidden = parameter.ndim == 2 and "embed" not in name and "lm_head" not in name
             (matrices if hidden else others).append(parameter)
+        if not matrices or not others:
+            raise ValueError("Muon beside AdamW needs hidden matrices and other parameters to train, so not LoRA alone")
         self._muon = torch.optim.Muon(matrices, lr=muon_lr, weight_decay=weight_decay, momentum=0.95)
         self._adamw = torch.optim.AdamW(others, lr=adamw_lr, weight_decay=weight_decay, betas=(0.9, 0.98))
         super().__init__([*matrices, *others], {})

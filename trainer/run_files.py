@@ -206,7 +206,9 @@ class RunFolder:
         `turns` False leaves their turns out, which are nearly all of the memory.
         """
         lines = _read(self.episodes_path, partial(_training_episode, turns))
-        return Lines(_latest(lines.rows, lambda row: row.step), lines.torn)
+        rows = _latest(lines.rows, lambda row: row.step)
+        # A run that was killed while it wrote a step, and resumed there, plays the same episodes again.
+        return Lines(list({(row.step, row.record.episode_id): row for row in rows}.values()), lines.torn)
 
     def write_evaluation(self, evaluation: Evaluation, records: Sequence[EpisodeRecord]) -> None:
         """Write an evaluation and its episodes, replacing one of the same label.

@@ -7,8 +7,10 @@ model/ and report.html.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,11 @@ from rich.progress import Progress
 from transformers import (
     AutoTokenizer,
     PreTrainedModel,
+    PreTrainedTokenizerBase,
     PrinterCallback,
     ProgressCallback,
 )
+from transformers.trainer_utils import get_last_checkpoint
 from trl import GRPOConfig, GRPOTrainer, ModelConfig, TrlParser, get_peft_config
 from trl.models import unwrap_model_for_generation
 
@@ -30,10 +34,10 @@ from env_server.data.questions import Question, Split
 from env_server.settings import EnvSettings
 from env_server.types import AnswerMode
 from inference.hf import HFEngine
-from trainer.config import SQLEnvArguments
+from trainer.config import ConfigError, SQLEnvArguments
 from trainer.environments import LocalEnvironments
 from trainer.episodes import Episode, record
-from trainer.evaluate import choose_questions, excluded_by_reason, play_model, play_scripted
+from trainer.evaluate import PolicyError, choose_questions, excluded_by_reason, play_model, play_scripted
 from trainer.grpo import SQLEnvRollout, prompt_rows, use_engine
 from trainer.prompts import ChatRenderer
 from trainer.report import write_report
@@ -56,18 +60,37 @@ LABELS = ("random", "before", "after", "oracle")
 
 
 def run(argv: Sequence[str]) -> int:
-    """Parse the arguments, then evaluate, train, evaluate and report."""
+    """Parse the arguments, then evaluate, train, evaluate and report. Raises SQLEnvError."""
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experimental, and TRL is pinned
-    parser = TrlParser((SQLEnvArguments, GRPOConfig, ModelConfig), prog="sqlenv train", description=__doc__)
-    arguments, grpo, model_config = parser.parse_args_and_config(list(argv))
-    if not model_config.model_name_or_path:
-        parser.error("name the policy to train with --model_name_or_path (a folder or a model on the Hub)")
-    if grpo.use_vllm:
-        parser.error("this version generates with Hugging Face generate; leave --use_vllm out")
+    arguments, grpo, model_config = parse_arguments(argv)
     if arguments.torch_threads:
         torch.set_num_threads(arguments.torch_threads)
     Training(arguments, grpo, model_config, Console()).run()
     return 0
+
+
+def parse_arguments(argv: Sequence[str]) -> tuple[SQLEnvArguments, GRPOConfig, ModelConfig]:
+    """Read flags and `--config`. Raises ConfigError."""
+    parser = TrlParser((SQLEnvArguments, GRPOConfig, ModelConfig), prog="sqlenv train", description=__doc__)
+    # TRL recomputes the logprobs with dropout on, and they would not be those that were sampled under.
+    parser.set_defaults(lora_dropout=0.0)
+    try:
+        arguments, grpo, model_config = parser.parse_args_and_config(list(argv))
+    except (OSError, ValueError) as error:
+        raise ConfigError(" ".join(str(error).split())) from error
+    if not model_config.model_name_or_path:
+        raise ConfigError("name the policy to train with --model_name_or_path (a folder or a model on the Hub)")
+    if grpo.use_vllm:
+        raise ConfigError("this version generates with Hugging Face generate; leave --use_vllm out")
+    if grpo.world_size > 1:
+        raise ConfigError("this version trains in one process; start it without a launcher")
+    if grpo.max_completion_length is None or grpo.max_completion_length <= 0:
+        raise ConfigError(f"--max_completion_length must be positive, not {grpo.max_completion_length}")
+    if str(grpo.resume_from_checkpoint).lower() == "true":
+        grpo.resume_from_checkpoint = get_last_checkpoint(grpo.output_dir) if Path(grpo.output_dir).is_dir() else None
+        if grpo.resume_from_checkpoint is None:
+            raise ConfigError(f"{grpo.output_dir} holds no checkpoint to resume from; was save_strategy set?")
+    return arguments, grpo, model_config
 
 
 class InProcessWeights:
@@ -80,6 +103,15 @@ class InProcessWeights:
     def sync_weights(self) -> None:
         """Stamp the number of updates that the weights have had."""
         self._engine.set_policy_version(self._trainer.state.global_step)
+
+
+def load_tokenizer(model_config: ModelConfig) -> PreTrainedTokenizerBase:
+    """Load the policy's tokenizer. Raises PolicyError."""
+    name = model_config.model_name_or_path
+    try:
+        return AutoTokenizer.from_pretrained(name, revision=model_config.model_revision)
+    except (OSError, ValueError) as error:
+        raise PolicyError(f"the policy {name!r} cannot be loaded: {' '.join(str(error).split())}") from error
 
 
 class Training:
@@ -95,34 +127,45 @@ class Training:
         self._answer_mode = AnswerMode(arguments.answer_mode)
         self._env_settings = EnvSettings(step_budget=arguments.step_budget)
         self._dataset = load_dataset(arguments.data, answer_mode=self._answer_mode)
-        self._tokenizer = AutoTokenizer.from_pretrained(
-            model_config.model_name_or_path, revision=model_config.model_revision
-        )
-        self._folder = self._open_folder()
+        self._tokenizer = load_tokenizer(model_config)
+        self._folder = RunFolder(Path(grpo.output_dir))
 
     def run(self) -> None:
         """Evaluate, train, evaluate and report."""
-        environments = LocalEnvironments(
-            self._dataset, self._env_settings, self._answer_mode, self._arguments.env_threads
-        )
-        log = RunLog(self._folder, self._console)
-        trainer, rollout = self._build(environments, log)
-        try:
-            resuming = self._grpo.resume_from_checkpoint
-            if not resuming:
-                self._evaluate_scripted("random")
-                self._evaluate_scripted("oracle")
-                self._evaluate_policy("before", str(self._model_config.model_name_or_path), trainer.model)
-            trainer.train(resume_from_checkpoint=resuming)
-            path = str(self._folder.path / MODEL)
-            trainer.save_model(path)
-            self._tokenizer.save_pretrained(path)
-            self._evaluate_policy("after", path, trainer.model)
-        finally:
-            rollout.close()
-            environments.close()
-            log.close()
+        grpo = self._grpo
+        with ExitStack() as stack:
+            environments = LocalEnvironments(
+                self._dataset, self._env_settings, self._answer_mode, self._arguments.env_threads
+            )
+            stack.callback(environments.close)
+            rollout = SQLEnvRollout(self._dataset, grpo.seed, self._env_settings.reward)
+            stack.callback(rollout.close)
+            trainer = self._build_trainer(rollout)
+            # Made only now, so that a run which cannot start leaves no folder behind.
+            self._folder = self._open_folder()
+            log = RunLog(self._folder, self._console)
+            stack.callback(log.close)
+            trainer.add_callback(log)
+            renderer = ChatRenderer(self._tokenizer, grpo.chat_template_kwargs)
+            engine = self._engine(trainer, renderer)
+            stack.callback(lambda: asyncio.run(engine.aclose()))
+            use_engine(trainer, InProcessWeights(engine, trainer))
+            client = RolloutClient(engine, environments, renderer, self._settings(trainer.model))
+            rollout.play_with(client, log.write_batch)
+            self._train(trainer)
         self._conclude()
+
+    def _train(self, trainer: GRPOTrainer) -> None:
+        resuming = self._grpo.resume_from_checkpoint
+        if not resuming:
+            self._evaluate_scripted("random")
+            self._evaluate_scripted("oracle")
+            self._evaluate_policy("before", str(self._model_config.model_name_or_path), trainer.model)
+        trainer.train(resume_from_checkpoint=resuming)
+        path = str(self._folder.path / MODEL)
+        trainer.save_model(path)
+        self._tokenizer.save_pretrained(path)
+        self._evaluate_policy("after", path, trainer.model)
 
     def _open_folder(self) -> RunFolder:
         path = Path(self._grpo.output_dir)
@@ -138,9 +181,8 @@ class Training:
             config["base_notes"] = notes.read_text(encoding="utf-8")
         return RunFolder.create(path, config)
 
-    def _build(self, environments: LocalEnvironments, log: RunLog) -> tuple[GRPOTrainer, SQLEnvRollout]:
-        """The trainer, with its rollouts played by our client on an in-process engine."""
-        renderer = ChatRenderer(self._tokenizer, self._grpo.chat_template_kwargs)
+    def _build_trainer(self, rollout: SQLEnvRollout) -> GRPOTrainer:
+        """TRL's trainer, with our rewards and rollout. Raises PolicyError."""
         grpo = self._grpo
         grpo.model_init_kwargs = {
             "revision": self._model_config.model_revision,
@@ -149,22 +191,25 @@ class Training:
             **(grpo.model_init_kwargs or {}),
         }
 
-        def rollout_func(prompts: list[list[dict[str, Any]]], trainer: GRPOTrainer) -> dict[str, Any]:
-            return rollout(prompts, trainer)
-
-        trainer = GRPOTrainer(
-            model=self._model_config.model_name_or_path,
-            reward_funcs=list(REWARD_FUNCTIONS),
-            args=grpo,
-            train_dataset=prompt_rows(self._dataset.select(Split.TRAIN)),
-            processing_class=self._tokenizer,
-            peft_config=get_peft_config(self._model_config),
-            rollout_func=rollout_func,
-            callbacks=[log],
-        )
+        try:
+            trainer = GRPOTrainer(
+                model=self._model_config.model_name_or_path,
+                reward_funcs=list(REWARD_FUNCTIONS),
+                args=grpo,
+                train_dataset=prompt_rows(self._dataset.select(Split.TRAIN)),
+                processing_class=self._tokenizer,
+                peft_config=get_peft_config(self._model_config),
+                rollout_func=rollout,
+            )
+        except OSError as error:
+            raise PolicyError(f"{self._model_config.model_name_or_path}: {' '.join(str(error).split())}") from error
         trainer.remove_callback(PrinterCallback)
         trainer.remove_callback(ProgressCallback)
-        engine = HFEngine(
+        return trainer
+
+    def _engine(self, trainer: GRPOTrainer, renderer: ChatRenderer) -> HFEngine:
+        """The trainer's own model, generating."""
+        return HFEngine(
             trainer.model,
             stop_ids=renderer.stop_ids,
             pad_id=self._tokenizer.pad_token_id,
@@ -172,10 +217,6 @@ class Training:
             max_context=self._settings(trainer.model).budget.max_context,
             generation_context=lambda: unwrap_model_for_generation(trainer.model_wrapped, trainer.accelerator),
         )
-        use_engine(trainer, InProcessWeights(engine, trainer))
-        client = RolloutClient(engine, environments, renderer, self._settings(trainer.model))
-        rollout = SQLEnvRollout(client, self._dataset, grpo.seed, self._env_settings.reward, log.write_batch)
-        return trainer, rollout
 
     def _settings(self, model: PreTrainedModel, temperature: float | None = None) -> RolloutSettings:
         context = self._arguments.max_context_length or model.config.max_position_embeddings
@@ -199,7 +240,15 @@ class Training:
 
         def play(questions: Sequence[Question], advance: OnEpisode) -> list[Episode]:
             return play_model(
-                model, self._tokenizer, self._dataset, questions, self._env_settings, settings, self._grpo.seed, advance
+                model,
+                self._tokenizer,
+                self._dataset,
+                questions,
+                self._env_settings,
+                settings,
+                self._grpo.seed,
+                advance,
+                self._grpo.chat_template_kwargs,
             )
 
         self._evaluate(label, policy, play)

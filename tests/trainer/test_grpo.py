@@ -72,8 +72,10 @@ class Rollouts:
         def on_batch(step: int, episodes: Sequence[Episode], metrics: dict[str, float]) -> None:
             self.batches.append((step, list(episodes), metrics))
 
-        self._made.append(SQLEnvRollout(self._client, self._pets, seed, RewardSettings(), on_batch))
-        return self._made[-1]
+        rollout = SQLEnvRollout(self._pets, seed, RewardSettings())
+        rollout.play_with(self._client, on_batch)
+        self._made.append(rollout)
+        return rollout
 
     def seeds(self) -> list[set[str]]:
         """The seeds of each batch's episodes."""
@@ -126,7 +128,7 @@ def test_exactly_one_row_for_each_prompt_with_all_that_trl_reads(pets: Dataset, 
     }
     assert {len(values) for values in rows.values()} == {5}
     ((step, episodes, metrics),) = rollouts.batches
-    assert step == 3
+    assert step == 4, "the step that these episodes are for"
     assert [e.question_id for e in episodes] == ["cats", "cats", "oldest", "oldest", "cats"]
     assert metrics["rollout/failed"] == 0
     for index, episode in enumerate(episodes):
