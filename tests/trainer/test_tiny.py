@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from env_server.data.loading import load_dataset
 from trainer.prompts import ChatRenderer
+from trainer.tiny import BASE_CHECKPOINT, BASE_NOTES
 from trainer.tiny.model import build_model
 from trainer.tiny.tokenizer import END, build_tokenizer
 
@@ -66,3 +71,20 @@ def test_the_network_is_untied_small_and_seeded() -> None:
     assert model.num_parameters() < 1_500_000
     again = build_model(TOKENIZER, seed=1)
     assert all((a == b).all() for a, b in zip(model.parameters(), again.parameters(), strict=True))
+
+
+def test_the_shipped_base_policy_is_small_untied_and_says_how_it_was_made() -> None:
+    files = {path.name: path for path in BASE_CHECKPOINT.iterdir()}
+    assert files["model.safetensors"].stat().st_size <= 6_000_000
+    notes = files[BASE_NOTES].read_text(encoding="utf-8")
+    assert "after stage 1" in notes
+    assert "after stage 2" in notes
+    model = AutoModelForCausalLM.from_pretrained(BASE_CHECKPOINT, dtype=torch.float32)
+    assert not model.config.tie_word_embeddings
+
+
+def test_every_word_of_the_generated_data_is_one_token_of_the_shipped_policy() -> None:
+    """A generator that uses new words needs a new base policy: it would be spelled in bytes, and not copied."""
+    tokenizer = AutoTokenizer.from_pretrained(BASE_CHECKPOINT)
+    words = {word for q in load_dataset("synthetic").questions for word in re.findall("[A-Za-z]+", q.text)}
+    assert [word for word in words if len(tokenizer(word)["input_ids"]) != 1] == []

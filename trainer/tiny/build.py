@@ -31,15 +31,20 @@ from trainer.transcript import TokenBudget
 
 CLEAN_DATA = "scrambled:0,scrambled:1,synthetic"
 MIXED_DATA = "synthetic"
-GOOD_SHARE = 0.3
+GOOD_SHARE = 0.12
 """Share of clean episodes in the second stage."""
 
 COMMON = [
     *("--use_cpu", "true", "--bf16", "false", "--gradient_checkpointing", "false", "--torch_threads", "1"),
     *("--per_device_train_batch_size", "16", "--train_sampling_strategy", "group_by_length", "--max_length", "512"),
     *("--lr_scheduler_type", "linear", "--save_strategy", "no", "--report_to", "none", "--logging_steps", "100"),
-    *("--seed", "0", "--muon_learning_rate", "0.02", "--learning_rate", "0.02"),
+    *("--seed", "0"),
 ]
+
+
+def rates(muon: float, adamw: float) -> list[str]:
+    """The flags of the two learning rates."""
+    return ["--muon_learning_rate", str(muon), "--learning_rate", str(adamw)]
 
 
 def build(target: Path, epochs: float, mixed_epochs: float) -> None:
@@ -47,9 +52,9 @@ def build(target: Path, epochs: float, mixed_epochs: float) -> None:
     with tempfile.TemporaryDirectory() as folder:
         clean, mixed = str(Path(folder) / "clean"), str(Path(folder) / "mixed")
         stage_1 = ["--new_tiny_policy", "true", "--data", CLEAN_DATA, "--num_train_epochs", str(epochs)]
-        warmup.run([*COMMON, *stage_1, "--warmup_steps", "50", "--output_dir", clean])
+        warmup.run([*COMMON, *stage_1, *rates(0.02, 0.02), "--warmup_steps", "50", "--output_dir", clean])
         stage_2 = ["--model_name_or_path", clean, "--data", MIXED_DATA, "--num_train_epochs", str(mixed_epochs)]
-        warmup.run([*COMMON, *stage_2, "--good", str(GOOD_SHARE), "--output_dir", mixed])
+        warmup.run([*COMMON, *stage_2, *rates(0.005, 0.003), "--good", str(GOOD_SHARE), "--output_dir", mixed])
         notes = _notes(evaluate(clean), evaluate(mixed), epochs, mixed_epochs)
         target.mkdir(parents=True, exist_ok=True)
         for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"):
@@ -72,7 +77,7 @@ def _notes(clean: EvaluationSummary, mixed: EvaluationSummary, epochs: float, mi
     return (
         "The base policy has the Qwen3 architecture, about a million parameters and a tokenizer of its own, and was "
         "raised from random weights by `sqlenv warmup` (TRL's SFTTrainer) in two stages. Stage 1: "
-        f"{epochs:g} epochs of clean play by the oracle on `{CLEAN_DATA}`. Stage 2: {mixed_epochs:g} epochs of play "
+        f"{epochs:g} epoch(s) of clean play by the oracle on `{CLEAN_DATA}`. Stage 2: {mixed_epochs:g} epoch(s) of play "
         f"of mixed quality on `{MIXED_DATA}`: {GOOD_SHARE:.0%} of the episodes clean, the others by a player who "
         "guesses from a sample, wanders, damages the right query or misreads its result. Only training databases "
         "were played on. The words of the evaluation databases are in the tokenizer's vocabulary and occur as random "
