@@ -77,8 +77,8 @@ def _notes(clean: EvaluationSummary, mixed: EvaluationSummary, epochs: float, mi
     return (
         "The base policy has the Qwen3 architecture, about a million parameters and a tokenizer of its own, and was "
         "raised from random weights by `sqlenv warmup` (TRL's SFTTrainer) in two stages. Stage 1: "
-        f"{epochs:g} epoch(s) of clean play by the oracle on `{CLEAN_DATA}`. Stage 2: {mixed_epochs:g} epoch(s) of play "
-        f"of mixed quality on `{MIXED_DATA}`: {GOOD_SHARE:.0%} of the episodes clean, the others by a player who "
+        f"{epochs:g} epoch(s) of clean play by the oracle on `{CLEAN_DATA}`. Stage 2: {mixed_epochs:g} epoch(s) of "
+        f"play of mixed quality on `{MIXED_DATA}`: {GOOD_SHARE:.0%} of the episodes clean, the others by a player who "
         "guesses from a sample, wanders, damages the right query or misreads its result. Only training databases "
         "were played on. The words of the evaluation databases are in the tokenizer's vocabulary and occur as random "
         "names in `scrambled`; their schemas and questions do not. Measured when it was built, greedy, on all "
