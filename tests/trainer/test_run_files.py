@@ -205,3 +205,12 @@ def test_a_label_is_a_plain_name(folder: RunFolder, label: str) -> None:
     records = [make_record("a")]
     with pytest.raises(ValueError, match="label"):
         folder.write_evaluation(make_evaluation(label, records), records)
+
+
+def test_a_step_that_was_written_half_and_then_played_again_counts_once(folder: RunFolder) -> None:
+    with folder.episodes_writer() as writer:
+        writer.write_episode(1, make_record("a"))
+        writer.write_episode(2, make_record("a", "wrong"))
+        writer.write_episode(2, make_record("a", "wrong"))
+        writer.write_episode(2, make_record("b"))
+    assert [(row.step, row.record.question_id) for row in folder.episodes().rows] == [(1, "a"), (2, "a"), (2, "b")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from trainer.run_log import RunLog
 
 TURN = Turn("QUERY x", ActionType.QUERY, "x", True, "", "no such table: x", RewardComponents(total=-0.02))
 EPISODE = Episode("e#1", "e", "db", "?", "easy", "f", Outcome.WRONG, (TURN,), TokenRow([1], [2], [-0.1], [1]))
+OTHER = replace(EPISODE, episode_id="e#2")
 ROLLOUT = {"rollout/success_rate": 0.25, "rollout/steps": 3.0}
 
 
@@ -64,10 +66,13 @@ def logged(tmp_path: Path, clock: Clock) -> Iterator[Logged]:
 
 def test_a_line_holds_the_trainers_metrics_and_the_rollouts(logged: Logged) -> None:
     logged.begin()
-    logged.log.write_batch(0, [EPISODE, EPISODE], ROLLOUT)
+    logged.log.write_batch(0, [EPISODE, OTHER], ROLLOUT)
     logged.step(1, {"loss": 0.5, "reward": 0.1})
     assert logged.folder.metrics().rows == [{"step": 1, "loss": 0.5, "reward": 0.1, **ROLLOUT}]
-    assert [(row.step, row.record) for row in logged.folder.episodes().rows] == [(0, record(EPISODE))] * 2
+    assert [(row.step, row.record) for row in logged.folder.episodes().rows] == [
+        (0, record(EPISODE)),
+        (0, record(OTHER)),
+    ]
 
 
 def test_several_batches_between_two_lines_are_averaged(logged: Logged) -> None:
