@@ -15,17 +15,12 @@ import pytest
 from env_server.types import RewardComponents
 from trainer.episodes import EpisodeRecord, Turn
 from trainer.report import (
-    TEXT_LIMIT,
     Played,
-    components,
-    cut,
     group_table,
     headline,
     mismatch,
     redacted,
-    replays,
     run,
-    varied,
     write_report,
 )
 from trainer.run_files import Evaluation, RunFolder, RunFolderError
@@ -292,30 +287,7 @@ def test_hardness_is_ordered_as_spider_orders_it() -> None:
     assert group_table("family", None, None) is None
 
 
-def test_replays_show_gains_a_loss_and_a_standstill() -> None:
-    before = make_played("before", [make_record(i, i == 0) for i in range(10)])
-    after = make_played("after", [make_record(i, i > 1) for i in range(10)])
-    shown = replays(before, after)
-    assert [r.kind for r in shown] == [
-        *["Wrong before, right after"] * 4,
-        "Right before, wrong after",
-        "Wrong before and after",
-    ]
-    assert [[side.correct for side in r.sides] for r in shown] == [[False, True]] * 4 + [[True, False], [False, False]]
-    assert len({r.question for r in shown}) == 6
-
-
-def test_chosen_pairs_differ_in_kind() -> None:
-    pairs = [(make_record(i, False), make_record(i, True)) for i in (0, 12, 24, 1, 2, 36)]
-    chosen = varied(pairs, 3)
-    assert len({b.family for b, _ in chosen}) == 3
-    assert varied(pairs, 99) == varied(pairs, 99)
-    assert len(varied(pairs, 99)) == 6
-
-
-def test_long_texts_are_cut_and_marked(tmp_path: Path) -> None:
-    assert cut("a" * TEXT_LIMIT) == "a" * TEXT_LIMIT
-    assert cut("abcdef", 4) == "abcd ... (2 more characters)"
+def test_long_texts_are_cut(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", {"x": "&" * 500_000})
 
     def long(records: Sequence[EpisodeRecord]) -> list[EpisodeRecord]:
@@ -324,11 +296,6 @@ def test_long_texts_are_cut_and_marked(tmp_path: Path) -> None:
     add_evaluation(folder, "before", long(make_records(12)))
     add_evaluation(folder, "after", long(make_records(40)), 1)
     assert len(read(folder)[0]) < 1_500_000
-
-
-def test_components_name_what_is_not_zero() -> None:
-    reward = RewardComponents(step_cost=-0.02, new_information=0.01, progress=0.15, total=0.14)
-    assert components(reward) == "step cost -0.02, new information +0.01, progress +0.15"
 
 
 def test_a_broken_turn_is_named(tmp_path: Path) -> None:
