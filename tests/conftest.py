@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,6 +14,9 @@ from env_server.data.questions import Dataset, Gold, Hardness, Question, Row, Sp
 from env_server.environment import SQLEnvironment
 from env_server.pool import DatabasePool
 from env_server.settings import EnvSettings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
 
 PETS = """
 CREATE TABLE owners (owner_id INTEGER PRIMARY KEY, name TEXT, city TEXT);
@@ -77,6 +81,46 @@ def environment(pets: Dataset) -> Iterator[SQLEnvironment]:
     pool = DatabasePool(pets.databases, EnvSettings().sandbox)
     yield SQLEnvironment(pets, pool)
     pool.close()
+
+
+@pytest.fixture(scope="session")
+def random_policy() -> Callable[..., Qwen3ForCausalLM]:
+    """Makes a random Qwen3 of two layers for a tokenizer: `random_policy(tokenizer, seed, context, liked)`.
+
+    `liked` maps tokens to a bias on their logits: a policy that likes actions plays episodes that differ in kind.
+    """
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    def make(
+        tokenizer: PreTrainedTokenizerBase, seed: int = 0, context: int = 512, liked: Mapping[str, float] | None = None
+    ) -> Qwen3ForCausalLM:
+        config = Qwen3Config(
+            vocab_size=len(tokenizer),
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=16,
+            max_position_embeddings=context,
+            tie_word_embeddings=False,
+            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            bos_token_id=None,
+        )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = Qwen3ForCausalLM(config)
+        with torch.no_grad():
+            for text, bias in (liked or {}).items():
+                # The first hidden dimension is made a constant, so that its column of the head is a bias.
+                model.model.embed_tokens.weight[:, 0] = 1.0
+                (index,) = tokenizer(text, add_special_tokens=False)["input_ids"]
+                model.lm_head.weight[index, 0] = bias / config.hidden_size**0.5
+        return model.eval()
+
+    return make
 
 
 @pytest.fixture(scope="session")

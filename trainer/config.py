@@ -87,3 +87,9 @@ class WarmupArguments:
     )
     max_minutes: float = field(default=0.0, metadata={"help": "Stop after this many minutes (0: no limit)."})
     torch_threads: int = field(default=0, metadata={"help": "Threads of torch on a CPU (0: torch's own choice)."})
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.good <= 1.0:
+            raise ConfigError(f"--good is a share and must lie in [0, 1], not {self.good}")
+        if self.max_minutes < 0 or self.muon_learning_rate < 0:
+            raise ConfigError("--max_minutes and --muon_learning_rate must not be negative")

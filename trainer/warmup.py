@@ -32,7 +32,7 @@ from env_server.environment import SQLEnvironment
 from env_server.pool import DatabasePool
 from env_server.settings import EnvSettings
 from env_server.types import AnswerMode
-from trainer.config import WarmupArguments
+from trainer.config import ConfigError, WarmupArguments
 from trainer.demonstrations import demonstrate
 from trainer.optimizers import MuonAdamW
 from trainer.players import Conversation
@@ -105,13 +105,16 @@ def _texts(conversations: Iterable[Conversation]) -> Iterable[str]:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Parse the flags, play, train and save."""
+    """Parse the flags, play, train and save. Raises SQLEnvError."""
     parser = TrlParser((WarmupArguments, SFTConfig, ModelConfig), prog="sqlenv warmup", description=__doc__)
-    arguments, sft, model_config = parser.parse_args_and_config(list(argv))
+    try:
+        arguments, sft, model_config = parser.parse_args_and_config(list(argv))
+    except (OSError, ValueError) as error:
+        raise ConfigError(" ".join(str(error).split())) from error
+    if not arguments.new_tiny_policy and not model_config.model_name_or_path:
+        raise ConfigError("name a model with --model_name_or_path, or pass --new_tiny_policy true")
     if arguments.torch_threads:
         torch.set_num_threads(arguments.torch_threads)
-    if not arguments.new_tiny_policy and not model_config.model_name_or_path:
-        parser.error("name a model with --model_name_or_path, or pass --new_tiny_policy true")
     console = Console(file=sys.stderr)
     conversations = play_demonstrations(arguments.data.split(","), arguments.good, sft.seed, console)
     tokenizer: PreTrainedTokenizerBase

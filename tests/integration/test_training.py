@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3ForCausalLM
 
 import sqlenv
 from env_server.data.loading import CACHE_VARIABLE, load_dataset
@@ -56,33 +56,13 @@ def dataset(surroundings: None) -> Dataset:
 
 
 @pytest.fixture(scope="module")
-def policy(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def policy(
+    dataset: Dataset, random_policy: Callable[..., Qwen3ForCausalLM], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """A random policy that likes the words of actions, so that rewards within a group differ."""
     tokenizer = build_tokenizer([question.text for question in dataset.questions], max_words=60)
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        max_position_embeddings=512,
-        tie_word_embeddings=False,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
-    )
     liked = {"<end>": 6.0, "ANSWER ": 4.5, "DESCRIBE ": 4.5, "SAMPLE ": 4.5, "QUERY ": 3.0, "1": 3.0, "2": 3.0}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = Qwen3ForCausalLM(config)
-    with torch.no_grad():
-        # The first hidden dimension is a constant, so its column of the head is a bias.
-        model.model.embed_tokens.weight[:, 0] = 1.0
-        for text, bias in liked.items():
-            (index,) = tokenizer(text, add_special_tokens=False)["input_ids"]
-            model.lm_head.weight[index, 0] = bias / config.hidden_size**0.5
+    model = random_policy(tokenizer, liked=liked)
     folder = tmp_path_factory.mktemp("policy")
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

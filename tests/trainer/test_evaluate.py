@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
 
 from env_server.data.questions import Dataset, Exclusion, ExclusionReason, Gold, Hardness, Question, Split
 from env_server.environment import SQLEnvironment
@@ -54,20 +55,8 @@ def tokenizer() -> PreTrainedTokenizerBase:
 
 
 @pytest.fixture
-def model(tokenizer: PreTrainedTokenizerBase) -> Qwen3ForCausalLM:
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        max_position_embeddings=512,
-        tie_word_embeddings=False,
-    )
-    return Qwen3ForCausalLM(config)
+def model(tokenizer: PreTrainedTokenizerBase, random_policy: Callable[..., Qwen3ForCausalLM]) -> Qwen3ForCausalLM:
+    return random_policy(tokenizer)
 
 
 def test_questions_are_taken_in_turn_from_each_database() -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
-from transformers import PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
 
 from env_server.data.questions import Dataset, Split
 from env_server.errors import UnknownQuestionError
@@ -35,19 +34,8 @@ def tokenizer() -> PreTrainedTokenizerBase:
 
 
 @pytest.fixture(scope="module")
-def engine(tokenizer: PreTrainedTokenizerBase) -> Iterator[HFEngine]:
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        max_position_embeddings=512,
-    )
-    engine = HFEngine(Qwen3ForCausalLM(config), stop_ids=[3], pad_id=0, linger_s=1e6)
+def engine(tokenizer: PreTrainedTokenizerBase, random_policy: Callable[..., Qwen3ForCausalLM]) -> Iterator[HFEngine]:
+    engine = HFEngine(random_policy(tokenizer), stop_ids=[3], pad_id=0, linger_s=1e6)
     yield engine
     asyncio.run(engine.aclose())
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from transformers import PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
 
 from env_server.data.questions import Dataset
 from env_server.environment import SQLEnvironment
@@ -47,33 +47,10 @@ def renderer(tokenizer: PreTrainedTokenizerBase) -> ChatRenderer:
 
 
 @pytest.fixture(scope="module")
-def model(tokenizer: PreTrainedTokenizerBase) -> Qwen3ForCausalLM:
+def model(tokenizer: PreTrainedTokenizerBase, random_policy: Callable[..., Qwen3ForCausalLM]) -> Qwen3ForCausalLM:
     """A random policy that likes actions, tables and the end of a turn, so that its episodes differ in kind."""
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        max_position_embeddings=4_096,
-        tie_word_embeddings=False,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
-    )
     liked = {"<end>": 5.0, "pets": 4.0, "owners": 4.0, "DESCRIBE ": 4.5, "SAMPLE ": 4.5, "QUERY ": 3.5, "ANSWER ": 2.5}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
-        policy = Qwen3ForCausalLM(config)
-    with torch.no_grad():
-        # The first hidden dimension is a constant, so its column of the head is a bias.
-        policy.model.embed_tokens.weight[:, 0] = 1.0
-        for text, bias in liked.items():
-            (index,) = tokenizer(text, add_special_tokens=False)["input_ids"]
-            policy.lm_head.weight[index, 0] = bias / config.hidden_size**0.5
-    return policy.eval()
+    return random_policy(tokenizer, seed=5, context=4_096, liked=liked)
 
 
 @pytest.fixture

@@ -182,8 +182,11 @@ def test_the_command_makes_a_tiny_policy_and_trains_it_further(few: None, tmp_pa
     assert AutoTokenizer.from_pretrained(tmp_path / "further").chat_template == tokenizer.chat_template
 
 
-def test_it_must_know_what_to_start_from(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        sqlenv.main(["warmup", *ON_CPU])
-    assert stopped.value.code == 2
-    assert "--new_tiny_policy" in capsys.readouterr().err.splitlines()[-1]
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [((), "--new_tiny_policy"), (("--good", "1.5"), "--good"), (("--config", "/no/such.yaml"), "/no/such.yaml")],
+)
+def test_wrong_flags_are_one_line(flags: tuple[str, ...], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sqlenv.main(["warmup", *ON_CPU, *flags]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert complaint in line
