@@ -20,6 +20,9 @@ usage: sqlenv COMMAND [flags]        (sqlenv COMMAND --help says more)
 A first run:  sqlenv train --config configs/tiny.yaml --output_dir runs/first
 """
 
+TRAIN_PACKAGES = ("torch", "transformers", "trl", "accelerate", "peft", "datasets", "matplotlib", "scipy", "jinja2")
+"""What the extra `train` installs; the environment works without."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand and return its exit status; a SQLEnvError becomes one line on stderr and status 2."""
@@ -35,6 +38,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _COMMANDS[name](rest)
     except SQLEnvError as error:
         print(f"sqlenv {name}: {error}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in TRAIN_PACKAGES:
+            raise
+        print(f"sqlenv {name}: {package} is not installed; pip install 'sqlenv[train]' brings it", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"sqlenv {name}: interrupted", file=sys.stderr)

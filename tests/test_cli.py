@@ -45,6 +45,14 @@ def test_usage(arguments: list[str], capsys: Captured) -> None:
     assert err == ""
 
 
+def test_without_the_training_packages_a_command_says_what_to_install() -> None:
+    # None in sys.modules is how Python marks what cannot be imported.
+    code = "import sys; sys.modules['torch'] = None; import sqlenv; sys.exit(sqlenv.main(['train']))"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert process.returncode == 2
+    assert process.stderr == "sqlenv train: torch is not installed; pip install 'sqlenv[train]' brings it\n"
+
+
 def test_every_command_is_in_the_usage() -> None:
     assert set(sqlenv._COMMANDS) == set(COMMANDS)
 
