@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from env_server.data.questions import Dataset, Question, Split
 from env_server.errors import EpisodeOverError, NoEpisodeError, SQLEnvError, SQLError
-from env_server.explorer import ActionOutcome, Explorer
+from env_server.explorer import ActionOutcome, Explorer, one_line
 from env_server.judging import judge_rows, judge_value
 from env_server.pool import DatabasePool
 from env_server.reward import EpisodeRewards
@@ -92,7 +92,7 @@ class SQLEnvironment:
             rewards=EpisodeRewards(question.gold, self._settings.reward, row_limit=self._settings.display.max_rows),
             schema_info="Tables: " + ", ".join(schema.table_names),
         )
-        return self._observe(episode, ActionOutcome(result="", error="", rows=None), RewardComponents())
+        return self._observe(episode, ActionOutcome(), RewardComponents())
 
     def step(self, action: SQLAction) -> SQLObservation:
         """Take one action. Raises NoEpisodeError before `reset`, EpisodeOverError after the end."""
@@ -137,28 +137,27 @@ class SQLEnvironment:
         return random.Random(seed).choice(questions)
 
     def _explore(self, episode: _Episode, kind: str, argument: str) -> ActionOutcome:
-        if kind not in ActionType.__members__:
-            names = ", ".join(ActionType)
-            return _failure(f"unknown action {_shorten(kind)!r}; use one of {names}")
-        if not argument:
-            needs = {"DESCRIBE": "a table name", "SAMPLE": "a table name", "QUERY": "one SELECT statement"}
-            return _failure(f"{kind} needs {needs.get(kind, 'the answer')} after it")
-        if kind == ActionType.DESCRIBE:
-            outcome = episode.explorer.describe(argument)
-            if outcome.ok and outcome.result not in episode.described:
-                episode.described.add(outcome.result)
-                episode.schema_info += "\n\n" + outcome.result
-            return outcome
-        if kind == ActionType.SAMPLE:
-            return episode.explorer.sample(argument)
-        return episode.explorer.query(argument)
+        match kind:
+            case ActionType.DESCRIBE:
+                outcome = episode.explorer.describe(argument)
+                if outcome.ok and outcome.result not in episode.described:
+                    episode.described.add(outcome.result)
+                    episode.schema_info += "\n\n" + outcome.result
+                return outcome
+            case ActionType.SAMPLE:
+                return episode.explorer.sample(argument)
+            case ActionType.QUERY:
+                return episode.explorer.query(argument)
+            case ActionType.ANSWER:
+                return ActionOutcome(error="ANSWER needs the answer")
+        return ActionOutcome(error=one_line(f"unknown action {_shorten(kind)!r}; use one of {', '.join(ActionType)}"))
 
     def _answer(self, episode: _Episode, argument: str) -> SQLObservation:
         correct = self._judge(episode.question, argument)
         episode.done = True
         reward = episode.rewards.answer(argument, correct=correct)
         verdict = Verdict.CORRECT if correct else Verdict.WRONG
-        outcome = ActionOutcome(result=f"The answer is {verdict.value}.", error="", rows=None)
+        outcome = ActionOutcome(result=f"The answer is {verdict.value}.")
         return self._observe(episode, outcome, reward, verdict)
 
     def _judge(self, question: Question, argument: str) -> bool:
@@ -201,10 +200,6 @@ class SQLEnvironment:
 def _question_text(question: Question) -> str:
     """The question, with the outside knowledge that BIRD calls evidence."""
     return f"{question.text}\nHint: {question.evidence}" if question.evidence else question.text
-
-
-def _failure(message: str) -> ActionOutcome:
-    return ActionOutcome(result="", error=message, rows=None)
 
 
 def _shorten(text: str) -> str:

@@ -31,7 +31,7 @@ _CLASSES = {
 
 @dataclass(frozen=True, slots=True)
 class ActionOutcome:
-    """What an action gave: exactly one of `result` and `error` is not empty. `rows`: SAMPLE's and QUERY's."""
+    """What an action gave: at most one of `result` and `error` is not empty. `rows`: SAMPLE's and QUERY's."""
 
     result: str = ""
     error: str = ""

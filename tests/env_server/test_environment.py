@@ -71,7 +71,7 @@ def test_action_types_are_case_insensitive(environment: SQLEnvironment) -> None:
         ("DESCRIBE dragons", "owners, pets"),
         ("SAMPLE dragons", "owners, pets"),
         ("DESCRIBE", "needs a table name"),
-        ("QUERY", "needs one SELECT"),
+        ("QUERY", "needs a SQL query"),
         ("ANSWER", "needs the answer"),
         ("DANCE pets", "DESCRIBE, SAMPLE, QUERY, ANSWER"),
         ("QUERY DELETE FROM pets", ""),
