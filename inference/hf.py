@@ -67,7 +67,9 @@ class HFEngine:
     """An `Engine` that decodes with a Hugging Face causal language model in this process.
 
     `stop_ids` end a turn; `pad_id` fills short rows and is never seen by the model. A batch holds at most
-    `max_batch` requests and waits at most `linger_s` seconds for sessions that are busy elsewhere.
+    `max_batch` requests and waits at most `linger_s` seconds for sessions that are busy elsewhere: as long as none
+    is busy for longer, a batch's composition, and so every bit of a run, does not depend on timing. The default
+    leaves room for an overloaded machine, and is shorter than the environment's deadline for a query.
     `max_context` is in tokens and defaults to the model's `max_position_embeddings`. `generation_context`
     is entered once per batch, in the worker thread, and yields the model to use (TRL's
     `unwrap_model_for_generation`).
@@ -81,7 +83,7 @@ class HFEngine:
         pad_id: int,
         max_batch: int = 64,
         max_context: int | None = None,
-        linger_s: float = 0.25,
+        linger_s: float = 2.0,
         generation_context: Callable[[], AbstractContextManager[PreTrainedModel]] | None = None,
     ) -> None:
         config = model.config.get_text_config(decoder=True)
