@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from env_server.errors import SQLEnvError
@@ -10,6 +12,15 @@ from env_server.types import AnswerMode
 
 class ConfigError(SQLEnvError, ValueError):
     """An argument is missing, unknown or out of range; the text names it."""
+
+
+@contextmanager
+def config_errors() -> Iterator[None]:
+    """Raise what a parser makes of bad arguments, or of a missing file, as a one-line ConfigError."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise ConfigError(" ".join(str(error).split())) from error
 
 
 @dataclass

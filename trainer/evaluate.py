@@ -12,7 +12,7 @@ import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from dataclasses import asdict
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -35,7 +35,7 @@ from trainer.environments import LocalEnvironments
 from trainer.episodes import Episode, EpisodeRecord, record
 from trainer.players import OraclePlayer, Player, RandomPlayer, play
 from trainer.prompts import ChatRenderer
-from trainer.rollout import EpisodeRequest, RolloutClient, RolloutSettings, derive_seed
+from trainer.rollout import RolloutClient, RolloutSettings, derive_seed, request_for
 from trainer.statistics import EvaluationSummary, summarize
 from trainer.summary_table import difficulty_table, summary_table
 from trainer.transcript import TokenBudget
@@ -81,6 +81,24 @@ def play_scripted(
     return episodes
 
 
+def in_process_engine(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    renderer: ChatRenderer,
+    settings: RolloutSettings,
+    generation_context: Callable[[], AbstractContextManager[PreTrainedModel]] | None = None,
+) -> HFEngine:
+    """An engine on a model in this process, with room for every episode in flight; arguments as `HFEngine`'s."""
+    return HFEngine(
+        model,
+        stop_ids=renderer.stop_ids,
+        pad_id=renderer.stop_ids[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
+        max_batch=settings.max_concurrency,
+        max_context=settings.budget.max_context,
+        generation_context=generation_context,
+    )
+
+
 def play_model(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -95,17 +113,8 @@ def play_model(
     """Play the questions with a model in this process. `template_kwargs` are the chat template's variables."""
     renderer = ChatRenderer(tokenizer, template_kwargs)
     environments = LocalEnvironments(dataset, env_settings, settings.answer_mode)
-    engine = HFEngine(
-        model,
-        stop_ids=renderer.stop_ids,
-        pad_id=renderer.stop_ids[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
-        max_batch=settings.max_concurrency,
-        max_context=settings.budget.max_context,
-    )
-    requests = [
-        EpisodeRequest(q.question_id, derive_seed(seed, i), q.db_id, q.hardness.value, q.family)
-        for i, q in enumerate(questions)
-    ]
+    engine = in_process_engine(model, tokenizer, renderer, settings)
+    requests = [request_for(question, derive_seed(seed, index)) for index, question in enumerate(questions)]
 
     async def run() -> list[Episode]:
         try:

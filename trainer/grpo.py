@@ -24,7 +24,7 @@ from env_server.data.questions import Dataset, Question
 from env_server.settings import RewardSettings
 from trainer.episodes import Episode, Outcome
 from trainer.rewards import reward_fields
-from trainer.rollout import EpisodeRequest, RolloutClient, derive_seed
+from trainer.rollout import RolloutClient, derive_seed, request_for
 
 OnBatch = Callable[[int, Sequence[Episode], dict[str, float]], None]
 """Called with the training step, its episodes and their metrics."""
@@ -41,17 +41,6 @@ def prompt_rows(questions: Sequence[Question]) -> HubDataset:
     """TRL's prompt format: the question as a user message that also carries its id."""
     return HubDataset.from_list(
         [{"prompt": [{"role": "user", "content": q.text, "question_id": q.question_id}]} for q in questions]
-    )
-
-
-def request_for(question: Question, seed: int) -> EpisodeRequest:
-    """The request to play a question."""
-    return EpisodeRequest(
-        question_id=question.question_id,
-        seed=seed,
-        db_id=question.db_id,
-        hardness=question.hardness.value,
-        family=question.family,
     )
 
 

@@ -36,12 +36,12 @@ from trainer.replays import OUTCOMES, cut, replays
 from trainer.run_files import Evaluation, RunFolder, TrainingEpisode
 from trainer.statistics import (
     GroupSummary,
-    Interval,
     PairedDifference,
     compare,
     keyed,
     rolling_success,
 )
+from trainer.summary_table import interval_text
 
 TEMPLATE = Path(__file__).with_name("report_template.html")
 CONFIG_LIMIT = 40_000
@@ -212,7 +212,9 @@ def evaluation_table(played: Mapping[str, Played]) -> Table:
         against = NONE if base is None or same else difference(compare(base.records, one.records))
         name = label if one.evaluation.policy == label else f"{label} ({cut(one.evaluation.policy, 60)})"
         numbers = [f"{s.mean_reward:.2f}", f"{s.mean_steps:.1f}", f"{s.parse_rate:.1%}", str(s.failed)]
-        rows.append([name, f"{s.success_rate:.1%}", percent(s.interval), str(s.episodes), against, *numbers])
+        rows.append(
+            [name, f"{s.success_rate:.1%}", f"{interval_text(s.interval)}%", str(s.episodes), against, *numbers]
+        )
     kinds = {(p.evaluation.data, p.evaluation.split, p.evaluation.answer_mode) for p in played.values()}
     what = "; ".join(f"{data}, split {split}, answers as {mode}" for data, split, mode in sorted(kinds))
     return Table(f"Evaluations on {cut(what, 300)}", header, rows)
@@ -324,11 +326,6 @@ def counted(n: int, noun: str) -> str:
     return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
-def percent(interval: Interval) -> str:
-    """Return an interval of a share in percent."""
-    return f"{100 * interval.low:.1f} to {100 * interval.high:.1f}%"
-
-
 def difference(paired: PairedDifference) -> str:
     """Return a paired difference in percentage points."""
     low, high = 100 * paired.interval.low, 100 * paired.interval.high
@@ -337,7 +334,7 @@ def difference(paired: PairedDifference) -> str:
 
 def _rate(played: Played) -> str:
     summary = played.evaluation.summary
-    return f"{summary.success_rate:.1%} ({percent(summary.interval)})"
+    return f"{summary.success_rate:.1%} ({interval_text(summary.interval)}%)"
 
 
 def _by(played: Played, kind: str) -> dict[str, GroupSummary]:
@@ -348,7 +345,7 @@ def _by(played: Played, kind: str) -> dict[str, GroupSummary]:
 def _group_cells(group: GroupSummary | None) -> list[str]:
     if group is None:
         return [NONE, NONE, "0"]
-    return [f"{group.success_rate:.1%}", percent(group.interval), str(group.episodes)]
+    return [f"{group.success_rate:.1%}", f"{interval_text(group.interval)}%", str(group.episodes)]
 
 
 def _group_change(kind: str, name: str, before: Played, after: Played) -> str:

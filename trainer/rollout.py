@@ -22,6 +22,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
+from env_server.data.questions import Question
 from env_server.errors import SQLEnvError
 from env_server.types import AnswerMode, SQLObservation, Verdict
 from inference.engine import Engine, EngineError, FinishReason, Sampling, Session
@@ -69,6 +70,17 @@ def derive_seed(*parts: int | str) -> int:
     """A 63-bit seed from its parts, the same on every machine and in every process."""
     text = "\x1f".join(str(part) for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def request_for(question: Question, seed: int) -> EpisodeRequest:
+    """The request to play a question."""
+    return EpisodeRequest(
+        question_id=question.question_id,
+        seed=seed,
+        db_id=question.db_id,
+        hardness=question.hardness.value,
+        family=question.family,
+    )
 
 
 class RolloutClient:

@@ -34,10 +34,17 @@ from env_server.data.questions import Question, Split
 from env_server.settings import EnvSettings
 from env_server.types import AnswerMode
 from inference.hf import HFEngine
-from trainer.config import ConfigError, SQLEnvArguments
+from trainer.config import ConfigError, SQLEnvArguments, config_errors
 from trainer.environments import LocalEnvironments
 from trainer.episodes import Episode, record
-from trainer.evaluate import PolicyError, choose_questions, excluded_by_reason, play_model, play_scripted
+from trainer.evaluate import (
+    PolicyError,
+    choose_questions,
+    excluded_by_reason,
+    in_process_engine,
+    play_model,
+    play_scripted,
+)
 from trainer.grpo import SQLEnvRollout, prompt_rows, use_engine
 from trainer.prompts import ChatRenderer
 from trainer.report import write_report
@@ -74,10 +81,8 @@ def parse_arguments(argv: Sequence[str]) -> tuple[SQLEnvArguments, GRPOConfig, M
     parser = TrlParser((SQLEnvArguments, GRPOConfig, ModelConfig), prog="sqlenv train", description=__doc__)
     # TRL recomputes the logprobs with dropout on, and they would not be those that were sampled under.
     parser.set_defaults(lora_dropout=0.0)
-    try:
+    with config_errors():
         arguments, grpo, model_config = parser.parse_args_and_config(list(argv))
-    except (OSError, ValueError) as error:
-        raise ConfigError(" ".join(str(error).split())) from error
     if not model_config.model_name_or_path:
         raise ConfigError("name the policy to train with --model_name_or_path (a folder or a model on the Hub)")
     if grpo.use_vllm:
@@ -147,10 +152,17 @@ class Training:
             stack.callback(log.close)
             trainer.add_callback(log)
             renderer = ChatRenderer(self._tokenizer, grpo.chat_template_kwargs)
-            engine = self._engine(trainer, renderer)
+            settings = self._settings(trainer.model)
+            engine = in_process_engine(
+                trainer.model,
+                self._tokenizer,
+                renderer,
+                settings,
+                lambda: unwrap_model_for_generation(trainer.model_wrapped, trainer.accelerator),
+            )
             stack.callback(lambda: asyncio.run(engine.aclose()))
             use_engine(trainer, InProcessWeights(engine, trainer))
-            client = RolloutClient(engine, environments, renderer, self._settings(trainer.model))
+            client = RolloutClient(engine, environments, renderer, settings)
             rollout.play_with(client, log.write_batch)
             self._train(trainer)
         self._conclude()
@@ -206,17 +218,6 @@ class Training:
         trainer.remove_callback(PrinterCallback)
         trainer.remove_callback(ProgressCallback)
         return trainer
-
-    def _engine(self, trainer: GRPOTrainer, renderer: ChatRenderer) -> HFEngine:
-        """The trainer's own model, generating."""
-        return HFEngine(
-            trainer.model,
-            stop_ids=renderer.stop_ids,
-            pad_id=self._tokenizer.pad_token_id,
-            max_batch=self._arguments.max_concurrency,
-            max_context=self._settings(trainer.model).budget.max_context,
-            generation_context=lambda: unwrap_model_for_generation(trainer.model_wrapped, trainer.accelerator),
-        )
 
     def _settings(self, model: PreTrainedModel, temperature: float | None = None) -> RolloutSettings:
         context = self._arguments.max_context_length or model.config.max_position_embeddings

@@ -32,7 +32,7 @@ from env_server.environment import SQLEnvironment
 from env_server.pool import DatabasePool
 from env_server.settings import EnvSettings
 from env_server.types import AnswerMode
-from trainer.config import ConfigError, WarmupArguments
+from trainer.config import ConfigError, WarmupArguments, config_errors
 from trainer.demonstrations import demonstrate
 from trainer.optimizers import MuonAdamW
 from trainer.players import Conversation
@@ -107,10 +107,8 @@ def _texts(conversations: Iterable[Conversation]) -> Iterable[str]:
 def run(argv: Sequence[str]) -> int:
     """Parse the flags, play, train and save. Raises SQLEnvError."""
     parser = TrlParser((WarmupArguments, SFTConfig, ModelConfig), prog="sqlenv warmup", description=__doc__)
-    try:
+    with config_errors():
         arguments, sft, model_config = parser.parse_args_and_config(list(argv))
-    except (OSError, ValueError) as error:
-        raise ConfigError(" ".join(str(error).split())) from error
     if not arguments.new_tiny_policy and not model_config.model_name_or_path:
         raise ConfigError("name a model with --model_name_or_path, or pass --new_tiny_policy true")
     if arguments.torch_threads:

@@ -18,10 +18,10 @@ from inference.engine import EngineError
 from inference.hf import HFEngine
 from trainer.environments import LocalEnvironments
 from trainer.episodes import Episode, Outcome, TokenRow, Turn
-from trainer.grpo import SQLEnvRollout, prompt_rows, request_for, rollout_metrics, use_engine
+from trainer.grpo import SQLEnvRollout, prompt_rows, rollout_metrics, use_engine
 from trainer.prompts import ChatRenderer
 from trainer.rewards import REWARD_FUNCTIONS
-from trainer.rollout import RolloutClient, RolloutError, RolloutSettings
+from trainer.rollout import RolloutClient, RolloutError, RolloutSettings, request_for
 from trainer.tiny.tokenizer import build_tokenizer
 from trainer.transcript import TokenBudget
 
