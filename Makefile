@@ -4,14 +4,17 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 RUN ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
 INSTALLED := $(VENV)/.installed
+UPSTREAM := .venv-openenv
 
-.PHONY: demo test check format base clean
+.PHONY: demo test check format base openenv clean
 
 demo: $(INSTALLED)  ## train the tiny policy with GRPO, evaluate it on unseen databases, write the report
 	$(BIN)/sqlenv train --config configs/tiny.yaml --output_dir $(RUN)
 
-test: $(INSTALLED)
-	$(BIN)/python -m pytest
+test: $(INSTALLED) openenv
+	$(BIN)/python -m pytest -n auto
+
+openenv: $(UPSTREAM)/.installed  ## upstream's OpenEnv, whose client and validator judge the server; not in our environment
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .
@@ -26,11 +29,17 @@ base: $(INSTALLED)  ## rebuild the shipped base policy from nothing (about half 
 	$(BIN)/python -m trainer.tiny.build
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) $(UPSTREAM) build *.egg-info
 
 $(INSTALLED): pyproject.toml
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet torch==2.13.0
-	$(BIN)/pip install --quiet --editable '.[train,dev]'
+	$(BIN)/pip install --quiet --editable '.[serve,train,dev]'
+	touch $@
+
+$(UPSTREAM)/.installed: tests/integration/openenv/requirements.txt tests/integration/openenv/requirements-old.txt
+	test -d $(UPSTREAM) || $(PYTHON) -m venv $(UPSTREAM)
+	$(UPSTREAM)/bin/pip install --quiet --no-deps -r tests/integration/openenv/requirements.txt
+	$(UPSTREAM)/bin/pip install --quiet --no-deps --target $(UPSTREAM)/old --upgrade -r tests/integration/openenv/requirements-old.txt
 	touch $@

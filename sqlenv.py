@@ -15,13 +15,16 @@ usage: sqlenv COMMAND [flags]        (sqlenv COMMAND --help says more)
   warmup     raise a base policy on play that the environment has verified
   report     write a run's report.html again
   play       play an episode yourself, in this terminal
-  data       look at a data set: sqlenv data inspect [DATA]
+  serve      the environment as a network service, for training runs here or elsewhere
+  data       look at, check, convert and fetch data sets: sqlenv data inspect | validate | export | fetch
 
 A first run:  sqlenv train --config configs/tiny.yaml --output_dir runs/first
 """
 
 TRAIN_PACKAGES = ("torch", "transformers", "trl", "accelerate", "peft", "datasets", "matplotlib", "scipy", "jinja2")
 """What the extra `train` installs; the environment works without."""
+SERVE_PACKAGES = ("fastapi", "starlette", "uvicorn", "uvloop", "httptools", "pydantic_settings", "prometheus_client")
+"""What the extra `serve` installs; the environment in this process works without."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,9 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        if package not in TRAIN_PACKAGES:
+        extra = "train" if package in TRAIN_PACKAGES else "serve" if package in SERVE_PACKAGES else None
+        if extra is None:
             raise
-        print(f"sqlenv {name}: {package} is not installed; pip install 'sqlenv[train]' brings it", file=sys.stderr)
+        print(f"sqlenv {name}: {package} is not installed; pip install 'sqlenv[{extra}]' brings it", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"sqlenv {name}: interrupted", file=sys.stderr)
@@ -80,10 +84,16 @@ def _play(argv: Sequence[str]) -> int:
     return play.run(argv)
 
 
-def _data(argv: Sequence[str]) -> int:
-    from env_server.data import inspection
+def _serve(argv: Sequence[str]) -> int:
+    from env_server.service import serve
 
-    return inspection.run(argv)
+    return serve.run(argv)
+
+
+def _data(argv: Sequence[str]) -> int:
+    from env_server.data import commands
+
+    return commands.run(argv)
 
 
 _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
@@ -92,6 +102,7 @@ _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "warmup": _warmup,
     "report": _report,
     "play": _play,
+    "serve": _serve,
     "data": _data,
 }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 
 from env_server.data.questions import Row, SQLValue
 from env_server.sandbox import QueryResult
@@ -39,6 +40,7 @@ returning select set table then to transaction union unique update using values 
 _RESERVED = frozenset(_RESERVED_WORDS.split())
 
 
+@lru_cache(maxsize=1_024)
 def describe_table(table: Table) -> str:
     """Return the name and row count, then one line per column with its type and keys."""
     references = {
@@ -109,6 +111,8 @@ def format_float(value: float) -> str:
 
 def shortened(text: str, max_chars: int) -> str:
     """Return the text in one line, unprintable characters escaped, cut and marked past `max_chars`."""
+    if len(text) <= max_chars and text.isascii() and text.isprintable():
+        return text
     # Escaping never shortens, so no more than this much of a long text is looked at.
     line = _UNPRINTABLE.sub(_escape, text[: max_chars + 1])
     return line if len(line) <= max_chars else line[: max_chars - 1] + CUT

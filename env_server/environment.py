@@ -16,12 +16,13 @@ import random
 from dataclasses import dataclass, field
 
 from env_server.data.questions import Dataset, Question, Split
-from env_server.errors import EpisodeOverError, NoEpisodeError, SQLEnvError, SQLError
-from env_server.explorer import ActionOutcome, Explorer, one_line
-from env_server.judging import judge_rows, judge_value
-from env_server.pool import DatabasePool
+from env_server.errors import EpisodeOverError, NoEpisodeError, SQLEnvError
+from env_server.explorer import ActionOutcome, Explorer, Outcomes, one_line
+from env_server.judging import judge_value
+from env_server.pool import Databases
 from env_server.reward import EpisodeRewards
 from env_server.settings import EnvSettings
+from env_server.sql_judge import QueryJudge, SQLJudge
 from env_server.types import (
     ActionType,
     AnswerMode,
@@ -54,21 +55,26 @@ class _Episode:
 class SQLEnvironment:
     """Plays episodes over a data set.
 
-    `pool` must open the data set's databases. `answer_mode` decides what ANSWER carries: a value, or a query
-    that yields it.
+    `databases` must hold the data set's. `answer_mode` decides what ANSWER carries: a value, or a query
+    that yields it, which `sql_judge` judges (when None, on the database alone). `outcomes` may be shared by all
+    environments of the same databases and display settings. `EnvironmentFactory` puts it together.
     """
 
     def __init__(
         self,
         dataset: Dataset,
-        pool: DatabasePool,
+        databases: Databases,
         settings: EnvSettings | None = None,
         answer_mode: AnswerMode = AnswerMode.VALUE,
+        sql_judge: QueryJudge | None = None,
+        outcomes: Outcomes | None = None,
     ) -> None:
         self._dataset = dataset
-        self._pool = pool
+        self._databases = databases
         self._settings = settings or EnvSettings()
         self._answer_mode = answer_mode
+        self._outcomes = outcomes
+        self._sql_judge: QueryJudge = sql_judge or SQLJudge(databases, settings=self._settings.judging)
         self._episode: _Episode | None = None
 
     def reset(
@@ -84,28 +90,36 @@ class SQLEnvironment:
         UnknownQuestionError, and SQLEnvError when the split is empty.
         """
         question = self._dataset.question(question_id) if question_id else self._draw(seed, split)
-        schema = self._pool.schema(question.db_id)
+        schema = self._databases.schema(question.db_id)
         self._episode = episode = _Episode(
             episode_id=episode_id or f"{question.question_id}#{seed if seed is not None else 0}",
             question=question,
-            explorer=Explorer(self._pool, question.db_id, self._settings.display),
+            explorer=Explorer(self._databases, question.db_id, self._settings.display, self._outcomes),
             rewards=EpisodeRewards(question.gold, self._settings.reward, row_limit=self._settings.display.max_rows),
             schema_info="Tables: " + ", ".join(schema.table_names),
         )
         return self._observe(episode, ActionOutcome(), RewardComponents())
 
     def step(self, action: SQLAction) -> SQLObservation:
-        """Take one action. Raises NoEpisodeError before `reset`, EpisodeOverError after the end."""
+        """Take one action. Raises NoEpisodeError before `reset`, EpisodeOverError after the end.
+
+        What `databases` raises, but for SQLError, goes through; the step is then not taken.
+        """
         episode = self._current()
         if episode.done:
             raise EpisodeOverError("the episode is over; call reset to start another one")
         kind = action.action_type.strip().upper()
         argument = action.argument.strip()
-        episode.steps += 1
-        episode.history.append(_shorten(f"{kind} {argument}"))
+        # Whatever can raise comes first, so that a step that raises has changed nothing and can be taken again.
         if kind == ActionType.ANSWER and argument:
-            return self._answer(episode, argument)
+            correct = self._judge(episode.question, argument)
+            self._count(episode, kind, argument)
+            return self._end(episode, argument, correct=correct)
         outcome = self._explore(episode, kind, argument)
+        self._count(episode, kind, argument)
+        if kind == ActionType.DESCRIBE and outcome.ok and outcome.result not in episode.described:
+            episode.described.add(outcome.result)
+            episode.schema_info += "\n\n" + outcome.result
         rows = outcome.rows if kind == ActionType.QUERY else None
         reward = episode.rewards.explore(
             kind,
@@ -139,11 +153,7 @@ class SQLEnvironment:
     def _explore(self, episode: _Episode, kind: str, argument: str) -> ActionOutcome:
         match kind:
             case ActionType.DESCRIBE:
-                outcome = episode.explorer.describe(argument)
-                if outcome.ok and outcome.result not in episode.described:
-                    episode.described.add(outcome.result)
-                    episode.schema_info += "\n\n" + outcome.result
-                return outcome
+                return episode.explorer.describe(argument)
             case ActionType.SAMPLE:
                 return episode.explorer.sample(argument)
             case ActionType.QUERY:
@@ -152,8 +162,11 @@ class SQLEnvironment:
                 return ActionOutcome(error="ANSWER needs the answer")
         return ActionOutcome(error=one_line(f"unknown action {_shorten(kind)!r}; use one of {', '.join(ActionType)}"))
 
-    def _answer(self, episode: _Episode, argument: str) -> SQLObservation:
-        correct = self._judge(episode.question, argument)
+    def _count(self, episode: _Episode, kind: str, argument: str) -> None:
+        episode.steps += 1
+        episode.history.append(_shorten(f"{kind} {argument}"))
+
+    def _end(self, episode: _Episode, argument: str, *, correct: bool) -> SQLObservation:
         episode.done = True
         reward = episode.rewards.answer(argument, correct=correct)
         verdict = Verdict.CORRECT if correct else Verdict.WRONG
@@ -163,13 +176,7 @@ class SQLEnvironment:
     def _judge(self, question: Question, argument: str) -> bool:
         if self._answer_mode is AnswerMode.VALUE:
             return judge_value(argument, question.gold).correct
-        limit = len(question.gold.rows) + 1  # one more row than the gold has already makes it wrong
-        try:
-            with self._pool.lease(question.db_id) as sandbox:
-                predicted = sandbox.query(argument, max_rows=limit)
-        except SQLError:
-            return False
-        return judge_rows(predicted.rows, question.gold).correct
+        return self._sql_judge.judge(question, argument).correct
 
     def _observe(
         self,

@@ -35,12 +35,16 @@ class SQLError(SQLEnvError):
     `kind` is one word that classifies it: `syntax`, `missing` (no such table, column or function), `denied`
     (not a single read-only statement), `budget` (too many virtual-machine steps, or the deadline), `size`
     (a value, row, expression or statement too large), `runtime` (anything else).
+
+    `deterministic` is False where the machine decided, not the statement: the deadline, an interrupt, a full heap,
+    a lost process. Such an outcome may differ the next time, so it is not kept.
     """
 
-    def __init__(self, kind: str, message: str) -> None:
+    def __init__(self, kind: str, message: str, *, deterministic: bool = True) -> None:
         super().__init__(f"{kind}: {message}")
         self.kind = kind
         self.message = message
+        self.deterministic = deterministic
 
 
 class UnknownTableError(SQLEnvError):

@@ -8,10 +8,11 @@ raises, DataError.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from env_server.display import describe_table, format_result
 from env_server.errors import SQLError, UnknownTableError
-from env_server.pool import DatabasePool
+from env_server.pool import Databases
 from env_server.sandbox import QueryResult
 from env_server.schema import Table, quote_identifier
 from env_server.settings import DisplaySettings
@@ -43,11 +44,24 @@ class ActionOutcome:
         return not self.error
 
 
+class Outcomes(Protocol):
+    """Remembers what statements gave, under the display settings of all who use it."""
+
+    def get(self, db_id: str, sql: str, max_rows: int) -> ActionOutcome | None:
+        """Return what a statement gave, if it is remembered."""
+
+    def put(self, db_id: str, sql: str, max_rows: int, outcome: ActionOutcome) -> None:
+        """Remember what a statement gave; it gives the same every time."""
+
+
 class Explorer:
     """Carries out the exploring actions of one episode."""
 
-    def __init__(self, pool: DatabasePool, db_id: str, display: DisplaySettings) -> None:
-        self._pool = pool
+    def __init__(
+        self, databases: Databases, db_id: str, display: DisplaySettings, outcomes: Outcomes | None = None
+    ) -> None:
+        self._databases = databases
+        self._outcomes = outcomes
         self._db_id = db_id
         self._display = display
 
@@ -76,17 +90,27 @@ class Explorer:
         if not argument.strip():
             return ActionOutcome(error=f"{action} needs a table name")
         try:
-            return self._pool.schema(self._db_id).find(argument)
+            return self._databases.schema(self._db_id).find(argument)
         except UnknownTableError as error:
             return ActionOutcome(error=one_line(str(error)))
 
     def _run(self, sql: str, max_rows: int) -> ActionOutcome:
+        if self._outcomes is None:
+            return self._asked(sql, max_rows)[0]
+        outcome = self._outcomes.get(self._db_id, sql, max_rows)
+        if outcome is None:
+            outcome, repeatable = self._asked(sql, max_rows)
+            if repeatable:
+                self._outcomes.put(self._db_id, sql, max_rows, outcome)
+        return outcome
+
+    def _asked(self, sql: str, max_rows: int) -> tuple[ActionOutcome, bool]:
+        """Run a statement; tell whether it gives the same every time."""
         try:
-            with self._pool.lease(self._db_id) as sandbox:
-                rows = sandbox.query(sql, max_rows)
+            rows = self._databases.query(self._db_id, sql, max_rows)
         except SQLError as error:
-            return ActionOutcome(error=sql_error_text(error))
-        return ActionOutcome(result=format_result(rows, self._display), rows=rows)
+            return ActionOutcome(error=sql_error_text(error)), error.deterministic
+        return ActionOutcome(result=format_result(rows, self._display), rows=rows), True
 
 
 def sql_error_text(error: SQLError) -> str:

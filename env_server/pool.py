@@ -12,11 +12,22 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 from env_server.errors import DataError, SQLError
-from env_server.sandbox import Sandbox
+from env_server.sandbox import QueryResult, Sandbox
 from env_server.schema import Schema, read_schema
 from env_server.settings import SandboxSettings
+
+
+class Databases(Protocol):
+    """Runs statements on the databases of a data set; what an environment plays on."""
+
+    def query(self, db_id: str, sql: str, max_rows: int) -> QueryResult:
+        """Run one read-only statement and return at most `max_rows` of its rows. Raises SQLError, DataError."""
+
+    def schema(self, db_id: str) -> Schema:
+        """Return the database's schema. Raises DataError."""
 
 
 class DatabasePool:
@@ -39,6 +50,11 @@ class DatabasePool:
             yield sandbox
         finally:
             self._give_back(db_id, sandbox)
+
+    def query(self, db_id: str, sql: str, max_rows: int) -> QueryResult:
+        """Run one read-only statement and return at most `max_rows` of its rows. Raises SQLError, DataError."""
+        with self.lease(db_id) as sandbox:
+            return sandbox.query(sql, max_rows)
 
     def schema(self, db_id: str) -> Schema:
         """Return the database's schema, read once. Raises DataError."""

@@ -34,29 +34,41 @@ _SLACK = 1e-9
 
 def phi(rows: Sequence[Row], row_count: int | None, gold: Gold, *, row_limit: int = ROW_LIMIT) -> float:
     """Score a query's rows. `row_count` is their true number, or None when it is not known."""
-    predicted = [cell for row in rows[:row_limit] for cell in row]
-    wanted = [cell for row in gold.rows[:row_limit] for cell in row]
-    cardinality = _cardinality(row_count, len(gold.rows))
-    overlap = _overlap(predicted, wanted)
-    proximity = _proximity(_numbers(predicted), _numbers(wanted))
-    if proximity is None:
-        proximity = overlap
-    score = _CARDINALITY * cardinality + _OVERLAP * overlap + _PROXIMITY * proximity
-    return math.floor(score * BINS + _SLACK) / BINS
+    return Target(gold, row_limit).phi(rows, row_count)
+
+
+class Target:
+    """Gold rows, ready for many queries to be scored against them."""
+
+    def __init__(self, gold: Gold, row_limit: int = ROW_LIMIT) -> None:
+        wanted = [cell for row in gold.rows[:row_limit] for cell in row]
+        self._row_limit = row_limit
+        self._row_count = len(gold.rows)
+        self._cell_count = len(wanted)
+        self._keys = Counter(map(_key, wanted))
+        self._numbers = Counter(_numbers(wanted))
+
+    def phi(self, rows: Sequence[Row], row_count: int | None) -> float:
+        """Score a query's rows. `row_count` is their true number, or None when it is not known."""
+        predicted = [cell for row in rows[: self._row_limit] for cell in row]
+        cardinality = _cardinality(row_count, self._row_count)
+        overlap = self._overlap(predicted)
+        proximity = _proximity(_numbers(predicted), self._numbers) if self._numbers else overlap
+        score = _CARDINALITY * cardinality + _OVERLAP * overlap + _PROXIMITY * proximity
+        return math.floor(score * BINS + _SLACK) / BINS
+
+    def _overlap(self, predicted: Sequence[SQLValue]) -> float:
+        larger = max(len(predicted), self._cell_count)
+        if larger == 0:
+            return 1.0
+        common = Counter(map(_key, predicted)) & self._keys
+        return common.total() / larger
 
 
 def _cardinality(predicted: int | None, wanted: int) -> float:
     if predicted is None:
         return 0.0
     return 1 - abs(predicted - wanted) / max(predicted, wanted, 1)
-
-
-def _overlap(predicted: Sequence[SQLValue], wanted: Sequence[SQLValue]) -> float:
-    larger = max(len(predicted), len(wanted))
-    if larger == 0:
-        return 1.0
-    common = Counter(map(_key, predicted)) & Counter(map(_key, wanted))
-    return common.total() / larger
 
 
 def _key(value: SQLValue) -> tuple[str, object]:
@@ -75,18 +87,17 @@ def _numbers(cells: Sequence[SQLValue]) -> list[int | float]:
     return sorted(cell for cell in cells if isinstance(cell, int | float) and math.isfinite(cell))
 
 
-def _proximity(predicted: list[int | float], wanted: list[int | float]) -> float | None:
-    """Return the mean proximity of the wanted numbers; None when there is none."""
-    if not wanted:
-        return None
-    common = Counter(predicted) & Counter(wanted)
-    rest = sorted((Counter(predicted) - common).elements())
+def _proximity(predicted: list[int | float], wanted: Counter[int | float]) -> float:
+    """Return the mean proximity of the wanted numbers, of which there is at least one."""
+    found = Counter(predicted)
+    common = found & wanted
+    rest = sorted((found - common).elements())
     total = float(common.total())
-    for number in sorted((Counter(wanted) - common).elements()):
+    for number in sorted((wanted - common).elements()):
         if not rest:
             break
         total += _closeness(_take_nearest(rest, number), number)
-    return total / len(wanted)
+    return total / wanted.total()
 
 
 def _take_nearest(numbers: list[int | float], target: int | float) -> int | float:

@@ -23,7 +23,7 @@ import string
 from collections.abc import Sequence
 
 from env_server.data.questions import Gold, Row
-from env_server.progress import ROW_LIMIT, phi
+from env_server.progress import ROW_LIMIT, Target
 from env_server.settings import RewardSettings
 from env_server.types import ActionType, RewardComponents
 
@@ -36,6 +36,8 @@ _SQL_TOKEN = re.compile(
     |(?P<plain>[\w.$]+|[<>=!|]+|.)""",
     re.DOTALL | re.VERBOSE,
 )
+_PLAIN_TOKEN = re.compile(r"[\w.$]+|[<>=!|]+|[^\s]")
+_QUOTED_OR_COMMENTED = re.compile(r"""['"`\[]|--|/\*""")
 _NAME_QUOTES = {'"': '"', "'": "'", "`": "`", "[": "]"}
 
 
@@ -59,6 +61,8 @@ def _normalize_name(name: str) -> str:
 
 
 def _normalize_sql(sql: str) -> str:
+    if not _QUOTED_OR_COMMENTED.search(sql):
+        return " ".join(_PLAIN_TOKEN.findall(sql.rstrip("; \t\r\n").translate(_FOLD)))
     tokens: list[str] = []
     for match in _SQL_TOKEN.finditer(sql.strip()):
         if match.lastgroup == "quoted":
@@ -95,6 +99,7 @@ class EpisodeRewards:
     def __init__(self, gold: Gold, settings: RewardSettings, *, row_limit: int = ROW_LIMIT) -> None:
         """`row_limit`: how many rows of a query `explore` is given at most; phi compares that many."""
         self._gold = gold
+        self._target: Target | None = None
         self._settings = settings
         self._row_limit = row_limit
         self._taken: set[str] = set()
@@ -139,7 +144,8 @@ class EpisodeRewards:
 
     def _progress(self, rows: Sequence[Row], row_count: int | None) -> float:
         before = self._potential
-        self._potential = max(before, phi(rows, row_count, self._gold, row_limit=self._row_limit))
+        self._target = self._target or Target(self._gold, self._row_limit)
+        self._potential = max(before, self._target.phi(rows, row_count))
         return self._settings.progress_scale * (self._potential - before)
 
     def _components(

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,14 +80,15 @@ class QueryResult:
 class _Meter:
     """The budget of one statement; `tick` is SQLite's progress handler."""
 
-    def __init__(self, settings: SandboxSettings) -> None:
-        self.interval = min(STEP_INTERVAL, settings.vm_steps)
+    def __init__(self, settings: SandboxSettings, interval: int) -> None:
+        self.interval = min(interval, settings.vm_steps)
         self._limit = settings.vm_steps
         self._spent = 0
         self._deadline_s = settings.deadline_s
         self._deadline = time.monotonic() + settings.deadline_s
         self.steps = 0
         self.exceeded = ""
+        self.out_of_steps = False
         self.interrupted = False
 
     def tick(self) -> bool:
@@ -95,6 +96,7 @@ class _Meter:
         self._spent += self.interval
         if self._spent > self._limit:
             self.exceeded = f"the query needs more than {self._limit} steps"
+            self.out_of_steps = True
         elif time.monotonic() > self._deadline:
             self.exceeded = f"the query takes longer than {self._deadline_s:g} s"
         elif self.interrupted:
@@ -109,13 +111,23 @@ class _Meter:
 
 
 class Sandbox:
-    """One read-only connection to one database file; one thread at a time.
+    """One read-only connection to one database, a file or the image of one in memory; one thread at a time.
 
     The constructor and `query` raise DataError when the file cannot be opened as a database.
     """
 
-    def __init__(self, path: Path, settings: SandboxSettings) -> None:
-        self._path = path
+    def __init__(
+        self,
+        database: Path | bytes,
+        settings: SandboxSettings,
+        *,
+        functions: Collection[str] | None = None,
+        step_interval: int = STEP_INTERVAL,
+    ) -> None:
+        """`functions`: the only ones that may be called, in lower case; None: all but those that nobody may."""
+        self._database = database
+        self._functions = functions
+        self._step_interval = step_interval
         self._settings = settings
         self._refusal = ""
         self._value_limit = settings.value_bytes
@@ -146,7 +158,7 @@ class Sandbox:
                     return self._attempt(body, max_rows)
                 except MemoryError:
                     self.close()
-        raise SQLError("size", "the query needs too much memory")
+        raise SQLError("size", "the query needs too much memory", deterministic=False)
 
     def interrupt(self) -> None:
         """Stop the running statement, from another thread; it raises SQLError. Without one, do nothing."""
@@ -168,7 +180,7 @@ class Sandbox:
             # Their modules keep statements and caches, whose counters a new statement would inherit.
             self.close()
         connection = self._connected()
-        meter = _Meter(self._settings)
+        meter = _Meter(self._settings, self._step_interval)
         with self._metered(connection, meter):
             try:
                 columns, rows = self._fetch(connection, body, max_rows + 1)
@@ -184,8 +196,8 @@ class Sandbox:
         try:
             with self._metered(connection, meter):
                 _, rows = self._fetch(connection, f"SELECT COUNT(*) FROM (\n{body}\n)", 1)
-        except SQLError:
-            if meter.interrupted:
+        except SQLError as error:
+            if not error.deterministic:
                 raise
             return None
         count = rows[0][0]
@@ -271,7 +283,8 @@ class Sandbox:
 
     def _as_sql_error(self, error: apsw.Error, meter: _Meter) -> SQLError:
         if isinstance(error, apsw.InterruptError):
-            return SQLError("budget", meter.exceeded or "the query was interrupted")
+            message = meter.exceeded or "the query was interrupted"
+            return SQLError("budget", message, deterministic=meter.out_of_steps)
         if self._refusal and isinstance(error, apsw.AuthError | apsw.SQLError):
             return SQLError("denied", self._refusal)
         return classify(error)
@@ -282,6 +295,12 @@ class Sandbox:
         if action == apsw.SQLITE_FUNCTION and second is not None and is_quadratic(second):
             self._value_limit = QUADRATIC_VALUE_BYTES
         reason = authorize(action, first, second, self._own_tables)
+        if (
+            self._functions is not None
+            and action == apsw.SQLITE_FUNCTION
+            and (second or "").lower() not in self._functions
+        ):
+            reason = reason or f"function {second} is not allowed here"
         if not reason:
             return apsw.SQLITE_OK
         self._refusal = self._refusal or reason
@@ -296,14 +315,19 @@ class Sandbox:
             except apsw.NoMemError as error:
                 raise MemoryError from error
             except (apsw.Error, UnicodeDecodeError) as error:
-                raise DataError(f"{self._path} cannot be opened as a SQLite database: {error}") from error
+                name = self._database if isinstance(self._database, Path) else "the image"
+                raise DataError(f"{name} cannot be opened as a SQLite database: {error}") from error
             self._connection = connection
         return self._connection
 
     def _connect(self) -> apsw.Connection:
-        uri = f"file:{quote(str(self._path.absolute()))}?mode=ro&immutable=1"
-        flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
         # Without a statement cache, every execution is prepared afresh: counters and plans have no history.
+        if isinstance(self._database, bytes):
+            connection = apsw.Connection(":memory:", vfs=VFS_NAME, statementcachesize=0)
+            connection.deserialize("main", self._database)
+            return connection
+        uri = f"file:{quote(str(self._database.absolute()))}?mode=ro&immutable=1"
+        flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
         return apsw.Connection(uri, flags=flags, vfs=VFS_NAME, statementcachesize=0)
 
     def _harden(self, connection: apsw.Connection) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from env_server.types import SQLRule
+
 
 class SandboxSettings(BaseModel):
     """Bounds on one statement."""
@@ -65,6 +67,17 @@ class RewardSettings(BaseModel):
         return self
 
 
+class JudgingSettings(BaseModel):
+    """How a submitted query is judged, in `sql` mode."""
+
+    model_config = ConfigDict(frozen=True)
+
+    rule: SQLRule = SQLRule.SPIDER
+    """How its rows are compared with the gold's: as Spider's evaluation does, or as BIRD's."""
+    variants: bool = True
+    """Whether it has to be right on variants of the database as well: what tells a right query from a lucky one."""
+
+
 class EnvSettings(BaseModel):
     """Everything that decides an episode besides its question and its actions."""
 
@@ -75,3 +88,4 @@ class EnvSettings(BaseModel):
     sandbox: SandboxSettings = SandboxSettings()
     display: DisplaySettings = DisplaySettings()
     reward: RewardSettings = RewardSettings()
+    judging: JudgingSettings = JudgingSettings()

@@ -51,6 +51,12 @@ _TOKEN = re.compile(
 )
 
 
+# What only tokens can decide: where a statement ends, what is a comment, a date function.
+_NEEDS_TOKENS = re.compile(r";|--|/\*|(?:date|time|julianday|unixepoch)[\"`\]']?\s*\(", re.IGNORECASE)
+_FIRST_WORD = re.compile(r"[^\W\d]\w*")
+_BLANKS = " \t\n\f\r"
+
+
 def statement_body(sql: str, max_bytes: int) -> str:
     """Return the one statement in `sql`, without its `;` and what surrounds it. Raises SQLError.
 
@@ -65,22 +71,32 @@ def statement_body(sql: str, max_bytes: int) -> str:
         raise SQLError("size", f"the statement is too long ({size} bytes, at most {max_bytes})")
     if "\0" in sql:
         raise SQLError("syntax", "the statement holds a NUL character")
+    if not _NEEDS_TOKENS.search(sql):
+        body = sql.strip(_BLANKS)
+        _refuse_verb(_FIRST_WORD.match(body))
+        if not body:
+            raise SQLError("syntax", "the statement is empty")
+        return body
     tokens = [token for token in _TOKEN.finditer(sql) if not token["blank"]]
     length = next((i for i, token in enumerate(tokens) if token["end"]), len(tokens))
     if any(not token["end"] for token in tokens[length:]):
         raise SQLError("denied", "only one statement is allowed")
     if length == 0:
         raise SQLError("syntax", "the statement is empty")
-    verb = (tokens[0]["word"] or "").lower()
-    if verb in _REFUSED_VERBS:
-        raise SQLError("denied", f"{verb.upper()} is not allowed; only SELECT queries are")
+    _refuse_verb(tokens[0] if tokens[0]["word"] else None)
     _refuse_time_zones(tokens)
     return sql[tokens[0].start() : tokens[length - 1].end()]
 
 
+def _refuse_verb(word: re.Match[str] | None) -> None:
+    verb = word[0].lower() if word else ""
+    if verb in _REFUSED_VERBS:
+        raise SQLError("denied", f"{verb.upper()} is not allowed; only SELECT queries are")
+
+
 def _refuse_time_zones(tokens: Sequence[re.Match[str]]) -> None:
     """Refuse date functions with `localtime` or `utc`: the result would depend on the machine's time zone."""
-    called = (token["word"] for token, after in pairwise(tokens) if token["word"] and after[0] == "(")
+    called = (token[0].strip("\"'`[]") for token, after in pairwise(tokens) if after[0] == "(")
     if not any(word.lower() in _DATE_FUNCTIONS for word in called):
         return
     for token in tokens:

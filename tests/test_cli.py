@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import sqlenv
-from env_server.data.loading import CACHE_VARIABLE
+from env_server.cache import CACHE_VARIABLE
 from env_server.errors import SQLEnvError
 
-COMMANDS = ("train", "evaluate", "warmup", "report", "play", "data")
+COMMANDS = ("train", "evaluate", "warmup", "report", "play", "serve", "data")
 ON_CPU = ("--use_cpu", "true", "--bf16", "false")
 
 Captured = pytest.CaptureFixture[str]
@@ -75,6 +75,9 @@ def test_an_unknown_command(capsys: Captured) -> None:
         (["play"], "--question_id"),
         (["data"], "inspect"),
         (["data", "inspect"], "--db"),
+        (["data", "validate"], "--split_out"),
+        (["data", "export"], "--split"),
+        (["data", "fetch"], "--revision"),
     ],
 )
 def test_the_help_of_a_command(command: list[str], flag: str, capsys: Captured) -> None:
@@ -118,10 +121,12 @@ def test_an_expected_error_is_one_line_and_any_other_a_traceback(
         ["evaluate", "--policy", "oracle", "--data", "{}"],
         ["play", "--data", "{}"],
         ["data", "inspect", "{}"],
+        ["data", "validate", "{}"],
+        ["data", "export", "{}", "--out", "exported"],
         ["train", "--model_name_or_path", "x", "--data", "{}", *ON_CPU],
         ["warmup", "--new_tiny_policy", "true", "--data", "{}", *ON_CPU],
     ],
-    ids=lambda command: command[0],
+    ids=" ".join,
 )
 @pytest.mark.parametrize("data", ["nonsense", "synthetic:one", "spider:no/such/folder"])
 def test_a_data_set_that_does_not_exist(
@@ -225,3 +230,11 @@ def test_a_data_set_can_be_looked_at(capsys: Captured) -> None:
     out = capsys.readouterr().out
     assert "usable questions" in out
     assert "gold SQL" in out
+
+
+def test_a_data_set_can_be_validated(capsys: Captured) -> None:
+    assert sqlenv.main(["data", "validate", "synthetic", "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["problem"] == ""
+    assert summary["gold_answers_correct"] == summary["usable"] == summary["questions"] > 3_000
+    assert len(summary["split"]) == summary["databases"] == 64

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from env_server.errors import SQLEnvError
 from env_server.types import AnswerMode
 
+TOKEN_VARIABLE = "SQLENV_TOKEN"
+ENV_HELP = (
+    "Where episodes are played: 'local' (in this process), or the URLs of servers that `sqlenv serve` runs, "
+    "separated by commas: ws://host:8000,ws://other:8000."
+)
+TOKEN_HELP = f"Token of the servers (default: the environment variable {TOKEN_VARIABLE})."
+
 
 class ConfigError(SQLEnvError, ValueError):
     """An argument is missing, unknown or out of range; the text names it."""
+
+
+def token_of(flag: str | None) -> str | None:
+    """The token that was given by flag, else by variable."""
+    return flag or os.environ.get(TOKEN_VARIABLE)
 
 
 @contextmanager
@@ -29,7 +43,10 @@ class SQLEnvArguments:
 
     data: str = field(
         default="synthetic",
-        metadata={"help": "Data set to train and evaluate on: 'synthetic', 'synthetic:SEED' or 'spider:PATH'."},
+        metadata={
+            "help": "Data set to train and evaluate on: 'synthetic', 'synthetic:SEED', 'spider:PATH', 'bird:PATH' or "
+            "the path of a folder with your own databases."
+        },
     )
     answer_mode: str = field(
         default="value",
@@ -42,6 +59,14 @@ class SQLEnvArguments:
         default=None,
         metadata={"help": "Tokens of prompt and completion together; default: what the model's config allows."},
     )
+    env_server: str = field(
+        default="local",
+        metadata={
+            "aliases": ["--env"],
+            "help": f"{ENV_HELP} A config file writes env_server: TRL reads env otherwise.",
+        },
+    )
+    env_token: str | None = field(default=None, repr=False, metadata={"help": TOKEN_HELP})
     env_threads: int = field(default=4, metadata={"help": "Threads that run SQL when the environment is in process."})
     torch_threads: int = field(
         default=0,
@@ -65,6 +90,10 @@ class SQLEnvArguments:
         for name in ("step_budget", "max_concurrency", "max_turn_length", "env_threads"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"--{name} must be positive, not {getattr(self, name)}")
+
+    def to_log(self) -> dict[str, Any]:
+        """What a run's files may show: everything but the token."""
+        return {name: value for name, value in asdict(self).items() if name != "env_token"}
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Where episodes are played: the protocol of an environment session, and the in-process environments.
+"""Where episodes are played: the protocol of an environment session, the in-process environments, and the choice.
 
 `LocalEnvironments` runs `SQLEnvironment` on a small thread pool: SQLite releases the interpreter lock while a
 query runs, so one episode's slow SQL does not hold up another's turn.
@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from env_server.environment import SQLEnvironment
-from env_server.pool import DatabasePool
+from env_server.factory import EnvironmentFactory
 from env_server.settings import EnvSettings
 from env_server.types import AnswerMode, SQLAction, SQLObservation
+from trainer.remote_environments import RemoteEnvironments
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     from env_server.data.questions import Dataset
+
+
+LOCAL = "local"
+"""The value of `--env` for environments in this process."""
 
 
 class EnvironmentSession(Protocol):
@@ -52,22 +57,23 @@ class LocalEnvironments:
         answer_mode: AnswerMode = AnswerMode.VALUE,
         threads: int = 4,
     ) -> None:
-        self._dataset = dataset
-        self._settings = settings or EnvSettings()
-        self._answer_mode = answer_mode
-        self._pool = DatabasePool(dataset.databases, self._settings.sandbox)
+        self._factory = EnvironmentFactory(dataset, settings, answer_mode)
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="sqlenv")
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[EnvironmentSession]:
         """Open a session over the shared databases."""
-        environment = SQLEnvironment(self._dataset, self._pool, self._settings, self._answer_mode)
-        yield _LocalSession(environment, self._executor)
+        yield _LocalSession(self._factory.make(), self._executor)
+
+    @contextmanager
+    def blocking(self) -> Iterator[SQLEnvironment]:
+        """Lend an environment to code without async."""
+        yield self._factory.make()
 
     def close(self) -> None:
         """Wait for running queries and close the databases."""
         self._executor.shutdown(wait=True)
-        self._pool.close()
+        self._factory.close()
 
 
 class _LocalSession:
@@ -85,3 +91,20 @@ class _LocalSession:
 
     async def step(self, action: SQLAction) -> SQLObservation:
         return await asyncio.get_running_loop().run_in_executor(self._executor, self._environment.step, action)
+
+
+AnyEnvironments = LocalEnvironments | RemoteEnvironments
+
+
+def open_environments(
+    env: str,
+    token: str | None,
+    dataset: Dataset,
+    settings: EnvSettings,
+    answer_mode: AnswerMode,
+    threads: int = 4,
+) -> AnyEnvironments:
+    """The environments that `--env` names: LOCAL, or the URLs of servers. Raises ClientError."""
+    if env == LOCAL:
+        return LocalEnvironments(dataset, settings, answer_mode, threads)
+    return RemoteEnvironments(env, dataset, settings, answer_mode, token)

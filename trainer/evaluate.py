@@ -23,15 +23,14 @@ from rich.console import Console
 from rich.progress import Progress
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from env_server.data.loading import load_dataset
+from env_server.data.loading import SYNTAX, load_dataset
 from env_server.data.questions import Dataset, Question, Split
-from env_server.environment import SQLEnvironment
 from env_server.errors import SQLEnvError
-from env_server.pool import DatabasePool
 from env_server.settings import EnvSettings
 from env_server.types import AnswerMode
 from inference.hf import HFEngine
-from trainer.environments import LocalEnvironments
+from trainer.config import ENV_HELP, TOKEN_HELP, token_of
+from trainer.environments import LOCAL, AnyEnvironments, Environments, open_environments
 from trainer.episodes import Episode, EpisodeRecord, record
 from trainer.players import OraclePlayer, Player, RandomPlayer, play
 from trainer.prompts import ChatRenderer
@@ -58,17 +57,15 @@ def choose_questions(dataset: Dataset, split: Split, limit: int) -> list[Questio
 
 def play_scripted(
     policy: str,
-    dataset: Dataset,
+    environments: AnyEnvironments,
     questions: Sequence[Question],
-    settings: EnvSettings,
     answer_mode: AnswerMode,
     seed: int,
     on_episode: Callable[[Episode], None],
 ) -> list[Episode]:
     """Play the questions with the random player or the oracle."""
     episodes = []
-    with closing(DatabasePool(dataset.databases, settings.sandbox)) as pool:
-        environment = SQLEnvironment(dataset, pool, settings, answer_mode)
+    with environments.blocking() as environment:
         for index, question in enumerate(questions):
             player: Player = (
                 OraclePlayer(question, answer_mode)
@@ -102,9 +99,8 @@ def in_process_engine(
 def play_model(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    dataset: Dataset,
+    environments: Environments,
     questions: Sequence[Question],
-    env_settings: EnvSettings,
     settings: RolloutSettings,
     seed: int,
     on_episode: Callable[[Episode], None],
@@ -112,7 +108,6 @@ def play_model(
 ) -> list[Episode]:
     """Play the questions with a model in this process. `template_kwargs` are the chat template's variables."""
     renderer = ChatRenderer(tokenizer, template_kwargs)
-    environments = LocalEnvironments(dataset, env_settings, settings.answer_mode)
     engine = in_process_engine(model, tokenizer, renderer, settings)
     requests = [request_for(question, derive_seed(seed, index)) for index, question in enumerate(questions)]
 
@@ -122,10 +117,7 @@ def play_model(
         finally:
             await engine.aclose()
 
-    try:
-        return asyncio.run(run())
-    finally:
-        environments.close()
+    return asyncio.run(run())
 
 
 def excluded_by_reason(dataset: Dataset) -> dict[str, int]:
@@ -152,16 +144,19 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="examples:\n  sqlenv evaluate --policy oracle --split all\n"
         "  sqlenv evaluate --policy runs/tiny/model --episodes 300 --json\n"
-        "  sqlenv evaluate --policy Qwen/Qwen2.5-0.5B-Instruct --data spider:PATH",
+        "  sqlenv evaluate --policy Qwen/Qwen2.5-0.5B-Instruct --data spider:PATH\n"
+        "  sqlenv evaluate --policy runs/tiny/model --env ws://host:8000,ws://other:8000",
     )
     parser.add_argument("--policy", required=True, help="random, oracle, a checkpoint folder, or a model on the Hub")
-    parser.add_argument("--data", default="synthetic", help="synthetic, synthetic:SEED or spider:PATH")
+    parser.add_argument("--data", default="synthetic", help=f"{SYNTAX} (default: synthetic)")
     parser.add_argument("--split", type=Split, choices=list(Split), default=Split.EVAL, help="default: eval")
     parser.add_argument("--answer_mode", type=AnswerMode, choices=list(AnswerMode), default=AnswerMode.VALUE)
     parser.add_argument("--episodes", type=int, default=-1, help="how many questions (default: all)")
     parser.add_argument("--temperature", type=_temperature, default=0.0, help="0 plays greedily (default)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--step_budget", type=_positive, default=15, help="steps in an episode")
+    parser.add_argument("--env", default=LOCAL, help=ENV_HELP)
+    parser.add_argument("--env_token", help=TOKEN_HELP)
     parser.add_argument("--max_concurrency", type=_positive, default=64, help="episodes in flight")
     parser.add_argument("--max_completion_length", type=_positive, default=4_096, help="tokens of an episode")
     parser.add_argument("--max_turn_length", type=_positive, default=256, help="tokens of one turn")
@@ -184,16 +179,15 @@ def run(argv: Sequence[str]) -> int:
     if not questions:
         parser.error(f"data set {args.data} has no usable question in split {args.split.value!r}")
     env_settings = EnvSettings(step_budget=args.step_budget)
-    with Progress(console=console, transient=True) as progress:
+    environments = open_environments(args.env, token_of(args.env_token), dataset, env_settings, args.answer_mode)
+    with closing(environments), Progress(console=console, transient=True) as progress:
         bar = progress.add_task(f"playing as {args.policy}", total=len(questions))
 
         def advance(_: Episode) -> None:
             progress.advance(bar)
 
         if args.policy in SCRIPTED:
-            episodes = play_scripted(
-                args.policy, dataset, questions, env_settings, args.answer_mode, args.seed, advance
-            )
+            episodes = play_scripted(args.policy, environments, questions, args.answer_mode, args.seed, advance)
         else:
             model, tokenizer = load_policy(args.policy)
             context = model.config.max_position_embeddings
@@ -203,7 +197,7 @@ def run(argv: Sequence[str]) -> int:
                 max_concurrency=args.max_concurrency,
                 answer_mode=args.answer_mode,
             )
-            episodes = play_model(model, tokenizer, dataset, questions, env_settings, settings, args.seed, advance)
+            episodes = play_model(model, tokenizer, environments, questions, settings, args.seed, advance)
     records = [record(episode) for episode in episodes]
     summary = summarize(records, excluded_by_reason(dataset))
     rows = [(args.policy, summary)]

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from env_server.data.loading import load_dataset
+from env_server.data.loading import SYNTAX, load_dataset
 from env_server.data.questions import Split
 from env_server.environment import SQLEnvironment
-from env_server.pool import DatabasePool
-from env_server.settings import EnvSettings
+from env_server.factory import EnvironmentFactory
+from env_server.sync_client import SyncSQLEnvClient
 from env_server.types import AnswerMode, SQLObservation
+from trainer.config import ENV_HELP, TOKEN_HELP, token_of
+from trainer.environments import LOCAL
 from trainer.parsing import parse_action
 
 HELP = """\
@@ -29,11 +31,13 @@ end a line with \\ to go on in the next one; quit leaves"""
 def build_parser() -> argparse.ArgumentParser:
     """The flags of `sqlenv play`."""
     parser = argparse.ArgumentParser(prog="sqlenv play", description=__doc__)
-    parser.add_argument("--data", default="synthetic", help="synthetic, synthetic:SEED or spider:PATH")
+    parser.add_argument("--data", default="synthetic", help=f"{SYNTAX} (default: synthetic)")
     parser.add_argument("--split", type=Split, choices=list(Split), default=Split.ALL, help="default: all")
     parser.add_argument("--question_id", help="play this question (default: a random one)")
     parser.add_argument("--seed", type=int, help="draw the question by this seed")
     parser.add_argument("--answer_mode", type=AnswerMode, choices=list(AnswerMode), default=AnswerMode.VALUE)
+    parser.add_argument("--env", default=LOCAL, help=f"{ENV_HELP} A server has its own --data and --answer_mode.")
+    parser.add_argument("--env_token", help=TOKEN_HELP)
     return parser
 
 
@@ -41,9 +45,7 @@ def run(argv: Sequence[str]) -> int:
     """Play one episode; returns 0 when it was played to its end, 1 when the player left."""
     args = build_parser().parse_args(argv)
     console = Console(highlight=False)
-    dataset = load_dataset(args.data, answer_mode=args.answer_mode)
-    with closing(DatabasePool(dataset.databases, EnvSettings().sandbox)) as pool:
-        environment = SQLEnvironment(dataset, pool, answer_mode=args.answer_mode)
+    with _open(args) as environment:
         observation = environment.reset(seed=args.seed, question_id=args.question_id, split=args.split)
         console.print(Panel(Text(f"{observation.question}\n\n{observation.schema_info}"), title="a hidden database"))
         console.print(Text(HELP, style="dim"))
@@ -54,7 +56,19 @@ def run(argv: Sequence[str]) -> int:
             return 1
 
 
-def _play(console: Console, environment: SQLEnvironment, observation: SQLObservation) -> int:
+@contextmanager
+def _open(args: argparse.Namespace) -> Iterator[SQLEnvironment | SyncSQLEnvClient]:
+    """Lend an environment in this process, or one on a server: that needs no data set here."""
+    if args.env == LOCAL:
+        dataset = load_dataset(args.data, answer_mode=args.answer_mode)
+        with EnvironmentFactory(dataset, answer_mode=args.answer_mode) as factory:
+            yield factory.make()
+    else:
+        with SyncSQLEnvClient(args.env, token_of(args.env_token)) as client:
+            yield client
+
+
+def _play(console: Console, environment: SQLEnvironment | SyncSQLEnvClient, observation: SQLObservation) -> int:
     total = 0.0
     while not observation.done:
         text = _read(console, observation)

@@ -14,11 +14,24 @@ from typing import Protocol
 
 from env_server.answers import format_answer
 from env_server.data.questions import Question
-from env_server.environment import SQLEnvironment
-from env_server.types import ActionType, AnswerMode, SQLAction, SQLObservation, Verdict
+from env_server.types import ActionType, AnswerMode, SQLAction, SQLObservation, SQLState, Verdict
 from trainer.episodes import Episode, Outcome, TokenRow, Turn, turn_of
 from trainer.parsing import format_action
 from trainer.prompts import first_message, observation_message
+
+
+class PlayedEnvironment(Protocol):
+    """What playing an episode needs of an environment, wherever that is."""
+
+    def reset(self, *, question_id: str) -> SQLObservation:
+        """Start an episode."""
+
+    def step(self, action: SQLAction) -> SQLObservation:
+        """Take one action."""
+
+    @property
+    def state(self) -> SQLState:
+        """The episode's id and step count."""
 
 
 class Player(Protocol):
@@ -128,7 +141,7 @@ class Conversation:
     turns: tuple[tuple[str, str], ...]
 
 
-def play(environment: SQLEnvironment, question: Question, player: Player) -> tuple[Episode, Conversation]:
+def play(environment: PlayedEnvironment, question: Question, player: Player) -> tuple[Episode, Conversation]:
     """Play one episode; its token row is empty, since no tokens were generated."""
     observation = environment.reset(question_id=question.question_id)
     opening = first_message(observation)

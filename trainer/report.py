@@ -134,6 +134,8 @@ def headline(before: Played | None, after: Played | None) -> tuple[str, str]:
     verb = "rose from" if interval.low > 0 else "fell from" if interval.high < 0 else "did not change measurably:"
     change = f"{100 * paired.mean:+.1f} points ({100 * interval.low:+.1f} to {100 * interval.high:+.1f})"
     where = SPLITS.get(before.evaluation.split, f"the split {before.evaluation.split}")
+    if before.evaluation.split == "eval" and not before.evaluation.unseen_databases:
+        where = "unseen questions about databases seen in training"
     detail = (
         f"Paired over {counted(paired.n, 'question')} of {counted(paired.clusters, 'database')}: "
         f"{paired.better} went from wrong to right, {paired.worse} from right to wrong. "

@@ -62,7 +62,10 @@ class TrainingEpisode:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """One evaluation: `label` names its files, `order` is its place in tables (smallest first)."""
+    """One evaluation: `label` names its files, `order` is its place in tables (smallest first).
+
+    `unseen_databases`: the evaluation questions are about databases that no training question is about.
+    """
 
     label: str
     policy: str
@@ -71,6 +74,7 @@ class Evaluation:
     answer_mode: str
     order: int
     summary: EvaluationSummary
+    unseen_databases: bool = True
 
 
 _RECORD = TypeAdapter(EpisodeRecord)

@@ -34,8 +34,8 @@ from env_server.data.questions import Question, Split
 from env_server.settings import EnvSettings
 from env_server.types import AnswerMode
 from inference.hf import HFEngine
-from trainer.config import ConfigError, SQLEnvArguments, config_errors
-from trainer.environments import LocalEnvironments
+from trainer.config import ConfigError, SQLEnvArguments, config_errors, token_of
+from trainer.environments import AnyEnvironments, open_environments
 from trainer.episodes import Episode, record
 from trainer.evaluate import (
     PolicyError,
@@ -119,6 +119,14 @@ def load_tokenizer(model_config: ModelConfig) -> PreTrainedTokenizerBase:
         raise PolicyError(f"the policy {name!r} cannot be loaded: {' '.join(str(error).split())}") from error
 
 
+def _require_questions(count: int, grpo: GRPOConfig) -> None:
+    """Refuse a data set that does not fill one step: TRL would drop the step, and train nothing without a word."""
+    wanted = grpo.generation_batch_size // grpo.num_generations
+    if count < wanted:
+        fix = "Give more questions, or lower --per_device_train_batch_size or --gradient_accumulation_steps"
+        raise ConfigError(f"one step plays {wanted} questions, and the data set has {count} for training. {fix}")
+
+
 class Training:
     """One run, from its arguments to its report."""
 
@@ -132,6 +140,8 @@ class Training:
         self._answer_mode = AnswerMode(arguments.answer_mode)
         self._env_settings = EnvSettings(step_budget=arguments.step_budget)
         self._dataset = load_dataset(arguments.data, answer_mode=self._answer_mode)
+        self._unseen_databases = all(len(splits) == 1 for splits in self._dataset.splits().values())
+        _require_questions(len(self._dataset.select(Split.TRAIN)), grpo)
         self._tokenizer = load_tokenizer(model_config)
         self._folder = RunFolder(Path(grpo.output_dir))
 
@@ -139,9 +149,7 @@ class Training:
         """Evaluate, train, evaluate and report."""
         grpo = self._grpo
         with ExitStack() as stack:
-            environments = LocalEnvironments(
-                self._dataset, self._env_settings, self._answer_mode, self._arguments.env_threads
-            )
+            environments = self._open_environments()
             stack.callback(environments.close)
             rollout = SQLEnvRollout(self._dataset, grpo.seed, self._env_settings.reward)
             stack.callback(rollout.close)
@@ -164,27 +172,38 @@ class Training:
             use_engine(trainer, InProcessWeights(engine, trainer))
             client = RolloutClient(engine, environments, renderer, settings)
             rollout.play_with(client, log.write_batch)
-            self._train(trainer)
+            self._train(trainer, environments)
         self._conclude()
 
-    def _train(self, trainer: GRPOTrainer) -> None:
+    def _open_environments(self) -> AnyEnvironments:
+        arguments = self._arguments
+        return open_environments(
+            arguments.env_server,
+            token_of(arguments.env_token),
+            self._dataset,
+            self._env_settings,
+            self._answer_mode,
+            arguments.env_threads,
+        )
+
+    def _train(self, trainer: GRPOTrainer, environments: AnyEnvironments) -> None:
         resuming = self._grpo.resume_from_checkpoint
         if not resuming:
-            self._evaluate_scripted("random")
-            self._evaluate_scripted("oracle")
-            self._evaluate_policy("before", str(self._model_config.model_name_or_path), trainer.model)
+            self._evaluate_scripted("random", environments)
+            self._evaluate_scripted("oracle", environments)
+            self._evaluate_policy("before", str(self._model_config.model_name_or_path), trainer.model, environments)
         trainer.train(resume_from_checkpoint=resuming)
         path = str(self._folder.path / MODEL)
         trainer.save_model(path)
         self._tokenizer.save_pretrained(path)
-        self._evaluate_policy("after", path, trainer.model)
+        self._evaluate_policy("after", path, trainer.model, environments)
 
     def _open_folder(self) -> RunFolder:
         path = Path(self._grpo.output_dir)
         if self._grpo.resume_from_checkpoint:
             return RunFolder.open(path)
         config: dict[str, Any] = {
-            "sqlenv": asdict(self._arguments),
+            "sqlenv": self._arguments.to_log(),
             "grpo": self._grpo.to_dict(),
             "model": asdict(self._model_config),
         }
@@ -228,24 +247,21 @@ class Training:
             answer_mode=self._answer_mode,
         )
 
-    def _evaluate_scripted(self, policy: str) -> None:
+    def _evaluate_scripted(self, policy: str, environments: AnyEnvironments) -> None:
         def play(questions: Sequence[Question], advance: OnEpisode) -> list[Episode]:
-            return play_scripted(
-                policy, self._dataset, questions, self._env_settings, self._answer_mode, self._grpo.seed, advance
-            )
+            return play_scripted(policy, environments, questions, self._answer_mode, self._grpo.seed, advance)
 
         self._evaluate(policy, policy, play)
 
-    def _evaluate_policy(self, label: str, policy: str, model: PreTrainedModel) -> None:
+    def _evaluate_policy(self, label: str, policy: str, model: PreTrainedModel, environments: AnyEnvironments) -> None:
         settings = self._settings(model, temperature=0.0)
 
         def play(questions: Sequence[Question], advance: OnEpisode) -> list[Episode]:
             return play_model(
                 model,
                 self._tokenizer,
-                self._dataset,
+                environments,
                 questions,
-                self._env_settings,
                 settings,
                 self._grpo.seed,
                 advance,
@@ -273,6 +289,7 @@ class Training:
             answer_mode=self._answer_mode.value,
             order=LABELS.index(label),
             summary=summary,
+            unseen_databases=self._unseen_databases,
         )
         self._folder.write_evaluation(evaluation, records)
         self._console.print(
@@ -285,7 +302,8 @@ class Training:
         evaluations = self._folder.evaluations()
         if evaluations:
             rows = [(evaluation.label, evaluation.summary) for evaluation in evaluations]
-            self._console.print(summary_table(rows, title=f"{self._arguments.data}, unseen databases, greedy"))
+            unseen = "unseen databases" if self._unseen_databases else "unseen questions"
+            self._console.print(summary_table(rows, title=f"{self._arguments.data}, {unseen}, greedy"))
             self._console.print(difficulty_table(rows))
         report = write_report(self._folder.path)
         self._console.print(f"policy  {self._folder.path / MODEL}\nreport  {report}", highlight=False)

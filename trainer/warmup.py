@@ -28,9 +28,7 @@ from trl.trainer.utils import create_model_from_path
 
 from env_server.data.loading import load_dataset
 from env_server.data.questions import Question, Split
-from env_server.environment import SQLEnvironment
-from env_server.pool import DatabasePool
-from env_server.settings import EnvSettings
+from env_server.factory import EnvironmentFactory
 from env_server.types import AnswerMode
 from trainer.config import ConfigError, WarmupArguments, config_errors
 from trainer.demonstrations import demonstrate
@@ -86,11 +84,9 @@ def play_demonstrations(specs: Sequence[str], good: float, seed: int, console: C
     conversations: list[Conversation] = []
     for spec in specs:
         dataset = load_dataset(spec)
-        pool = DatabasePool(dataset.databases, EnvSettings().sandbox)
-        environment = SQLEnvironment(dataset, pool)
         questions: Sequence[Question] = dataset.select(Split.TRAIN)
-        played = list(demonstrate(environment, questions, good, seed))
-        pool.close()
+        with EnvironmentFactory(dataset) as factory:
+            played = list(demonstrate(factory.make(), questions, good, seed))
         correct = sum(episode.correct for episode, _ in played)
         console.print(f"{spec}: {len(played)} episodes played, {correct / max(1, len(played)):.0%} of them right")
         conversations += [conversation for _, conversation in played]

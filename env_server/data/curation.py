@@ -7,6 +7,8 @@ Promises:
   large. In `value` mode too large means that one QUERY result cannot show it whole: more rows, columns or
   characters, or a longer cell, than are displayed. In `sql` mode nothing is read or typed, and only
   `SQL_MODE_ROWS` bounds the rows, so that a data set stays small in memory.
+- Usable questions that have the same SQL up to formatting (`env_server.data.duplicates`) and the same gold are told:
+  all but the first carry its id. None is dropped, because they may ask in different words.
 
 One database is open at a time. Questions that share a database and a gold query share one `Gold`.
 """
@@ -14,24 +16,40 @@ One database is open at a time. Questions that share a database and a gold query
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from env_server.data.duplicates import folded, formatting_key, repeated
 from env_server.data.hardness import hardness, orders_at_top_level
 from env_server.data.questions import Dataset, Exclusion, ExclusionReason, Gold, Question
 from env_server.data.raw import RawDataset, RawQuestion
 from env_server.display import MAX_COLUMNS, format_result
 from env_server.errors import DataError, SQLError
 from env_server.sandbox import QueryResult, Sandbox
+from env_server.schema import quote_identifier
 from env_server.settings import DisplaySettings, SandboxSettings
+from env_server.submissions import runnable_query
 from env_server.types import AnswerMode
 
 SQL_MODE_ROWS = 1_000
 """Rows of the largest gold that `sql` mode accepts."""
 
+_MAX_NAMES = 100_000
+"""Tables of a database, and columns of a table, whose names are read."""
+_ROW_ID_NAMES = ("rowid", "oid", "_rowid_")
+
 Progress = Callable[[int, int], None]
 """Called after each database, with the number of questions curated so far and of all questions."""
+
+
+class NothingUsableError(DataError):
+    """Every question was left out; `dataset` holds the exclusions and no question."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        super().__init__(f"data set {dataset.name} has no usable question. {_summary(dataset.excluded)}")
+        self.dataset = dataset
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,27 +71,30 @@ def curate(
     """Run every gold query; return the usable questions with their gold rows, and the excluded ones.
 
     The data set's `databases` are those that a usable question needs. Raises DataError when a question id occurs
-    more than once, and when no question is usable.
+    more than once, and NothingUsableError when no question is usable.
     """
     _refuse_repeated_ids(raw)
     curator = _Curator(sandbox or SandboxSettings(), display or DisplaySettings(), answer_mode)
     by_database: dict[str, list[RawQuestion]] = {}
     for question in raw.questions:
-        by_database.setdefault(question.db_id, []).append(question)
+        runnable = replace(question, sql=runnable_query(question.sql))
+        by_database.setdefault(question.db_id, []).append(runnable)
     outcomes: dict[str, Question | Exclusion] = {}
     for db_id, questions in by_database.items():
-        golds = curator.run_golds(raw.databases.get(db_id), (question.sql for question in questions))
-        outcomes.update((question.question_id, _outcome(question, golds[question.sql])) for question in questions)
+        missing = raw.refused.get(db_id, "there is no file for this db_id")
+        curated = curator.curate(raw.databases.get(db_id), missing, questions)
+        outcomes.update((outcome.question_id, outcome) for outcome in curated)
         if progress is not None:
             progress(len(outcomes), len(raw.questions))
     in_order = [outcomes[question.question_id] for question in raw.questions]
     excluded = tuple(outcome for outcome in in_order if isinstance(outcome, Exclusion))
     usable = tuple(outcome for outcome in in_order if isinstance(outcome, Question))
-    if not usable:
-        raise DataError(f"data set {raw.name} has no usable question. {_summary(excluded)}")
     needed = {question.db_id for question in usable}
     databases = {db_id: path for db_id, path in raw.databases.items() if db_id in needed}
-    return Dataset(name=raw.name, questions=usable, databases=databases, excluded=excluded)
+    dataset = Dataset(name=raw.name, questions=usable, databases=databases, excluded=excluded)
+    if not usable:
+        raise NothingUsableError(dataset)
+    return dataset
 
 
 def max_gold_rows(answer_mode: AnswerMode, display: DisplaySettings) -> int:
@@ -107,49 +128,85 @@ def _shown_whole(result: QueryResult, display: DisplaySettings) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Curator:
-    """Runs the gold queries of one database after the other."""
+    """Curates the questions of one database after the other."""
 
     sandbox: SandboxSettings
     display: DisplaySettings
     answer_mode: AnswerMode
 
-    def run_golds(self, path: Path | None, queries: Iterable[str]) -> dict[str, Gold | Unusable]:
-        """Run each distinct query once; `path` is None where the source has no such database."""
-        distinct = dict.fromkeys(queries)
+    def curate(self, path: Path | None, missing: str, questions: Sequence[RawQuestion]) -> list[Question | Exclusion]:
+        """Run each distinct gold query of a database once; `missing` says why `path` is None."""
         if path is None:
-            return dict.fromkeys(distinct, Unusable(ExclusionReason.NO_DATABASE, "there is no file for this db_id"))
+            return _all_excluded(questions, missing)
         try:
             sandbox = Sandbox(path, self.sandbox)
+            try:
+                golds = {sql: self._run_gold(sandbox, sql) for sql in dict.fromkeys(each.sql for each in questions)}
+                names = _names(sandbox)
+            finally:
+                sandbox.close()
         except DataError as error:
-            return dict.fromkeys(distinct, Unusable(ExclusionReason.NO_DATABASE, str(error)))
-        try:
-            return {sql: self._run_gold(sandbox, sql) for sql in distinct}
-        finally:
-            sandbox.close()
+            return _all_excluded(questions, str(error))
+        return _outcomes(questions, golds, names)
 
     def _run_gold(self, sandbox: Sandbox, sql: str) -> Gold | Unusable:
         try:
             result = sandbox.query(sql, max_gold_rows(self.answer_mode, self.display))
         except SQLError as error:
-            return Unusable(ExclusionReason.GOLD_FAILS, str(error))
+            too_slow = error.kind == "budget"
+            return Unusable(ExclusionReason.GOLD_TOO_SLOW if too_slow else ExclusionReason.GOLD_FAILS, str(error))
         problem = unusable(result, self.answer_mode, self.display)
         return problem or Gold(rows=result.rows, ordered=orders_at_top_level(sql))
 
 
-def _outcome(question: RawQuestion, gold: Gold | Unusable) -> Question | Exclusion:
-    if isinstance(gold, Unusable):
-        return Exclusion(question.question_id, question.db_id, question.text, gold.reason, gold.detail)
-    return Question(
-        question_id=question.question_id,
-        text=question.text,
-        db_id=question.db_id,
-        gold_sql=question.sql,
-        hardness=hardness(question.sql),
-        split=question.split,
-        gold=gold,
-        family=question.family,
-        evidence=question.evidence,
-    )
+def _names(sandbox: Sandbox) -> set[str]:
+    """Return what a query can call a table, a view or a column by; none that cannot be read."""
+    names = set(_ROW_ID_NAMES)
+    with suppress(SQLError):
+        tables = sandbox.query("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')", _MAX_NAMES).rows
+        for (table,) in tables:
+            names.add(folded(str(table)))
+            with suppress(SQLError):  # a view that is broken
+                columns = sandbox.query(f"PRAGMA main.table_xinfo({quote_identifier(str(table))})", _MAX_NAMES).rows
+                names.update(folded(str(column[1])) for column in columns)
+    return names
+
+
+def _outcomes(
+    questions: Iterable[RawQuestion], golds: Mapping[str, Gold | Unusable], names: Collection[str]
+) -> list[Question | Exclusion]:
+    usable = {sql: gold for sql, gold in golds.items() if isinstance(gold, Gold)}
+    keys = {sql: (formatting_key(sql, names), gold) for sql, gold in usable.items()}
+    grades = {sql: hardness(sql) for sql in usable}
+    copies = repeated((each.question_id, keys[each.sql]) for each in questions if each.sql in usable)
+    outcomes: list[Question | Exclusion] = []
+    for each in questions:
+        gold = golds[each.sql]
+        if isinstance(gold, Unusable):
+            outcomes.append(_excluded(each, gold))
+            continue
+        question = Question(
+            question_id=each.question_id,
+            text=each.text,
+            db_id=each.db_id,
+            gold_sql=each.sql,
+            hardness=grades[each.sql],
+            split=each.split,
+            gold=gold,
+            family=each.family,
+            evidence=each.evidence,
+            duplicate_of=copies.get(each.question_id, ""),
+        )
+        outcomes.append(question)
+    return outcomes
+
+
+def _all_excluded(questions: Iterable[RawQuestion], detail: str) -> list[Question | Exclusion]:
+    return [_excluded(each, Unusable(ExclusionReason.NO_DATABASE, detail)) for each in questions]
+
+
+def _excluded(question: RawQuestion, problem: Unusable) -> Exclusion:
+    return Exclusion(question.question_id, question.db_id, question.text, problem.reason, problem.detail)
 
 
 def _refuse_repeated_ids(raw: RawDataset) -> None:

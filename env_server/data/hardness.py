@@ -1,8 +1,8 @@
 """Two facts about a gold query that come from its text alone: how hard it is, and whether it orders its rows.
 
 Hardness is the rule of Spider's own evaluation (Yu et al., EMNLP 2018; `eval_hardness` in the repository
-taoyds/spider), computed over a sqlglot syntax tree. Only the outermost SELECT is counted, and of a compound
-(UNION, INTERSECT, EXCEPT) only its first SELECT:
+taoyds/spider). Only the outermost SELECT is counted, and of a compound (UNION, INTERSECT, EXCEPT) only its first
+SELECT; ORDER BY and LIMIT at the end of a compound belong to its last one:
 
 - *clauses*: one each for WHERE, GROUP BY, ORDER BY and LIMIT, one for each join, each OR and each LIKE;
 - *nesting*: one for each subquery that stands in a condition (ON, WHERE, HAVING), and one when the query is a
@@ -10,30 +10,28 @@ taoyds/spider), computed over a sqlglot syntax tree. Only the outermost SELECT i
 - *extras*: one each for more than one aggregate, more than one selected column, more than one condition in
   WHERE, more than one GROUP BY column.
 
-The original counts some things in ways that its prose does not say; its labels are what published results are
-broken down by, so they are kept. An aggregate on the left of a HAVING condition is not counted, but each AND or
-OR in HAVING and each negated condition (NOT IN, NOT LIKE, NOT BETWEEN) counts as one aggregate, and a selected
-column counts as one aggregate however many it is built from. ORDER BY and LIMIT at the end of a compound belong
-to its last SELECT and count for nothing.
+The published labels come from a parser with habits of its own, and results are broken down by them, so queries in
+its grammar are counted as it reads them, slips included (`spider_grammar`). Where it gives up, sqlglot's syntax tree
+is counted by the same rules: nested parentheses, outer and comma joins, EXISTS, window functions and CASE; a subquery
+in the select list, in GROUP BY or in ORDER BY and each common table expression count as nesting; IS NOT NULL is no
+negation. What sqlglot cannot parse is EXTRA.
 
-Where the original parser gives up, this one goes on: nested parentheses, outer and comma joins, EXISTS, window
-functions and CASE are counted by the same rules; a subquery in the select list, in GROUP BY or in ORDER BY and
-each common table expression count as nesting; IS NOT NULL is no negation. What sqlglot cannot parse is EXTRA.
-One slip is not copied: after a comparison of two columns (`a < b OR c = 1`) the original overlooks the OR and
-what follows it.
+Two things cannot be told without the schema: an alias without AS that is called like a column of the query's tables
+(`SELECT max(age) age`), which the original counts as a second column and this rule as an alias; and whether the
+original knows every name, without which it gives no label at all.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from env_server.data.questions import Hardness
+from env_server.data.spider_grammar import Complexity, read_complexity
 
 # SQLite's lexical structure, as far as it decides what is quoted, commented out or in parentheses. A quote that
 # is never closed runs to the end.
@@ -45,15 +43,6 @@ _LEXEME = re.compile(
       | (?P<other>.)""",
     re.VERBOSE | re.DOTALL,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Complexity:
-    """The three counts that the rule compares with its thresholds."""
-
-    clauses: int
-    nesting: int
-    extras: int
 
 
 def hardness(sql: str) -> Hardness:
@@ -79,6 +68,11 @@ def classify(counts: Complexity) -> Hardness:
 
 def complexity(sql: str) -> Complexity | None:
     """Count a query as the module describes; None for what sqlglot cannot parse as one query."""
+    return read_complexity(sql) or parsed_complexity(sql)
+
+
+def parsed_complexity(sql: str) -> Complexity | None:
+    """Count a query by its sqlglot syntax tree alone."""
     try:
         statements = [tree for tree in sqlglot.parse(_normalised(sql), read="sqlite") if tree is not None]
     except (SqlglotError, RecursionError):
@@ -192,7 +186,7 @@ def _is_table(query: exp.Expression, select: exp.Expression) -> bool:
 
 
 def _aggregates(select: exp.Expression) -> int:
-    """Count aggregates as the original does, negations and HAVING's connectives included."""
+    """Count aggregates as the original does: a negation is one, and each AND or OR in HAVING."""
     where, having = _clause(select, exp.Where), _clause(select, exp.Having)
     return (
         sum(any(map(_is_aggregate, _shallow(column))) for column in select.expressions)

@@ -1,23 +1,20 @@
-"""`sqlenv data inspect`: what a data set holds and what was left out, for the person who runs SQLEnv.
+"""What a data set holds and what was left out, for the person who runs SQLEnv: the text of `sqlenv data inspect`.
 
-It shows gold SQL and gold answers, so its output is not for an agent. Reads the data set and the schemas of the
-databases that it lists, and writes to the terminal; nothing else. The same data set always gives the same text.
+It shows gold SQL and gold answers, so it is not for an agent. Reads the schemas of the databases that it lists,
+nothing else. The same data set always gives the same text.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 
 from rich import box
-from rich.console import Console, Group, RenderableType
-from rich.progress import Progress
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from env_server.data.loading import DEFAULT_SPEC, SYNTAX, load_dataset
 from env_server.data.questions import Dataset, Exclusion, Hardness, Question, Split
 from env_server.display import describe_table, format_result
 from env_server.errors import DataError
@@ -25,39 +22,11 @@ from env_server.pool import DatabasePool
 from env_server.sandbox import QueryResult
 from env_server.schema import Schema
 from env_server.settings import DisplaySettings, EnvSettings
-from env_server.types import AnswerMode
 
 MAX_LISTED = 100
 """Databases, and exclusions of one database, that are listed; what is left out is counted."""
 
 _SPLITS = (Split.TRAIN, Split.EVAL)
-
-
-def run(argv: Sequence[str]) -> int:
-    """Run `sqlenv data`; `argv` begins with its subcommand. Returns 0. Raises DataError."""
-    parser = argparse.ArgumentParser(prog="sqlenv data", description="Look at a data set.")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    add_arguments(commands.add_parser("inspect", help="what a data set holds and what was left out"))
-    args = parser.parse_args(argv)
-    dataset = _load(args.data, args.answer_mode)
-    Console(highlight=False).print(inspect_text(dataset, db_id=args.db, samples=args.questions))
-    return 0
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `sqlenv data inspect`."""
-    parser.add_argument("data", nargs="?", default=DEFAULT_SPEC, help=f"{SYNTAX} (default: %(default)s)")
-    parser.add_argument("--db", help="show this database alone, with its columns")
-    parser.add_argument(
-        "--questions", type=whole_number, default=3, help="sample questions shown (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--answer_mode",
-        type=AnswerMode,
-        choices=list(AnswerMode),
-        default=AnswerMode.VALUE,
-        help="what ANSWER carries; decides which golds are too large (default: %(default)s)",
-    )
 
 
 def inspect_text(dataset: Dataset, db_id: str | None = None, samples: int = 3) -> Group:
@@ -87,11 +56,11 @@ def _overview(dataset: Dataset, schemas: Mapping[str, Schema], samples: int) -> 
     families = [question.family for question in dataset.questions]
     parts: list[RenderableType] = [
         _headline(dataset.name, dataset.questions, dataset.excluded, len(dataset.databases)),
-        _counts("split", _SPLITS, dataset.questions, lambda question: question.split),
+        question_counts("split", _SPLITS, dataset.questions, lambda question: question.split),
     ]
     if any(families):
         names = sorted(set(families))
-        parts.append(_counts("family", names, dataset.questions, lambda question: question.family))
+        parts.append(question_counts("family", names, dataset.questions, lambda question: question.family))
     parts.append(_exclusion_counts(dataset.excluded))
     parts.append(_database_list(dataset, schemas))
     parts.extend(_sample(question) for question in evenly(dataset.questions, samples))
@@ -106,7 +75,7 @@ def _database(dataset: Dataset, db_id: str, schema: Schema, samples: int) -> Gro
         _headline(f"{dataset.name}, database {db_id}", questions, excluded, 1),
         Text(f"{dataset.databases[db_id]}\n", style="dim"),
         *(Text(describe_table(table) + "\n") for table in schema.tables),
-        _counts("split", sorted({question.split for question in questions}), questions, lambda q: q.split),
+        question_counts("split", sorted({question.split for question in questions}), questions, lambda q: q.split),
         *([Text("\n".join(["left out", *lines, *_left_out(len(excluded))]) + "\n")] if excluded else []),
         *(_sample(question) for question in evenly(questions, samples)),
     )
@@ -114,18 +83,28 @@ def _database(dataset: Dataset, db_id: str, schema: Schema, samples: int) -> Gro
 
 def _headline(name: str, questions: Sequence[Question], excluded: Sequence[Exclusion], databases: int) -> Text:
     counts = [
-        _counted(len(questions), "usable question"),
-        _counted(databases, "database"),
-        f"{_counted(len(excluded), 'question')} left out",
+        counted(len(questions), "usable question"),
+        counted(databases, "database"),
+        f"{counted(len(excluded), 'question')} left out",
     ]
-    return Text.assemble((name, "bold"), f": {', '.join(counts)}\n")
+    copies = sum(bool(question.duplicate_of) for question in questions)
+    zeros = sum(question.gold.is_zero for question in questions)
+    notes = [
+        f"{counted(copies, 'duplicate')} (the SQL of an earlier question, up to formatting)" if copies else "",
+        f"{counted(zeros, 'question')} with the answer 0" if zeros else "",
+    ]
+    note = ", ".join(filter(None, notes))
+    return Text.assemble((name, "bold"), f": {', '.join(counts)}\n", f"among them {note}\n" if note else "")
 
 
-def _counted(count: int, noun: str) -> str:
+def counted(count: int, noun: str) -> str:
+    """Return a number of things in words."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def _counts(title: str, groups: Iterable[str], questions: Sequence[Question], key: Callable[[Question], str]) -> Table:
+def question_counts(
+    title: str, groups: Iterable[str], questions: Sequence[Question], key: Callable[[Question], str]
+) -> Table:
     """Count databases, and questions by hardness, in each group; a last line for all groups."""
     table = _table(title, "databases", *Hardness, "questions")
     groups = list(groups)
@@ -153,11 +132,11 @@ def _database_list(dataset: Dataset, schemas: Mapping[str, Schema]) -> Renderabl
     table = _table("database", "questions", "tables", "columns", "rows")
     table.add_column("split")
     counts = Counter(question.db_id for question in dataset.questions)
-    splits = {question.db_id: question.split for question in dataset.questions}
+    splits = dataset.splits()
     for db_id, schema in schemas.items():
         columns = sum(len(each.columns) for each in schema.tables)
         numbers = [counts[db_id], len(schema.tables), columns, sum(each.row_count or 0 for each in schema.tables)]
-        table.add_row(Text(db_id), *(f"{number:,}" for number in numbers), splits[db_id].value)
+        table.add_row(Text(db_id), *(f"{number:,}" for number in numbers), " and ".join(splits[db_id]))
     notes = _left_out(len(dataset.databases))
     return Group(table, *(Text(f"{note}; --db shows any of them\n") for note in notes))
 
@@ -199,21 +178,3 @@ def _unknown_database(dataset: Dataset, db_id: str) -> str:
         return f"database {db_id!r} has no usable question: all {lost} were left out"
     close = get_close_matches(db_id, dataset.databases, n=5) or list(dataset.databases)[:5]
     return f"data set {dataset.name} has no database {db_id!r}; it has {len(dataset.databases)}, such as {close}"
-
-
-def _load(spec: str, answer_mode: AnswerMode) -> Dataset:
-    """Load the data set, with a progress bar on a terminal."""
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("running the gold queries", total=None)
-        return load_dataset(
-            spec, answer_mode=answer_mode, progress=lambda done, total: bar.update(task, completed=done, total=total)
-        )
-
-
-def whole_number(text: str) -> int:
-    """Read a number of things, for argparse."""
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{number} is negative")
-    return number

@@ -1,11 +1,14 @@
-"""A data set by its name: `load_dataset("synthetic")`, `load_dataset("spider:/data/spider")`.
+"""A data set by its name: `load_dataset("synthetic")`, `load_dataset("spider:PATH")`, `load_dataset("my-shop")`.
 
     synthetic[:SEED]    generated databases with readable names, evaluated on unseen domains (the default)
     scrambled[:SEED]    generated databases with random names, for training only
     spider:PATH         a folder in Spider's layout (`env_server.data.spider`)
+    bird:PATH           a folder in BIRD's layout (`env_server.data.bird`)
+    PATH                a folder of your own: SQLite files or tables, and questions (`env_server.data.folder`)
 
-Generated data sets are kept in a cache directory and are the same for the same seed. Every gold query is run at
-load (`env_server.data.curation`), under the settings of the environment that will play the questions.
+A name that is none of the others is a path when it holds a path separator or a folder is called so. Generated data
+sets, and databases that were made from tables, are kept in a cache directory and are the same every time. Every gold
+query is run at load (`env_server.data.curation`), under the settings of the environment that will play the questions.
 """
 
 from __future__ import annotations
@@ -14,9 +17,10 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import platformdirs
-
+from env_server.cache import CACHE_VARIABLE, default_cache_dir
+from env_server.data.bird import read_bird
 from env_server.data.curation import Progress, curate
+from env_server.data.folder import read_folder
 from env_server.data.questions import Dataset
 from env_server.data.raw import RawDataset
 from env_server.data.spider import read_spider
@@ -26,8 +30,7 @@ from env_server.settings import EnvSettings
 from env_server.types import AnswerMode
 
 DEFAULT_SPEC = "synthetic"
-CACHE_VARIABLE = "SQLENV_CACHE_DIR"
-SYNTAX = "synthetic[:SEED], scrambled[:SEED], spider:PATH"
+SYNTAX = "synthetic[:SEED], scrambled[:SEED], spider:PATH, bird:PATH, or the PATH of a folder of your own"
 
 
 def load_dataset(
@@ -40,18 +43,13 @@ def load_dataset(
 ) -> Dataset:
     """Load and curate the data set that `spec` names.
 
-    `answer_mode` and `settings` decide which golds can be answered. `cache_dir` is where generated data sets are
-    kept, `default_cache_dir()` when None. Raises DataError when the name is unknown or the data cannot be used.
+    `answer_mode` and `settings` decide which golds can be answered. `cache_dir` is where generated data sets and
+    imported tables are kept, `default_cache_dir()` when None. Raises DataError when the name is unknown or the data
+    cannot be used.
     """
     limits = settings or EnvSettings()
     raw = _read(spec, cache_dir or default_cache_dir())
     return curate(raw, answer_mode=answer_mode, sandbox=limits.sandbox, display=limits.display, progress=progress)
-
-
-def default_cache_dir() -> Path:
-    """Return the directory in the environment variable SQLENV_CACHE_DIR, else the user's cache directory."""
-    named = os.environ.get(CACHE_VARIABLE)
-    return Path(named).expanduser() if named else Path(platformdirs.user_cache_dir("sqlenv"))
 
 
 def _read(spec: str, cache_dir: Path) -> RawDataset:
@@ -63,7 +61,16 @@ def _read(spec: str, cache_dir: Path) -> RawDataset:
             return _generate(build_scrambled, name, _seed(spec, argument), cache_dir)
         case "spider" if argument:
             return read_spider(Path(argument).expanduser())
-    raise DataError(f"{spec!r} names no data set. Known: {SYNTAX}")
+        case "bird" if argument:
+            return read_bird(Path(argument).expanduser())
+    folder = Path(spec).expanduser()
+    if spec.strip() and (folder.exists() if _has_separator(spec) else folder.is_dir()):
+        return read_folder(folder, cache_dir)
+    raise DataError(f"{spec!r} names no data set and no folder. Known: {SYNTAX}")
+
+
+def _has_separator(spec: str) -> bool:
+    return any(separator in spec for separator in (os.sep, os.altsep) if separator)
 
 
 def _generate(build: Callable[[Path, int], RawDataset], name: str, seed: int, cache_dir: Path) -> RawDataset:

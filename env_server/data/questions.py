@@ -46,10 +46,18 @@ class Gold:
         """Number of columns; 0 when there is no row."""
         return len(self.rows[0]) if self.rows else 0
 
+    @property
+    def is_zero(self) -> bool:
+        """Whether it is a single 0: an answer like any other, and the first that a guess would try."""
+        return self.rows == ((0,),)
+
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One usable question. `split` is TRAIN or EVAL; `family` names the generator's question family."""
+    """One usable question. `split` is TRAIN or EVAL; `family` names the source's own sort of question.
+
+    `duplicate_of` is the id of the first question of its database with the same SQL up to formatting, "" in that one.
+    """
 
     question_id: str
     text: str
@@ -60,12 +68,14 @@ class Question:
     gold: Gold = field(repr=False)
     family: str = ""
     evidence: str = ""
+    duplicate_of: str = ""
 
 
 class ExclusionReason(StrEnum):
     """Why a question cannot be used."""
 
     GOLD_FAILS = "gold_fails"
+    GOLD_TOO_SLOW = "gold_too_slow"
     GOLD_EMPTY = "gold_empty"
     GOLD_NULL = "gold_all_null"
     GOLD_TOO_LARGE = "gold_too_large"
@@ -115,3 +125,10 @@ class Dataset:
         if split is Split.ALL:
             return self.questions
         return tuple(q for q in self.questions if q.split is split)
+
+    def splits(self) -> dict[str, tuple[Split, ...]]:
+        """Return the split of each database; both, train first, where its questions are split among themselves."""
+        found: dict[str, set[Split]] = {}
+        for question in self.questions:
+            found.setdefault(question.db_id, set()).add(question.split)
+        return {db_id: tuple(split for split in Split if split in splits) for db_id, splits in found.items()}

@@ -7,7 +7,7 @@ then does a `RawQuestion` become a `Question`. Nothing here promises that the SQ
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from env_server.data.questions import Split
@@ -15,7 +15,10 @@ from env_server.data.questions import Split
 
 @dataclass(frozen=True, slots=True)
 class RawQuestion:
-    """One question as its source states it; `split` is TRAIN or EVAL."""
+    """One question as its source states it; `split` is TRAIN or EVAL.
+
+    `family` is the source's own sort of question: the generator's family, BIRD's difficulty.
+    """
 
     question_id: str
     text: str
@@ -28,8 +31,12 @@ class RawQuestion:
 
 @dataclass(frozen=True)
 class RawDataset:
-    """Questions in the source's order, and the SQLite file of each db_id."""
+    """Questions in the source's order, and the SQLite file of each db_id.
+
+    `refused` says why a database has a file and is not in `databases`.
+    """
 
     name: str
     questions: tuple[RawQuestion, ...]
     databases: Mapping[str, Path]
+    refused: Mapping[str, str] = field(default_factory=dict)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from env_server.data.curation import SQL_MODE_ROWS, curate, max_gold_rows, unusable
+from env_server.data.curation import SQL_MODE_ROWS, NothingUsableError, curate, max_gold_rows, unusable
 from env_server.data.questions import Dataset, ExclusionReason, Hardness, Split, SQLValue
 from env_server.data.raw import RawDataset, RawQuestion
 from env_server.data.spider import read_spider
@@ -127,17 +127,56 @@ def test_databases_that_are_missing_or_broken(database: Path, tmp_path: Path) ->
     assert dict(dataset.databases) == {"farm": database}
 
 
-def test_a_gold_past_the_step_budget_fails(database: Path) -> None:
+def test_a_refused_database_is_left_out_with_its_reason(database: Path) -> None:
+    questions = tuple(RawQuestion(i, "?", i, "SELECT 1", Split.TRAIN) for i in ("farm", "empty"))
+    dataset = curate(RawDataset("farms", questions, {"farm": database}, {"empty": "empty.sqlite is empty"}))
+    (exclusion,) = dataset.excluded
+    assert (exclusion.reason, exclusion.detail) == (ExclusionReason.NO_DATABASE, "empty.sqlite is empty")
+
+
+def test_a_gold_past_the_step_budget_is_too_slow(database: Path) -> None:
     raw = raw_of(database, ["SELECT 1", ROWS.format(10_000).replace("SELECT i FROM", "SELECT count(*) FROM")])
     assert reasons(curate(raw)) == {"q0": "", "q1": ""}
     dataset = curate(raw, sandbox=SandboxSettings(vm_steps=5_000))
-    assert reasons(dataset) == {"q0": "", "q1": "gold_fails"}
+    assert reasons(dataset) == {"q0": "", "q1": "gold_too_slow"}
     assert dataset.excluded[0].detail.startswith("budget: ")
 
 
 def test_equal_golds_are_shared(database: Path) -> None:
     first, second = curate(raw_of(database, ["SELECT id FROM farm"] * 2)).questions
     assert first.gold is second.gold
+
+
+def test_duplicates_carry_the_id_of_the_first_and_stay(database: Path) -> None:
+    queries = [
+        "SELECT owner FROM farm WHERE id = 9",  # left out, so it is nobody's first
+        "select OWNER\nfrom Farm where ID=9;",
+        "SELECT owner FROM farm WHERE id = 1",
+        "SELECT max(id) FROM farm",
+        'select f."owner" from farm as f where f.id = 1',
+        "SELECT x.Owner FROM farm x WHERE x.id=1",
+        "SELECT OWNER FROM farm WHERE id = 1;",
+        "SELECT max(id) FROM farm",
+        "SELECT owner FROM farm WHERE id = '1'",
+    ]
+    dataset = curate(raw_of(database, queries))
+    copies = {q.question_id: q.duplicate_of for q in dataset.questions if q.duplicate_of}
+    assert copies == {"q5": "q4", "q6": "q2", "q7": "q3"}
+    assert len(dataset.questions) + len(dataset.excluded) == len(queries)
+
+
+def test_questions_of_two_databases_are_never_duplicates(database: Path) -> None:
+    questions = tuple(RawQuestion(i, "?", i, "SELECT count(*) FROM farm", Split.TRAIN) for i in ("farm", "copy"))
+    dataset = curate(RawDataset("farms", questions, {"farm": database, "copy": database}))
+    assert [q.duplicate_of for q in dataset.questions] == ["", ""]
+
+
+def test_a_double_quoted_text_is_a_name_where_the_database_has_it(database: Path) -> None:
+    same = ['SELECT "owner" FROM farm', "SELECT OWNER FROM farm"]
+    texts = ['SELECT "nobody" FROM farm', 'SELECT "Nobody" FROM farm']
+    rowids = ['SELECT "rowid" FROM farm', "SELECT ROWID FROM farm"]
+    dataset = curate(raw_of(database, [*same, *texts, *rowids]))
+    assert [q.duplicate_of for q in dataset.questions] == ["", "q0", "", "", "", "q4"]
 
 
 def test_display_settings_decide_in_value_mode(database: Path) -> None:
@@ -170,8 +209,13 @@ def test_repeated_ids_are_refused(database: Path) -> None:
 def test_no_usable_question_names_the_commonest_reason(database: Path) -> None:
     with pytest.raises(DataError, match=r"no usable question. 2 of 3 are left out as gold_fails, such as q1: missing"):
         curate(raw_of(database, ["SELECT NULL", "SELECT * FROM barn", "SELECT * FROM silo"]))
-    with pytest.raises(DataError, match="no question at all"):
+    with pytest.raises(NothingUsableError, match="no question at all") as raised:
         curate(raw_of(database, []))
+    assert raised.value.dataset.excluded == ()
+    with pytest.raises(NothingUsableError) as raised:
+        curate(raw_of(database, ["SELECT NULL", "SELECT * FROM barn"]))
+    assert list(reasons(raised.value.dataset).values()) == ["gold_all_null", "gold_fails"]
+    assert raised.value.dataset.databases == {}
 
 
 def test_the_file_is_not_changed(database: Path) -> None:
@@ -212,20 +256,22 @@ def test_whatever_is_usable_in_value_mode_is_shown_whole(data: st.DataObject) ->
 
 
 @pytest.mark.parametrize(
-    ("mode", "usable", "excluded"),
+    ("mode", "usable", "excluded", "copies"),
     [
-        (VALUE, 2106, {"gold_fails": 1, "gold_empty": 57, "gold_too_large": 110}),
-        (SQL, 2198, {"gold_fails": 1, "gold_empty": 57, "gold_too_large": 18}),
+        (VALUE, 2106, {"gold_fails": 1, "gold_empty": 57, "gold_too_large": 110}, 889),
+        (SQL, 2198, {"gold_fails": 1, "gold_empty": 57, "gold_too_large": 18}, 936),
     ],
 )
-def test_the_real_folder(spider_dir: Path, mode: AnswerMode, usable: int, excluded: dict[str, int]) -> None:
+def test_the_real_folder(
+    spider_dir: Path, mode: AnswerMode, usable: int, excluded: dict[str, int], copies: int
+) -> None:
     dataset = curate(read_spider(spider_dir), answer_mode=mode)
     assert len(dataset.questions) == usable
     assert Counter(exclusion.reason.value for exclusion in dataset.excluded) == excluded
     (failing,) = (e for e in dataset.excluded if e.reason is ExclusionReason.GOLD_FAILS)
     assert (failing.db_id, failing.detail) == ("assets_maintenance", "missing: no such table: Ref_Company_Types")
-    zeros = [q for q in dataset.questions if q.gold.rows in (((0,),), ((0.0,),))]
-    assert zeros
+    assert sum(q.gold.is_zero for q in dataset.questions) == 6
+    assert sum(bool(q.duplicate_of) for q in dataset.questions) == copies
     train, evaluation = ({q.db_id for q in dataset.select(split)} for split in (Split.TRAIN, Split.EVAL))
     assert train.isdisjoint(evaluation)
     assert train | evaluation == set(dataset.databases)

@@ -1,10 +1,8 @@
-"""What `sqlenv data inspect` prints: counts that add up, every reason, samples, one database."""
+"""The text of `sqlenv data inspect`: counts that add up, every reason, samples, one database."""
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -14,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
-from env_server.data.inspection import MAX_LISTED, evenly, inspect_text, run
+from env_server.data.inspection import MAX_LISTED, evenly, inspect_text
+from env_server.data.loading import load_dataset
 from env_server.data.questions import Dataset, Exclusion, ExclusionReason, Gold, Hardness, Question, Split
 from env_server.errors import DataError
 
@@ -48,6 +47,20 @@ def test_the_overview_counts_by_split_and_hardness(dataset: Dataset) -> None:
     assert "pets: 5 usable questions, 1 database, 3 questions left out" in text
     assert row(text, "train") == ["1", "3", "0", "1", "0", "4"]
     assert row(text, "eval") == ["1", "1", "0", "0", "0", "1"]
+
+
+def test_the_overview_tells_duplicates_and_zeros(dataset: Dataset) -> None:
+    assert "among them" not in printed(inspect_text(dataset))
+    first, second, *others = dataset.questions
+    copy = replace(second, duplicate_of=first.question_id, gold=Gold(((0.0,),), ordered=False))
+    text = printed(inspect_text(replace(dataset, questions=(first, copy, *others))))
+    assert "among them 1 duplicate (the SQL of an earlier question, up to formatting), 1 question with the" in text
+
+
+def test_a_database_whose_questions_are_split_is_in_both(dataset: Dataset) -> None:
+    assert row(printed(inspect_text(dataset)), "pets")[4:] == ["train", "and", "eval"]
+    train = replace(dataset, questions=dataset.questions[:1])
+    assert row(printed(inspect_text(train)), "pets")[4:] == ["train"]
 
 
 def test_the_overview_counts_by_family(dataset: Dataset, pets: Dataset) -> None:
@@ -134,54 +147,10 @@ def test_samples_are_evenly_spread(size: int, count: int) -> None:
     assert min(gaps, default=1) >= 1
 
 
-@pytest.fixture
-def spider_folder(tmp_path: Path, pets_file: Path) -> Path:
-    file = tmp_path / "database" / "pets.sqlite"
-    file.parent.mkdir()
-    shutil.copy(pets_file, file)
-    rows = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 30) SELECT i FROM n"
-    entries = [{"db_id": "pets", "question": f"Q{i}?", "query": sql} for i, sql in enumerate(["SELECT 1", rows])]
-    (tmp_path / "train_spider.json").write_text(json.dumps(entries), encoding="utf-8")
-    return tmp_path
-
-
-def test_the_command(spider_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["inspect", f"spider:{spider_folder}"]) == 0
-    captured = capsys.readouterr()
-    assert "spider: 1 usable question, 1 database, 1 question left out" in captured.out
-    assert "gold_too_large" in captured.out
-    assert captured.out.count("gold SQL") == 1
-    assert captured.err == ""
-
-
-def test_the_flags_of_the_command(spider_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--answer_mode", "sql", "--questions", "0", "--db", "pets"]
-    assert run(["inspect", f"spider:{spider_folder}", *flags]) == 0
-    out = capsys.readouterr().out
-    assert "spider, database pets: 2 usable questions, 1 database, 0 questions left out" in out
-    assert "gold SQL" not in out
-
-
-@pytest.mark.parametrize(
-    ("argv", "words"),
-    [
-        ([], "required: COMMAND"),
-        (["inspect", "--questions", "-1"], "-1 is negative"),
-        (["inspect", "--questions", "many"], "invalid whole_number value"),
-        (["inspect", "--answer_mode", "guess"], "guess"),
-    ],
-)
-def test_bad_flags_end_with_the_usage(argv: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as raised:
-        run(argv)
-    assert raised.value.code == 2
-    assert words in capsys.readouterr().err
-
-
-def test_the_real_folder(spider_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["inspect", f"spider:{spider_dir}"]) == 0
-    out = capsys.readouterr().out
-    assert row(out, "all") == ["46", "484", "841", "464", "317", "2,106"]
+def test_the_real_folder(spider_dir: Path) -> None:
+    out = printed(inspect_text(load_dataset(f"spider:{spider_dir}")))
+    assert "among them 889 duplicates (the SQL of an earlier question, up to formatting), 6 questions" in out
+    assert row(out, "all") == ["46", "484", "843", "462", "317", "2,106"]
     assert row(out, "gold_too_large")[0] == "110"
     assert row(out, "gold_empty")[0] == "57"
     assert row(out, "gold_fails")[0] == "1"

@@ -240,3 +240,9 @@ def test_progress_never_falls_and_sums_to_at_most_its_scale(moves: list[Move]) -
     progress = [step.progress for step in play(moves)]
     assert min(progress) >= 0
     assert sum(progress) <= DEFAULT.progress_scale + TOLERANCE
+
+
+@given(sql=st.text(alphabet="aB1 .$<=>!|;()\t\n*,-/\u00e9", max_size=40))
+def test_plain_sql_has_the_identity_that_its_tokens_have(sql: str) -> None:
+    # A comment has no part in the identity, and sends the text the long way.
+    assert normalize_action("QUERY", sql) == normalize_action("QUERY", "/**/" + sql)

@@ -1,17 +1,18 @@
-"""Reading Spider's layout: what is found, what is refused and how, and the split by database."""
+"""Reading Spider's folder: what is found in which layout, what is refused and how, and the official split."""
 
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+from env_server.data.database_files import find_databases
 from env_server.data.questions import Split
-from env_server.data.spider import find_databases, read_spider, split_databases
+from env_server.data.spider import SPIDER, read_spider
 from env_server.errors import DataError
 
 
@@ -21,16 +22,22 @@ def entry(db_id: str = "farm", **changes: Any) -> dict[str, Any]:
 
 def write_questions(folder: Path, entries: list[Any], name: str = "train_spider.json") -> Path:
     file = folder / name
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(entries, indent=1), encoding="utf-8")
     return file
 
 
-def add_database(folder: Path, name: str) -> Path:
-    """Put an empty file where a database belongs: the reader never opens it."""
+def add_database(folder: Path, name: str, tables: tuple[str, ...] = ("t",)) -> Path:
     file = folder / name
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.touch()
+    with closing(sqlite3.connect(file)) as connection:
+        for table in tables:
+            connection.execute(f'CREATE TABLE "{table}" (a)')
     return file
+
+
+def listed(db_id: str, *tables: str) -> dict[str, Any]:
+    return {"db_id": db_id, "table_names_original": list(tables), "column_names_original": [[-1, "*"], [0, "nowhere"]]}
 
 
 @pytest.fixture
@@ -55,6 +62,7 @@ def test_questions_keep_their_order_and_get_stable_ids(folder: Path) -> None:
         "farm": folder / "database/farm/farm.sqlite",
         "city": folder / "database/city/city.sqlite",
     }
+    assert raw.refused == {}
 
 
 @pytest.mark.parametrize(
@@ -66,19 +74,41 @@ def test_questions_keep_their_order_and_get_stable_ids(folder: Path) -> None:
         "databases/farm/farm.sqlite",
         "databases/farm.db",
         "test_database/farm/farm.sqlite",
+        "database/database/farm/farm.sqlite",
+        "spider_data/database/farm/farm.sqlite",
     ],
 )
-def test_known_layouts(tmp_path: Path, place: str) -> None:
+@pytest.mark.parametrize("questions", [".", "spider", "spider_data/spider_data"])
+def test_known_layouts(tmp_path: Path, place: str, questions: str) -> None:
     file = add_database(tmp_path, place)
-    add_database(tmp_path, "database/other/notes.txt")
-    assert find_databases(tmp_path) == {"farm": file}
+    (file.parent / "notes.txt").touch()
+    write_questions(tmp_path / questions, [entry()])
+    raw = read_spider(tmp_path)
+    assert dict(raw.databases) == {"farm": file}
+    assert [q.question_id for q in raw.questions] == ["train_spider-0000"]
 
 
 def test_the_first_of_several_files_counts(tmp_path: Path) -> None:
     first = add_database(tmp_path, "database/farm/farm.sqlite")
     add_database(tmp_path, "database/farm/farm.db")
     add_database(tmp_path, "test_database/farm/farm.sqlite")
-    assert find_databases(tmp_path) == {"farm": first}
+    assert find_databases(tmp_path, SPIDER.database_folders) == {"farm": first}
+
+
+def test_a_top_folder_of_an_archive_is_read_as_a_whole(tmp_path: Path) -> None:
+    add_database(tmp_path, "spider/database/farm/farm.sqlite")
+    write_questions(tmp_path, [entry()], "spider/train_spider.json")
+    write_questions(tmp_path, [entry("d")], "spider/dev.json")
+    write_questions(tmp_path, [entry("deeper")], "spider/more/train_others.json")
+    assert [q.question_id for q in read_spider(tmp_path).questions] == ["train_spider-0000", "dev-0000"]
+
+
+def test_two_releases_side_by_side_are_not_mixed(folder: Path) -> None:
+    for release in ("old", "new"):
+        write_questions(folder, [entry()], f"{release}/train_spider.json")
+    with pytest.raises(DataError, match="lies in more than one folder") as raised:
+        read_spider(folder)
+    assert str(folder / "old") in str(raised.value)
 
 
 def test_databases_without_questions_are_left_out(folder: Path) -> None:
@@ -119,42 +149,78 @@ def test_dev_json_alone_is_enough(folder: Path) -> None:
     assert [q.split for q in read_spider(folder).questions] == [Split.EVAL]
 
 
-def test_byte_order_mark_and_other_letters(folder: Path) -> None:
-    text = json.dumps([entry(question="Où est “Zürich”?")], ensure_ascii=False)
-    (folder / "train_spider.json").write_bytes(b"\xef\xbb\xbf" + text.encode())
-    assert read_spider(folder).questions[0].text == "Où est “Zürich”?"
+def test_the_test_release_is_read_where_there_is_no_dev_json(tmp_path: Path) -> None:
+    file = add_database(tmp_path, "test_database/farm/farm.sqlite")
+    write_questions(tmp_path, [entry()], "test.json")
+    write_questions(tmp_path, [listed("farm", "t")], "test_tables.json")
+    raw = read_spider(tmp_path)
+    assert [(q.question_id, q.split) for q in raw.questions] == [("test-0000", Split.EVAL)]
+    assert dict(raw.databases) == {"farm": file}
+    write_questions(tmp_path, [entry()], "dev.json")
+    assert [q.question_id for q in read_spider(tmp_path).questions] == ["dev-0000"]
+
+
+def test_without_an_evaluation_file_the_databases_are_split(folder: Path) -> None:
+    write_questions(folder, [entry(db_id) for db_id in ("farm", "city", "shop", "farm", "city")])
+    splits = {(q.db_id, q.split) for q in read_spider(folder).questions}
+    assert len(splits) == 3
+    assert {split for _, split in splits} == {Split.TRAIN, Split.EVAL}
+
+
+def test_a_database_that_lacks_a_listed_table_is_refused(folder: Path) -> None:
+    add_database(folder, "database/city/city.sqlite", tables=("Streets", "parks"))
+    write_questions(folder, [entry(), entry("city")])
+    tables = write_questions(folder, [listed("farm", "T"), listed("city", "streets", "Bus Stops")], "tables.json")
+    raw = read_spider(folder)
+    assert set(raw.databases) == {"farm"}
+    assert [q.db_id for q in raw.questions] == ["farm", "city"]
+    assert list(raw.refused) == ["city"]
+    path = folder / "database/city/city.sqlite"
+    assert raw.refused["city"].startswith(f"{path} does not match {tables}: it lacks 'Bus Stops'. Take both from")
+
+
+def test_a_database_that_is_not_listed_is_taken(folder: Path) -> None:
+    write_questions(folder, [entry()])
+    write_questions(folder, [listed("city", "streets")], "tables.json")
+    assert set(read_spider(folder).databases) == {"farm"}
+
+
+def test_no_usable_database_is_an_error_with_the_reason(folder: Path) -> None:
+    (folder / "database/farm/farm.sqlite").write_bytes(b"")
+    write_questions(folder, [entry()])
+    with pytest.raises(DataError, match=r"none of the 1 databases can be used.*farm\.sqlite is empty"):
+        read_spider(folder)
 
 
 @pytest.mark.parametrize(
-    ("content", "line", "words"),
+    ("content", "words"),
     [
-        (b'[\n {"db_id": "farm",\n  "question": }\n]', 3, "not JSON"),
-        (b"", 1, "not JSON"),
-        (b'{"db_id": "farm"}', 1, "holds an object, not a list"),
-        (b"3", 1, "holds a number, not a list"),
-        (b'[\n\n {"db_id": "farm", "question": "q", "query": "s"},\n\n {"db_id": "farm"}]', 5, '"question" is missing'),
-        (b'[\n{"db_id": "farm", "question": "q", "query": "s"}\n,\n7]', 4, "(question 1): is a number, not an object"),
-        (b'[{"db_id": "farm", "question": "q", "query": null}]', 1, '"query" is null, not a string'),
-        (b'[{"db_id": "farm", "question": true, "query": "s"}]', 1, '"question" is a boolean'),
-        (b'[{"db_id": ["farm"], "question": "q", "query": "s"}]', 1, '"db_id" is a list'),
-        (b'[{"db_id": "farm", "question": " \\n", "query": "s"}]', 1, '"question" is blank'),
-        (b'[{"db_id": "\\ud800", "question": "q", "query": "s"}]', 1, '"db_id" holds half of a surrogate pair'),
-        (b'[\n{"db_id": "farm", "question": "caf\xe9", "query": "s"}]', 2, "not UTF-8 (byte 0xe9"),
+        ('[\n{"db_id": "farm"}]', 'line 2 (database 0): "table_names_original" is null, not a list of names'),
+        ('[{"db_id": "farm", "table_names_original": [3]}]', 'line 1 (database 0): "table_names_original" is a list'),
+        ('[{"table_names_original": []}]', 'line 1 (database 0): the key "db_id" is missing'),
+        ("[\n{", "line 2, column 2: not JSON"),
     ],
 )
-def test_a_broken_file_is_named_with_the_line(folder: Path, content: bytes, line: int, words: str) -> None:
-    file = folder / "train_spider.json"
-    file.write_bytes(content)
+def test_a_broken_list_of_tables_is_named_with_the_line(folder: Path, content: str, words: str) -> None:
+    write_questions(folder, [entry()])
+    (folder / "tables.json").write_text(content)
     with pytest.raises(DataError) as raised:
         read_spider(folder)
-    assert f"{file}, line {line}" in str(raised.value)
-    assert words in str(raised.value)
+    assert str(raised.value).startswith(f"{folder / 'tables.json'}, {words}")
+
+
+def test_a_broken_question_is_named_with_the_line(folder: Path) -> None:
+    file = folder / "dev.json"
+    file.write_text('[\n{"db_id": "farm", "question": "q", "query": "s"},\n{"db_id": "farm", "question": "q"}]')
+    with pytest.raises(DataError) as raised:
+        read_spider(folder)
+    assert str(raised.value).startswith(f'{file}, line 3 (question 1): the key "query" is missing')
 
 
 def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is not a folder") as raised:
         read_spider(tmp_path / "nowhere")
-    assert "train_spider.json" in str(raised.value)
+    assert "train_spider.json and database/" in str(raised.value)
 
 
 def test_a_folder_without_question_files(folder: Path) -> None:
@@ -172,31 +238,14 @@ def test_a_folder_without_databases_says_where_they_belong(tmp_path: Path) -> No
     write_questions(tmp_path, [entry(), entry("city")])
     with pytest.raises(DataError, match="none of the 2 databases") as raised:
         read_spider(tmp_path)
-    assert str(tmp_path / "database" / "farm" / "farm.sqlite") in str(raised.value)
-
-
-@given(st.sets(st.text(min_size=1, max_size=12), max_size=40))
-def test_split_covers_both_sides_and_does_not_depend_on_order(db_ids: set[str]) -> None:
-    splits = split_databases(sorted(db_ids))
-    assert splits == split_databases(sorted(db_ids, reverse=True))
-    assert set(splits) == db_ids
-    assert set(splits.values()) <= {Split.TRAIN, Split.EVAL}
-    if len(db_ids) > 1:
-        assert set(splits.values()) == {Split.TRAIN, Split.EVAL}
-
-
-def test_split_has_about_the_asked_share_and_is_stable() -> None:
-    db_ids = [f"database_{i}" for i in range(1000)]
-    splits = split_databases(db_ids)
-    assert 200 <= sum(split is Split.EVAL for split in splits.values()) <= 300
-    fewer = split_databases(db_ids[::3])
-    assert all(splits[db_id] is split for db_id, split in fewer.items())
+    assert str(tmp_path / "database" / "city" / "city.sqlite") in str(raised.value)
 
 
 def test_the_real_folder(spider_dir: Path) -> None:
     raw = read_spider(spider_dir)
     assert len(raw.questions) == 2274
     assert len(raw.databases) == 46
+    assert raw.refused == {}
     by_split = {split: {q.db_id for q in raw.questions if q.split is split} for split in (Split.TRAIN, Split.EVAL)}
     assert not by_split[Split.TRAIN] & by_split[Split.EVAL]
     assert (len(by_split[Split.TRAIN]), len(by_split[Split.EVAL])) == (35, 11)

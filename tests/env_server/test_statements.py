@@ -156,3 +156,29 @@ def test_quadratic_functions_are_known_in_any_case() -> None:
     assert is_quadratic("INSTR")
     assert is_quadratic("geopoly_overlap")
     assert not is_quadratic("count")
+
+
+@pytest.mark.parametrize("name", ["date", '"date"', "[strftime]", "`datetime`", "'time'", "JulianDay"])
+def test_a_time_zone_is_refused_however_the_function_is_written(name: str) -> None:
+    with pytest.raises(SQLError, match="localtime"):
+        statement_body(f"SELECT {name} ('now', 'localtime')", 1_000)
+
+
+def outcome(sql: str) -> str:
+    try:
+        return statement_body(sql, 1_000)
+    except SQLError as error:
+        return f"{error.kind}: {error.message}"
+
+
+@given(sql=st.text(alphabet=" \t\n\v'\"`[]()abSELECTdrop_%1\u00e9", max_size=30))
+def test_a_plain_statement_is_read_as_its_tokens_are(sql: str) -> None:
+    # A comment in front changes nothing, but sends the text the long way. Blanks at the end belong to a quote that is
+    # left open, which is an error either way.
+    assert outcome(sql).rstrip() == outcome("/**/" + sql).rstrip()
+
+
+@pytest.mark.parametrize("sql", ["drop table pets", " \n UPDATE pets SET age = 1", "Delete from pets", "", " \t"])
+def test_the_short_way_refuses_what_the_long_way_does(sql: str) -> None:
+    assert outcome(sql) == outcome(sql + ";")
+    assert ": " in outcome(sql)

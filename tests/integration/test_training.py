@@ -7,11 +7,13 @@ engine, token rows, masks.
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -21,8 +23,10 @@ import torch
 from transformers import Qwen3ForCausalLM
 
 import sqlenv
-from env_server.data.loading import CACHE_VARIABLE, load_dataset
+from env_server.cache import CACHE_VARIABLE
+from env_server.data.loading import load_dataset
 from env_server.data.questions import Dataset, Split
+from tests.integration.service import metric, serving, until
 from trainer.run_files import RunFolder
 from trainer.tiny.tokenizer import build_tokenizer
 
@@ -208,6 +212,36 @@ def test_an_interrupted_run_ends_at_once_and_leaves_whole_files(policy: Path, tm
     assert len(folder.episodes().rows) >= 16
 
 
+def test_a_run_on_servers_is_the_local_run_also_when_one_is_killed(
+    train: Run, whole: RunFolder, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    flags = (tmp_path, Path("synthetic"), "--step_budget", "6")
+    with serving(*flags) as stays, serving(*flags) as dies:
+
+        def kill_in_the_second_step() -> None:
+            for path in (folder.config_path, folder.evaluations_path / "before.json", folder.episodes_path):
+                until(path.exists)
+            until(lambda: folder.episodes_path.stat().st_size > 0)
+            taken = metric(dies, "sqlenv_steps_total")
+            until(lambda: metric(dies, "sqlenv_steps_total") > taken)
+            dies.stop(signal.SIGKILL)
+
+        with ThreadPoolExecutor(1) as killer:
+            killed = killer.submit(kill_in_the_second_step)
+            env = ("--env", f"{stays.url},{dies.url}", "--env_token", "geheim")
+            train(*NO_CHECKPOINTS, *env, folder=folder.path)
+            killed.result()
+    assert folder.episodes_path.read_bytes() == whole.episodes_path.read_bytes()
+    assert weights_of(folder) == weights_of(whole)
+    for evaluation in whole.evaluations():
+        assert folder.evaluation_episodes(evaluation.label) == whole.evaluation_episodes(evaluation.label)
+    (said,) = [record.getMessage() for record in caplog.records if record.name == "trainer.remote_environments"]
+    assert f"127.0.0.1:{dies.port}" in said
+    for file in filter(Path.is_file, folder.path.rglob("*")):
+        assert b"geheim" not in file.read_bytes(), f"the token is in {file}"
+
+
 def test_a_folder_that_holds_a_run_is_not_overwritten(
     whole: RunFolder, policy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -235,4 +269,17 @@ def test_wrong_flags_are_refused_before_anything_is_written(
     flags = ("--output_dir", str(tmp_path / "run"), "--use_cpu", "true", "--bf16", "false", *flags)
     assert sqlenv.main(["train", *flags]) == 2
     assert complaint in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_data_set_that_does_not_fill_one_step_is_refused(
+    pets_file: Path, policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "shop").mkdir()
+    shutil.copyfile(pets_file, tmp_path / "shop" / "pets.sqlite")
+    question = {"question": "How many pets are there?", "sql": "SELECT COUNT(*) FROM pets", "database": "pets"}
+    (tmp_path / "shop" / "questions.json").write_text(json.dumps([question]))
+    command = ["train", *FLAGS, "--model_name_or_path", str(policy), "--data", str(tmp_path / "shop")]
+    assert sqlenv.main([*command, "--output_dir", str(tmp_path / "run")]) == 2
+    assert "one step plays 2 questions, and the data set has 1 for training" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

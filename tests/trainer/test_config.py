@@ -9,7 +9,7 @@ import pytest
 import yaml
 from trl import GRPOConfig, ModelConfig, TrlParser
 
-from trainer.config import SQLEnvArguments, WarmupArguments
+from trainer.config import TOKEN_VARIABLE, SQLEnvArguments, WarmupArguments, token_of
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
 ON_CPU = ["--use_cpu", "true", "--bf16", "false"]
@@ -49,6 +49,33 @@ def test_a_flag_wins_over_the_config_file(tmp_path: Path) -> None:
 def test_numbers_of_things_are_positive(name: str, value: int) -> None:
     with pytest.raises(ValueError, match=f"--{name} must be positive, not {value}"):
         SQLEnvArguments(**{name: value})  # type: ignore[arg-type]
+
+
+def test_servers_by_flag_and_by_config(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("env_server: ws://a:8000\nenv: {SQLENV_UNUSED: x}\n", encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SQLENV_UNUSED", "")
+        assert parse("--config", str(file))[0].env_server == "ws://a:8000"
+        assert parse("--config", str(file), "--env", "local")[0].env_server == "local"
+    assert parse("--env", "ws://a:8000,ws://b:8000")[0].env_server == "ws://a:8000,ws://b:8000"
+    assert parse()[0].env_server == "local"
+
+
+def test_the_token_is_in_nothing_that_a_run_writes() -> None:
+    arguments, _, _ = parse("--env", "ws://a:8000", "--env_token", "geheim")
+    assert arguments.env_token == "geheim"
+    assert "geheim" not in repr(arguments)
+    assert "geheim" not in str(arguments.to_log())
+    assert arguments.to_log().keys() == {field.name for field in fields(SQLEnvArguments)} - {"env_token"}
+
+
+def test_the_token_comes_from_the_flag_or_from_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    assert token_of(None) is None
+    monkeypatch.setenv(TOKEN_VARIABLE, "of the variable")
+    assert token_of(None) == "of the variable"
+    assert token_of("of the flag") == "of the flag"
 
 
 def test_an_unknown_answer_mode_is_refused_with_the_known_ones() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from env_server.errors import SQLEnvError
 from env_server.settings import EnvSettings
 from env_server.types import AnswerMode
 from inference.hf import HFEngine
+from tests.env_server.serving import running_server
 from trainer.environments import LocalEnvironments
 from trainer.episodes import Episode, record
 from trainer.evaluate import (
@@ -31,6 +33,7 @@ from trainer.evaluate import (
     write_records,
 )
 from trainer.prompts import ChatRenderer, first_message
+from trainer.remote_environments import RemoteEnvironments
 from trainer.rollout import EpisodeRequest, RolloutClient, RolloutSettings, derive_seed
 from trainer.statistics import summarize
 from trainer.tiny.tokenizer import build_tokenizer
@@ -59,6 +62,12 @@ def model(tokenizer: PreTrainedTokenizerBase, random_policy: Callable[..., Qwen3
     return random_policy(tokenizer)
 
 
+@pytest.fixture
+def environments(pets: Dataset) -> Iterator[LocalEnvironments]:
+    with closing(LocalEnvironments(pets)) as local:
+        yield local
+
+
 def test_questions_are_taken_in_turn_from_each_database() -> None:
     chosen = choose_questions(dataset_of(a=3, b=1, c=2), Split.EVAL, -1)
     assert [q.question_id for q in chosen] == ["a-0", "b-0", "c-0", "a-1", "c-1", "a-2"]
@@ -81,7 +90,8 @@ def test_only_the_split_is_chosen_from(pets: Dataset) -> None:
 @pytest.mark.parametrize("mode", list(AnswerMode))
 def test_the_oracle_plays_every_question_in_order(pets: Dataset, mode: AnswerMode) -> None:
     ended: list[Episode] = []
-    played = play_scripted("oracle", pets, pets.questions, EnvSettings(), mode, 0, ended.append)
+    with closing(LocalEnvironments(pets, answer_mode=mode)) as environments:
+        played = play_scripted("oracle", environments, pets.questions, mode, 0, ended.append)
     assert [e.question_id for e in played] == [q.question_id for q in pets.questions]
     assert all(e.correct for e in played)
     assert ended == played
@@ -89,8 +99,8 @@ def test_the_oracle_plays_every_question_in_order(pets: Dataset, mode: AnswerMod
 
 def test_the_seed_decides_what_the_random_player_does(pets: Dataset) -> None:
     def turns(seed: int) -> list[object]:
-        settings = EnvSettings(step_budget=6)
-        played = play_scripted("random", pets, pets.questions, settings, AnswerMode.VALUE, seed, lambda _: None)
+        with closing(LocalEnvironments(pets, EnvSettings(step_budget=6))) as environments:
+            played = play_scripted("random", environments, pets.questions, AnswerMode.VALUE, seed, lambda _: None)
         assert all(len(e.turns) <= 6 for e in played)
         return [e.turns for e in played]
 
@@ -102,8 +112,8 @@ def test_a_model_plays_as_the_rollout_client_of_training_would(
     pets: Dataset, tokenizer: PreTrainedTokenizerBase, model: Qwen3ForCausalLM
 ) -> None:
     ended: list[Episode] = []
-    env_settings = EnvSettings(step_budget=4)
-    played = play_model(model, tokenizer, pets, pets.questions, env_settings, SETTINGS, 5, ended.append)
+    environments = LocalEnvironments(pets, EnvSettings(step_budget=4))
+    played = play_model(model, tokenizer, environments, pets.questions, SETTINGS, 5, ended.append)
     assert sorted(ended, key=lambda e: e.episode_id) == sorted(played, key=lambda e: e.episode_id)
 
     async def train_like() -> list[Episode]:
@@ -117,28 +127,31 @@ def test_a_model_plays_as_the_rollout_client_of_training_would(
         await engine.aclose()
         return episodes
 
-    environments = LocalEnvironments(pets, env_settings)
     expected = asyncio.run(train_like())
     environments.close()
     assert played == expected
 
 
 def test_the_variables_of_the_chat_template_reach_the_prompt(
-    pets: Dataset, environment: SQLEnvironment, tokenizer: PreTrainedTokenizerBase, model: Qwen3ForCausalLM
+    pets: Dataset,
+    environments: LocalEnvironments,
+    environment: SQLEnvironment,
+    tokenizer: PreTrainedTokenizerBase,
+    model: Qwen3ForCausalLM,
 ) -> None:
     tokenizer.chat_template = str(tokenizer.chat_template).replace("<act>{% endif %}", "<act>{{ opening }}{% endif %}")
     (played,) = play_model(
-        model, tokenizer, pets, pets.questions[:1], EnvSettings(), SETTINGS, 0, lambda _: None, {"opening": "pets"}
+        model, tokenizer, environments, pets.questions[:1], SETTINGS, 0, lambda _: None, {"opening": "pets"}
     )
     opening = first_message(environment.reset(question_id=pets.questions[0].question_id))
     assert tokenizer.decode(played.row.prompt_ids) == f"<obs>{opening}<act>pets"
 
 
 def test_a_tokenizer_without_a_padding_token_will_do(
-    pets: Dataset, tokenizer: PreTrainedTokenizerBase, model: Qwen3ForCausalLM
+    pets: Dataset, environments: LocalEnvironments, tokenizer: PreTrainedTokenizerBase, model: Qwen3ForCausalLM
 ) -> None:
     def play() -> list[Episode]:
-        return play_model(model, tokenizer, pets, pets.questions, EnvSettings(), SETTINGS, 0, lambda _: None)
+        return play_model(model, tokenizer, environments, pets.questions, SETTINGS, 0, lambda _: None)
 
     expected = play()
     tokenizer.pad_token = None
@@ -157,6 +170,24 @@ def test_a_saved_policy_is_loaded_as_it_was(
         assert all(torch.equal(a, b) for a, b in zip(model.parameters(), loaded.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("policy", ["oracle", "random", "model"])
+def test_on_servers_it_is_the_same_play(
+    pets: Dataset,
+    environments: LocalEnvironments,
+    tokenizer: PreTrainedTokenizerBase,
+    model: Qwen3ForCausalLM,
+    policy: str,
+) -> None:
+    def play(where: LocalEnvironments | RemoteEnvironments) -> list[Episode]:
+        if policy == "model":
+            return play_model(model, tokenizer, where, pets.questions, SETTINGS, 5, lambda _: None)
+        return play_scripted(policy, where, pets.questions, AnswerMode.VALUE, 5, lambda _: None)
+
+    with running_server(pets) as server, closing(RemoteEnvironments(server.url, pets)) as remote:
+        assert play(remote) == play(environments)
+        assert len(server.played("reset")) == len(pets.questions)
+
+
 @pytest.mark.parametrize("name", ["missing", "empty", "broken"])
 def test_what_cannot_be_loaded_is_named(name: str, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
@@ -167,11 +198,13 @@ def test_what_cannot_be_loaded_is_named(name: str, tmp_path: Path) -> None:
         load_policy(str(tmp_path / name))
 
 
-def test_a_policy_without_a_tokenizer_cannot_play(pets: Dataset, tmp_path: Path, model: Qwen3ForCausalLM) -> None:
+def test_a_policy_without_a_tokenizer_cannot_play(
+    pets: Dataset, environments: LocalEnvironments, tmp_path: Path, model: Qwen3ForCausalLM
+) -> None:
     model.save_pretrained(tmp_path)
     loaded, none = load_policy(str(tmp_path))
     with pytest.raises(SQLEnvError, match="no chat template"):
-        play_model(loaded, none, pets, pets.questions, EnvSettings(), SETTINGS, 0, lambda _: None)
+        play_model(loaded, none, environments, pets.questions, SETTINGS, 0, lambda _: None)
 
 
 def test_exclusions_are_counted_by_reason(pets: Dataset) -> None:
@@ -181,8 +214,8 @@ def test_exclusions_are_counted_by_reason(pets: Dataset) -> None:
     assert excluded_by_reason(dataset) == {"gold_empty": 2, "gold_fails": 1}
 
 
-def test_the_summary_is_one_line_of_json(pets: Dataset) -> None:
-    played = play_scripted("oracle", pets, pets.questions, EnvSettings(), AnswerMode.VALUE, 0, lambda _: None)
+def test_the_summary_is_one_line_of_json(pets: Dataset, environments: LocalEnvironments) -> None:
+    played = play_scripted("oracle", environments, pets.questions, AnswerMode.VALUE, 0, lambda _: None)
     line = summary_json(summarize([record(e) for e in played], {"gold_empty": 2}), policy="oracle")
     summary = json.loads(line)
     assert "\n" not in line
@@ -193,8 +226,10 @@ def test_the_summary_is_one_line_of_json(pets: Dataset) -> None:
     assert summary["by_hardness"]["easy"]["interval"] == [low, high]
 
 
-def test_written_episodes_can_be_read_line_by_line(pets: Dataset, tmp_path: Path) -> None:
-    played = play_scripted("oracle", pets, pets.questions, EnvSettings(), AnswerMode.VALUE, 0, lambda _: None)
+def test_written_episodes_can_be_read_line_by_line(
+    pets: Dataset, environments: LocalEnvironments, tmp_path: Path
+) -> None:
+    played = play_scripted("oracle", environments, pets.questions, AnswerMode.VALUE, 0, lambda _: None)
     write_records(str(tmp_path / "e.jsonl"), [record(e) for e in played])
     lines = (tmp_path / "e.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["question_id"] for line in lines] == [q.question_id for q in pets.questions]

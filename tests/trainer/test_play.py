@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from env_server.client_errors import ConnectionLostError
+from env_server.data.questions import Dataset
 from env_server.errors import SQLEnvError, UnknownQuestionError
+from tests.env_server.serving import running_server
 from trainer.play import run
 
 Play = Callable[..., int]
@@ -102,3 +105,22 @@ def test_an_unknown_question_and_an_empty_split(play: Play) -> None:
         play("quit", flags=("--question_id", "x"))
     with pytest.raises(SQLEnvError, match="no usable question in split 'train'"):
         play("quit", flags=("--split", "train"))
+
+
+def test_on_a_server_no_data_set_is_needed_here(
+    pets: Dataset, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("QUERY SELECT wings FROM pets\nANSWER 2\n"))
+    monkeypatch.setenv("SQLENV_TOKEN", "geheim")
+    with running_server(pets, token="geheim") as server:
+        assert run(["--env", server.url, "--question_id", "cats", "--data", "spider:/no/such/folder"]) == 0
+    out = capsys.readouterr().out
+    assert "no such column: wings" in out
+    assert out.splitlines()[-1] == "correct"
+
+
+def test_a_server_that_is_not_there(pets: Dataset) -> None:
+    with running_server(pets) as server:
+        server.die()
+        with pytest.raises(ConnectionLostError, match="Is it running"):
+            run(["--env", server.url])

@@ -144,6 +144,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Page]:
     return read(make_run(tmp_path_factory.mktemp("runs") / "tiny"))
 
 
+def test_where_the_schema_was_seen_in_training_it_does_not_say_unseen_databases(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    for played in (make_played("before", make_records(12), 1), make_played("after", make_records(40), 3)):
+        folder.write_evaluation(replace(played.evaluation, unseen_databases=False), played.records)
+    _, page = read(folder)
+    assert "On unseen questions about databases seen in training, success rose" in page.text
+
+
 def test_a_whole_run_has_every_part(whole: tuple[str, Page]) -> None:
     _, page = whole
     for part in (

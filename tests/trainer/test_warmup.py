@@ -18,7 +18,7 @@ from trl import SFTConfig, SFTTrainer
 
 import sqlenv
 import trainer.warmup
-from env_server.data.loading import CACHE_VARIABLE
+from env_server.cache import CACHE_VARIABLE
 from env_server.data.questions import Dataset, Split
 from env_server.environment import SQLEnvironment
 from inference.engine import Completion, FinishReason, Sampling

@@ -12,14 +12,15 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import torch
 
 from env_server.data.loading import load_dataset
 from env_server.data.questions import Split
-from env_server.settings import EnvSettings
 from trainer import warmup
+from trainer.environments import LocalEnvironments
 from trainer.episodes import record
 from trainer.evaluate import choose_questions, excluded_by_reason, load_policy, play_model
 from trainer.rollout import RolloutSettings
@@ -69,7 +70,8 @@ def evaluate(checkpoint: str) -> EvaluationSummary:
     model, tokenizer = load_policy(checkpoint)
     settings = RolloutSettings(budget=TokenBudget(1_024, MAX_CONTEXT, 64), temperature=0.0)
     questions = choose_questions(dataset, Split.EVAL, -1)
-    episodes = play_model(model, tokenizer, dataset, questions, EnvSettings(), settings, 0, lambda _: None)
+    with closing(LocalEnvironments(dataset)) as environments:
+        episodes = play_model(model, tokenizer, environments, questions, settings, 0, lambda _: None)
     return summarize([record(e) for e in episodes], excluded_by_reason(dataset))
 
 

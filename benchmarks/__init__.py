@@ -1,0 +1,1 @@
+"""One script per claim. Each prints one JSON line."""

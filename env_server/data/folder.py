@@ -1,0 +1,214 @@
+"""A folder of your own: databases or tables, and questions with the SQL that answers them.
+
+    shop.sqlite, crm.db, ...          SQLite files; each is a database that is called like its file
+    orders.csv, items.parquet, ...    CSV, TSV and Parquet files; together they are one database, called like the folder
+    questions.json or .jsonl          {"question": "How many orders are there?", "sql": "SELECT COUNT(*) FROM orders"}
+
+Databases may also lie in folders inside: SQLite files as above, and the tables of each such folder make one database
+that is called like it. Tables are imported once (`env_server.data.tabular`). The questions are in the one `.json` or
+`.jsonl` file there, or in the one that is called questions. A question may also have
+
+    database    its database; needed when there are several
+    id          its name; else its file and its place in it, as in questions-0007 (counted from 0)
+    evidence    what one has to know to answer it, shown to the agent with the question
+    split       "train" or "eval", in every question or in none
+
+Without `split`, several databases are split by database, so that the schema of an evaluation question is unseen. The
+questions about a single database are split among themselves, a quarter of them for evaluation, by a hash of the SQL:
+questions with the same SQL stay together, but the schema is seen in training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+
+from env_server.data.bird import BIRD
+from env_server.data.database_files import DATABASE_SUFFIXES, file_problem, is_database_name, visible
+from env_server.data.json_files import JsonFile, kind_of, read_json_file
+from env_server.data.questions import Split
+from env_server.data.raw import RawDataset, RawQuestion
+from env_server.data.source_table import is_text
+from env_server.data.spider import SPIDER
+from env_server.data.splits import split_databases, split_queries
+from env_server.data.tabular import TABLE_SUFFIXES, import_tables, is_table_file
+from env_server.errors import DataError
+
+QUESTIONS_STEM = "questions"
+QUESTION_SUFFIXES = (".json", ".jsonl")
+_SUGGESTED = f"{QUESTIONS_STEM}.jsonl"
+_LISTED = 8
+_SPLITS = {"": None, "train": Split.TRAIN, "eval": Split.EVAL}
+
+
+def read_folder(folder: Path, cache_dir: Path) -> RawDataset:
+    """Read a folder; tables are imported into `cache_dir`. Questions keep the order of their file.
+
+    Raises DataError, naming the file, the line and the fix, when something is missing or wrong.
+    """
+    if not folder.is_dir():
+        what = "is a file. Give the folder that holds it" if folder.exists() else "is not a folder"
+        raise DataError(f"{folder} {what}")
+    _refuse_benchmarks(folder)
+    named = folder if folder.name not in ("", "..") else folder.resolve()
+    name = named.name or "data"
+    sources = _find_sources(folder, name)
+    file = read_json_file(_question_file(folder))
+    if not file.entries:
+        raise DataError(f'{file.path} holds no question. Add some: {{"question": "...", "sql": "SELECT ..."}}')
+    questions = [_question(file, index, sources) for index in range(len(file.entries))]
+    _refuse_repeated_ids(file, questions)
+    questions = _split(file, questions)
+    used = dict.fromkeys(question.db_id for question in questions)
+    databases = {db_id: sources.usable[db_id].path(cache_dir) for db_id in used}
+    return RawDataset(name, tuple(questions), databases)
+
+
+def _refuse_benchmarks(folder: Path) -> None:
+    """Raises DataError for a folder of Spider or BIRD, which would be read wrongly or not at all."""
+    for layout in (SPIDER, BIRD):
+        questions = any((folder / name).is_file() for name in layout.question_files)
+        if questions and any((folder / name).is_dir() for name in layout.database_folders):
+            raise DataError(f"{folder} looks like a release of {layout.name}. Load it as {layout.name}:{folder}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """One database: a SQLite file, or the files of its tables."""
+
+    name: str
+    files: tuple[Path, ...]
+
+    def path(self, cache_dir: Path) -> Path:
+        """Return the SQLite file, imported where it must be."""
+        if is_database_name(self.files[0]):
+            return self.files[0]
+        return import_tables(self.name, self.files, cache_dir)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sources:
+    """The databases of a folder by name, and why others cannot be used."""
+
+    usable: Mapping[str, _Source]
+    broken: Mapping[str, str]
+
+
+def _find_sources(folder: Path, name: str) -> _Sources:
+    """Raises DataError when two databases have one name, and when there is none that can be used."""
+    groups = [(name, folder), *((inner.name, inner) for inner in visible(folder) if inner.is_dir())]
+    usable: dict[str, _Source] = {}
+    broken: dict[str, str] = {}
+    for group, place in groups:
+        files = [file for file in visible(place) if file.is_file()]
+        sources = [_Source(file.stem, (file,)) for file in files if is_database_name(file)]
+        tables = tuple(file for file in files if is_table_file(file))
+        for source in (*sources, *([_Source(group, tables)] if tables else [])):
+            if problem := _problem(source):
+                broken[source.name] = problem
+            elif source.name in usable:
+                both = f"{usable[source.name].files[0]} and {source.files[0]}"
+                raise DataError(f"two databases are called {source.name!r}, those of {both}. Rename one of them")
+            else:
+                usable[source.name] = source
+    if not usable:
+        wanted = f"Put SQLite files ({', '.join(DATABASE_SUFFIXES)}) or tables ({', '.join(TABLE_SUFFIXES)}) there"
+        raise DataError(next(iter(broken.values()), f"{folder} holds no database. {wanted}"))
+    return _Sources(usable, broken)
+
+
+def _problem(source: _Source) -> str:
+    first = source.files[0]
+    if not is_text(source.name):
+        return f"{str(first)!r}: a database cannot be called so, the name is not Unicode. Rename it"
+    return file_problem(first) if is_database_name(first) else ""
+
+
+def _question_file(folder: Path) -> Path:
+    """Raises DataError when there is no question file, or no telling which it is."""
+    files = [file for file in visible(folder) if file.is_file() and file.suffix.lower() in QUESTION_SUFFIXES]
+    chosen = files if len(files) == 1 else [file for file in files if file.stem.lower() == QUESTIONS_STEM]
+    if len(chosen) == 1:
+        return chosen[0]
+    if files:
+        names = ", ".join(file.name for file in files[:_LISTED])
+        raise DataError(
+            f"{folder} holds {len(files)} JSON files ({names}). Call the one with the questions {_SUGGESTED}"
+        )
+    raise DataError(
+        f'{folder} holds no questions. Write {_SUGGESTED} with lines like {{"question": "How many orders are there?", '
+        '"sql": "SELECT COUNT(*) FROM orders"}'
+    )
+
+
+def _question(file: JsonFile, index: int, sources: _Sources) -> RawQuestion:
+    """Read one question. Its split is ALL where it states none."""
+    entry = file.entries[index]
+    if "sql" not in entry:
+        for key, benchmark in (("query", "spider"), ("SQL", "bird")):
+            if key in entry and "db_id" in entry:
+                raise file.error(index, f"is written as {benchmark}'s questions are", f"Load it as {benchmark}:PATH")
+    text = file.strings(index, ("question", "sql"), ("database", "evidence", "split"))
+    if text["split"] not in _SPLITS:
+        raise file.error(index, f'"split" is {text["split"]!r}', 'Make it "train" or "eval"')
+    return RawQuestion(
+        question_id=_id(file, index),
+        text=text["question"].strip(),
+        db_id=_db_id(file, index, text["database"], sources),
+        sql=text["sql"],
+        split=_SPLITS[text["split"]] or Split.ALL,
+        evidence=text["evidence"],
+    )
+
+
+def _id(file: JsonFile, index: int) -> str:
+    given = file.entries[index].get("id")
+    if isinstance(given, int) and not isinstance(given, bool):
+        return str(given)
+    if given is not None and not isinstance(given, str):
+        raise file.error(index, f'"id" is {kind_of(given)}', "Make it a string or a whole number")
+    return file.strings(index, (), ("id",))["id"] or f"{file.path.stem}-{index:04d}"
+
+
+def _db_id(file: JsonFile, index: int, named: str, sources: _Sources) -> str:
+    known = list(sources.usable)
+    listed = ", ".join(known[:_LISTED]) + (", ..." if len(known) > _LISTED else "")
+    if not named:
+        if len(known) == 1:
+            return known[0]
+        raise file.error(index, f'the key "database" is missing, and there are {len(known)}', f"Name one of {listed}")
+    if named not in sources.usable:
+        if named in sources.broken:
+            raise file.error(index, f"database {named!r} cannot be used", sources.broken[named])
+        close = get_close_matches(named, known, n=1)
+        fix = f"Did you mean {close[0]!r}?" if close else f"Name one of {listed}"
+        raise file.error(index, f"there is no database {named!r}", fix)
+    return named
+
+
+def _refuse_repeated_ids(file: JsonFile, questions: Sequence[RawQuestion]) -> None:
+    first: dict[str, int] = {}
+    for index, question in enumerate(questions):
+        if question.question_id in first:
+            line = file.line(first[question.question_id])
+            problem = f"the id {question.question_id!r} is also that of the question on line {line}"
+            raise file.error(index, problem, "Give each question an id of its own, or none of them any")
+        first[question.question_id] = index
+
+
+def _split(file: JsonFile, questions: Sequence[RawQuestion]) -> list[RawQuestion]:
+    """Return the questions, each TRAIN or EVAL. Raises DataError when only some state it."""
+    silent = [index for index, question in enumerate(questions) if question.split is Split.ALL]
+    if not silent:
+        return list(questions)
+    if len(silent) < len(questions):
+        problem = 'the key "split" is missing, though other questions have it'
+        raise file.error(silent[0], problem, "Give it to every question, or to none")
+    by_database = split_databases({question.db_id for question in questions})
+    if len(by_database) > 1:
+        splits = [by_database[question.db_id] for question in questions]
+    else:
+        splits = split_queries([question.sql for question in questions])
+    return [replace(question, split=split) for question, split in zip(questions, splits, strict=True)]

@@ -1,0 +1,58 @@
+"""What all environments of one data set share, and how one is made.
+
+Databases, variants and settings are shared; an `SQLEnvironment` of its own costs a few hundred bytes. Safe to use
+from many threads.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+
+from env_server.cache import default_cache_dir
+from env_server.data.questions import Dataset
+from env_server.environment import SQLEnvironment
+from env_server.pool import DatabasePool
+from env_server.settings import EnvSettings
+from env_server.sql_judge import SQLJudge
+from env_server.types import AnswerMode
+from env_server.variants.store import Suites
+
+
+class EnvironmentFactory:
+    """Makes environments over one data set. A context manager; `close` closes the databases.
+
+    `cache_dir` is where variants are kept, `default_cache_dir()` when None. In `value` mode none are used.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        settings: EnvSettings | None = None,
+        answer_mode: AnswerMode = AnswerMode.VALUE,
+        cache_dir: Path | None = None,
+    ) -> None:
+        self.dataset = dataset
+        self.settings = settings or EnvSettings()
+        self.answer_mode = answer_mode
+        self.pool = DatabasePool(dataset.databases, self.settings.sandbox)
+        self.suites: Suites | None = None
+        if answer_mode is AnswerMode.SQL and self.settings.judging.variants:
+            self.suites = Suites(dataset.databases, self.settings.sandbox, cache_dir or default_cache_dir())
+        self._judge = SQLJudge(self.pool, self.suites, self.settings.judging, self.settings.sandbox)
+
+    def make(self) -> SQLEnvironment:
+        """Return a new environment; it is used by one thread at a time."""
+        return SQLEnvironment(self.dataset, self.pool, self.settings, self.answer_mode, self._judge)
+
+    def close(self) -> None:
+        """Close the databases; environments made before then raise DataError."""
+        self.pool.close()
+
+    def __enter__(self) -> EnvironmentFactory:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,188 @@
+"""The FastAPI application of one worker, put together.
+
+`create_app` makes everything that the worker's sessions share; it starts with the application and ends with it. The
+server calls `app.state.service.drain()` before it stops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from importlib import resources
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.routing import WebSocketRoute
+
+from env_server.data.fingerprint import dataset_fingerprint
+from env_server.data.questions import Dataset
+from env_server.environment import SQLEnvironment
+from env_server.judging import Judgement
+from env_server.sandbox import QueryResult
+from env_server.service import http, pages
+from env_server.service.access import Access
+from env_server.service.capacity import Capacity
+from env_server.service.databases import Job, RunJob, ServiceDatabases
+from env_server.service.http import BodyLimit, ThrowAway
+from env_server.service.lanes import Lanes, Usage
+from env_server.service.logs import log
+from env_server.service.metrics import Metrics
+from env_server.service.session import Session
+from env_server.service.settings import ServiceSettings
+from env_server.service.socket import Sockets
+from env_server.types import AnswerMode
+
+DESCRIPTION = (
+    "An agent answers a question about a database that it cannot see, by DESCRIBE, SAMPLE, QUERY and ANSWER, with "
+    "dense rewards. Episodes are played over the WebSocket /ws, which speaks OpenEnv's format."
+)
+API_VERSION = "1.0.0"
+"""Of the interface; OpenEnv's tools know its profile by the first number."""
+GAUGES_S = 1.0
+
+
+class Service:
+    """What the sessions of one worker share."""
+
+    def __init__(self, settings: ServiceSettings, dataset: Dataset, capacity: Capacity, metrics: Metrics) -> None:
+        self._settings = settings
+        self._dataset = dataset
+        self._capacity = capacity
+        self._metrics = metrics
+        self._environment_settings = settings.environment
+        self.databases = ServiceDatabases(dataset.databases, self._environment_settings.sandbox)
+        self.lanes = Lanes(
+            dataset.databases, self._environment_settings, settings.answer_mode, settings.cache_dir, settings.lanes
+        )
+        token = settings.token.get_secret_value() if settings.token is not None else None
+        self.access = Access(token, settings.allowed_origins)
+        self.sockets = Sockets(settings, self.access, capacity, metrics, self._new_session)
+        self.throw_away = ThrowAway(self.databases, self._lanes_for(Usage()), self._new_environment)
+        self.data = {
+            "name": dataset.name,
+            "questions": len(dataset.questions),
+            "fingerprint": dataset_fingerprint(dataset),
+            "answer_mode": settings.answer_mode.value,
+            "step_budget": settings.step_budget,
+        }
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Start the lanes and what runs in the background; end them."""
+        await asyncio.to_thread(self._read_schemas)
+        async with self.lanes:
+            background = [asyncio.ensure_future(self.sockets.close_idle()), asyncio.ensure_future(self._gauge())]
+            try:
+                yield
+            finally:
+                for task in background:
+                    task.cancel()
+                for task in background:
+                    with suppress(asyncio.CancelledError):
+                        await task
+                self.databases.close()
+
+    async def drain(self) -> None:
+        """Take no more sessions; return when the last one is gone, at the latest after `grace_s`."""
+        log(logging.INFO, "draining", count=self.sockets.sessions, grace_s=self._settings.grace_s)
+        self._capacity.close()
+        await self.sockets.drain(self._settings.grace_s)
+
+    async def authorize(self, request: Request) -> None:
+        """Let a request in, or raise HTTPException; a FastAPI dependency."""
+        headers = request.headers
+        refusal = self.access.refusal(headers.get("authorization"), headers.get("origin"), headers.get("host"))
+        if refusal is not None:
+            self._metrics.refused(refusal.reason)
+            challenge = {"WWW-Authenticate": "Bearer"} if refusal.status == 401 else None
+            raise HTTPException(refusal.status, refusal.text, challenge)
+
+    def ready(self) -> dict[str, Any]:
+        """Return the load, over all workers."""
+        return {
+            "status": "draining" if self.sockets.draining else "ready",
+            "active_sessions": self._capacity.active(),
+            "max_sessions": self._capacity.limit,
+            "waiting": self._capacity.waiting(),
+            "data": self.data,
+        }
+
+    def _new_environment(self) -> SQLEnvironment:
+        judge = self.databases if self._settings.answer_mode is AnswerMode.SQL else None
+        return SQLEnvironment(
+            self._dataset,
+            self.databases,
+            self._environment_settings,
+            self._settings.answer_mode,
+            judge,
+            self.databases.outcomes,
+        )
+
+    def _new_session(self) -> Session:
+        return Session(self._new_environment(), self.databases, self._lanes_for(Usage()), self._metrics)
+
+    def _lanes_for(self, usage: Usage) -> RunJob:
+        """Return a way to the lanes on one account; a session has its own, and all HTTP requests share one."""
+
+        async def run(job: Job) -> QueryResult | Judgement:
+            return await self.lanes.run(job, usage)
+
+        return run
+
+    def _read_schemas(self) -> None:
+        """Read every schema before the first session: it counts rows, which takes long in a large database."""
+        for db_id in self._dataset.databases:
+            self.databases.schema(db_id)
+
+    async def _gauge(self) -> None:
+        while True:
+            await asyncio.sleep(GAUGES_S)
+            gauges: dict[str, float] = {
+                "cache_entries": len(self.databases.outcomes),
+                "cache_bytes": self.databases.outcomes.bytes,
+            }
+            for name, stats in self.lanes.stats.items():
+                gauges[f"{name}_waiting"] = stats.waiting
+                gauges[f"{name}_running"] = stats.running
+                self._metrics.set_lane_restarts(name, stats.restarts)
+            self._metrics.set_gauges(**gauges)
+
+
+def create_app(settings: ServiceSettings, dataset: Dataset, *, capacity: Capacity, metrics: Metrics) -> FastAPI:
+    """Return the application of one worker. `dataset` must be loaded for the settings' answer mode."""
+    service = Service(settings, dataset, capacity, metrics)
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        async with service.running():
+            yield
+
+    documented = settings.docs or settings.token is None
+    app = FastAPI(
+        title="SQLEnv",
+        version=API_VERSION,
+        description=DESCRIPTION,
+        lifespan=lifespan,
+        docs_url="/docs" if documented else None,
+        redoc_url=None,
+        openapi_url="/openapi.json" if documented else None,
+        exception_handlers={RequestValidationError: http.invalid_request},
+    )
+    app.state.service = service
+    metadata = {
+        "name": "sqlenv",
+        "description": DESCRIPTION,
+        "readme_content": resources.files("env_server").joinpath("service/about.md").read_text(encoding="utf-8"),
+        "version": version("sqlenv"),
+        "author": "the SQLEnv authors",
+        "documentation_url": None,
+    }
+    app.include_router(http.router(service.throw_away, service.authorize, service.ready, metadata, metrics.render))
+    app.include_router(pages.router(dataset, service.authorize, settings.answer_mode))
+    app.router.routes.append(WebSocketRoute("/ws", service.sockets))
+    app.add_middleware(BodyLimit, max_bytes=settings.max_frame_bytes)
+    return app

@@ -1,0 +1,195 @@
+"""The playground: a page on which a person plays episodes and watches the server, and the list of questions it offers.
+
+Routes: `GET /` (the page), `GET /playground/{file}` (its script, style and icon) and `GET /questions`. Promises:
+
+- Nothing of the gold leaves here: of a question, its id, text, database, hardness and split. The page's files are the
+  same for everybody and need no token; `/questions` asks `authorized`.
+- The page cannot be made to run what is not ours: no inline script or style, nothing from another host, no framing,
+  and the browser refuses to parse text as HTML (Trusted Types). It uses `/ws`, `/ready` and `/metrics` of its server.
+- Files are read once, when the router is made. Only those are served, whatever path is asked for; a browser that has
+  them gets 304.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib import resources
+from pathlib import PurePosixPath
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, HTTPException, Query, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from env_server.data.questions import Dataset, Question
+from env_server.types import AnswerMode
+
+MAX_QUESTIONS = 500
+"""Questions in one reply."""
+PAGE = "index.html"
+FOLDER = "playground"
+
+_MEDIA_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+)
+SECURITY_HEADERS = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+"""On every reply from here. `connect-src 'self'` allows the WebSocket of the same host and port."""
+
+
+class DatabaseEntry(BaseModel):
+    """A database and how many questions ask about it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str
+    questions: int
+
+
+class QuestionEntry(BaseModel):
+    """What anybody may know of a question before playing it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    question_id: str
+    db_id: str
+    text: str
+    hardness: str
+    split: str
+
+
+class QuestionPage(BaseModel):
+    """A slice of the questions, in the data set's order; `total` counts them before `offset` and `limit`."""
+
+    model_config = ConfigDict(frozen=True)
+
+    dataset: str
+    answer_mode: AnswerMode = Field(description="what ANSWER carries: the value itself, or a query that yields it")
+    databases: list[DatabaseEntry]
+    questions: list[QuestionEntry]
+    total: int
+
+
+class QuestionIndex:
+    """The questions as the page lists them, filed by database once."""
+
+    def __init__(self, dataset: Dataset, answer_mode: AnswerMode) -> None:
+        self._dataset = dataset.name
+        self._answer_mode = answer_mode
+        self._all = [_entry(question) for question in dataset.questions]
+        self._by_database: dict[str, list[QuestionEntry]] = {}
+        for entry in self._all:
+            self._by_database.setdefault(entry.db_id, []).append(entry)
+        self._databases = [DatabaseEntry(id=key, questions=len(found)) for key, found in self._by_database.items()]
+
+    def page(self, db: str | None, offset: int, limit: int) -> QuestionPage:
+        """Return the questions of one database, or of all when None. Raises KeyError when none is about `db`."""
+        found = self._all if db is None else self._by_database[db]
+        return QuestionPage(
+            dataset=self._dataset,
+            answer_mode=self._answer_mode,
+            databases=self._databases,
+            questions=found[offset : offset + limit],
+            total=len(found),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    """One file of the page, as it is served."""
+
+    content: bytes
+    media_type: str
+    etag: str
+
+    def response(self, request: Request) -> Response:
+        """Return the file, or 304 to a browser that has it.
+
+        `no-cache` makes a browser ask each time, so that after an upgrade no old script meets a new page.
+        """
+        headers = {**SECURITY_HEADERS, "ETag": self.etag, "Cache-Control": "no-cache"}
+        if has_current_copy(request.headers.get("if-none-match", ""), self.etag):
+            return Response(status_code=304, headers=headers)
+        return Response(self.content, media_type=self.media_type, headers=headers)
+
+
+def has_current_copy(if_none_match: str, etag: str) -> bool:
+    """Return whether the header names the tag; a proxy that compresses makes it a weak one."""
+    tags = {tag.strip().removeprefix("W/") for tag in if_none_match.split(",")}
+    return etag in tags or "*" in tags
+
+
+def load_assets() -> dict[str, Asset]:
+    """Return the page's files by name."""
+    assets = {}
+    for file in (resources.files("env_server.service") / FOLDER).iterdir():
+        media_type = _MEDIA_TYPES.get(PurePosixPath(file.name).suffix)
+        if media_type is not None:
+            content = file.read_bytes()
+            assets[file.name] = Asset(content, media_type, f'"{sha256(content).hexdigest()[:32]}"')
+    return assets
+
+
+def router(
+    questions: Dataset,
+    authorized: Callable[..., Awaitable[None]],
+    answer_mode: AnswerMode = AnswerMode.VALUE,
+) -> APIRouter:
+    """Return the routes; `authorized` is a FastAPI dependency that raises where a request lacks the server's token."""
+    routes = APIRouter()
+    assets = load_assets()
+    index = QuestionIndex(questions, answer_mode)
+
+    @routes.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
+    async def page(request: Request) -> Response:
+        return assets[PAGE].response(request)
+
+    @routes.api_route("/" + FOLDER + "/{name}", methods=["GET", "HEAD"], include_in_schema=False)
+    async def file(request: Request, name: str) -> Response:
+        if name not in assets:
+            raise HTTPException(404, "the playground has no such file; start at /")
+        return assets[name].response(request)
+
+    @routes.get(
+        "/questions",
+        dependencies=[Depends(authorized)],
+        response_model=QuestionPage,
+        responses={404: {"description": "No question is about this database."}},
+    )
+    async def list_questions(
+        db: Annotated[str | None, Query(description="only questions about this database")] = None,
+        offset: Annotated[int, Query(ge=0, description="questions to leave out at the beginning")] = 0,
+        limit: Annotated[int, Query(ge=0, le=MAX_QUESTIONS, description="questions to return at most")] = 100,
+    ) -> Response:
+        """The data set's databases, and a slice of its questions: what can be asked for in `reset`."""
+        try:
+            found = index.page(db, offset, limit)
+        except KeyError:
+            raise HTTPException(404, "no question is about this database; /questions?limit=0 lists them") from None
+        headers = {**SECURITY_HEADERS, "Cache-Control": "no-store"}
+        return JSONResponse(found.model_dump(mode="json"), headers=headers)
+
+    return routes
+
+
+def _entry(question: Question) -> QuestionEntry:
+    return QuestionEntry(
+        question_id=question.question_id,
+        db_id=question.db_id,
+        text=question.text,
+        hardness=question.hardness.value,
+        split=question.split.value,
+    )

@@ -1,0 +1,218 @@
+"""OpenEnv's WebSocket frames: what a client may send, and what it gets. Pure.
+
+Facts: openenv 0.10.0 on the wire, identical since 0.8. Frames are JSON objects in text; a request has a `type`, and
+`data` where the type wants it; no other keys. Replies come in the order of the requests and carry no id. What breaks
+an upstream session (a frame that is no object, bytes, a value that cannot be validated) is an error reply here.
+
+`reset` takes `seed`, `episode_id`, and ours: `question_id` and `split`; unknown keys are ignored. `step` takes
+the action's fields. NaN and infinities become null.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic_core import to_json
+
+from env_server.data.questions import Split
+from env_server.types import SQLAction, SQLObservation, SQLState
+
+MAX_ERRORS = 10
+"""Validation errors listed in one reply."""
+_BESIDE = {"done", "reward", "metadata"}
+"""What stands beside the observation's own fields."""
+
+
+class ErrorCode(StrEnum):
+    """Why a request was not carried out."""
+
+    INVALID_JSON = "INVALID_JSON"
+    UNKNOWN_TYPE = "UNKNOWN_TYPE"
+    VALIDATION_ERROR = "VALIDATION_ERROR"
+    EXECUTION_ERROR = "EXECUTION_ERROR"
+    CAPACITY_REACHED = "CAPACITY_REACHED"
+    SESSION_ERROR = "SESSION_ERROR"
+
+
+class FrameError(Exception):
+    """A request that cannot be carried out; `reply` is the frame that says so."""
+
+    def __init__(self, code: ErrorCode, message: str, **details: object) -> None:
+        super().__init__(message)
+        self.code = code
+        self.reply = error_frame(code, message, **details)
+
+
+def _unicode(value: str | None) -> str | None:
+    if not is_unicode(value):
+        raise ValueError("must not hold half of a surrogate pair")
+    return value
+
+
+Name = Annotated[str | None, AfterValidator(_unicode)]
+
+
+class ResetRequest(BaseModel):
+    """The data of a reset."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    seed: int | None = Field(default=None, ge=0, description="draws the question when question_id is not given")
+    episode_id: Name = Field(default=None, max_length=255, description="comes back in the state")
+    question_id: Name = Field(default=None, max_length=255, description="play this question")
+    split: Split = Field(default=Split.ALL, description="draw the question from this split")
+
+    @field_validator("seed")
+    @classmethod
+    def _in_range(cls, seed: int | None) -> int | None:
+        if seed is not None and seed >= 2**64:
+            raise ValueError("must be below 2**64")
+        return seed
+
+
+@dataclass(frozen=True, slots=True)
+class StateRequest:
+    """A client asks for the state."""
+
+
+@dataclass(frozen=True, slots=True)
+class CloseRequest:
+    """A client wants to end the session."""
+
+
+@dataclass(frozen=True, slots=True)
+class McpRequest:
+    """A JSON-RPC message for tools, of which there are none."""
+
+    message: object
+
+
+Request = ResetRequest | SQLAction | StateRequest | CloseRequest | McpRequest
+
+_KEYS = {
+    "reset": {"type", "data"},
+    "step": {"type", "data"},
+    "mcp": {"type", "data"},
+    "state": {"type"},
+    "close": {"type"},
+}
+
+
+_HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def is_unicode(value: object) -> bool:
+    """Tell whether a JSON value can be written as UTF-8, which half of a surrogate pair cannot."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def parse_frame(frame: str | bytes) -> Request:
+    """Read a request. Raises FrameError."""
+    if isinstance(frame, bytes):
+        raise FrameError(ErrorCode.INVALID_JSON, "binary frames are not understood; send JSON as text")
+    try:
+        message = json.loads(frame)
+    except (ValueError, RecursionError) as error:
+        raise FrameError(ErrorCode.INVALID_JSON, f"the frame is not JSON: {str(error)[:200]}") from None
+    if _HALF_PAIR.search(frame) and not is_unicode(message):
+        raise FrameError(ErrorCode.INVALID_JSON, "the frame holds half of a surrogate pair, which is no character")
+    if not isinstance(message, dict):
+        raise FrameError(ErrorCode.VALIDATION_ERROR, 'a request is a JSON object with a type, such as {"type":"state"}')
+    kind = message.get("type")
+    keys = _KEYS.get(kind) if isinstance(kind, str) else None
+    if keys is None:
+        known = ", ".join(_KEYS)
+        raise FrameError(ErrorCode.UNKNOWN_TYPE, f"unknown type {json.dumps(kind)[:80]}; known are {known}")
+    extra = [key for key in message if key not in keys]
+    if extra:
+        errors = [{"loc": [key[:80]], "msg": "extra keys are not allowed", "type": "extra_forbidden"} for key in extra]
+        raise _invalid(errors)
+    return _request(str(kind), message)
+
+
+def _request(kind: str, message: dict[str, Any]) -> Request:
+    if kind == "state":
+        return StateRequest()
+    if kind == "close":
+        return CloseRequest()
+    if kind == "mcp":
+        return McpRequest(message.get("data"))
+    data = message.get("data", {} if kind == "reset" else None)
+    if not isinstance(data, dict):
+        raise _invalid([{"loc": ["data"], "msg": "must be an object", "type": "dict_type"}])
+    try:
+        return ResetRequest.model_validate(data) if kind == "reset" else SQLAction.model_validate(data)
+    except ValidationError as error:
+        raise _invalid(validation_errors(error)) from None
+
+
+def validation_errors(error: ValidationError) -> list[dict[str, Any]]:
+    """Return what is wrong, without the values that were sent and without links."""
+    errors = error.errors(include_url=False, include_context=False, include_input=False)
+    return [{"loc": list(each["loc"]), "msg": each["msg"], "type": each["type"]} for each in errors]
+
+
+def _invalid(errors: list[dict[str, Any]]) -> FrameError:
+    first = errors[0]
+    place = ".".join(str(part) for part in first["loc"])
+    return FrameError(ErrorCode.VALIDATION_ERROR, f"{place}: {first['msg']}", errors=errors[:MAX_ERRORS])
+
+
+def observation_data(observation: SQLObservation) -> dict[str, Any]:
+    """Return what `reset` and `step` answer, over WebSocket and HTTP."""
+    fields = vars(observation)
+    return {
+        "observation": {name: value for name, value in fields.items() if name not in _BESIDE},
+        "reward": observation.reward,
+        "done": observation.done,
+        "metadata": observation.metadata,
+    }
+
+
+def observation_frame(observation: SQLObservation) -> str:
+    """Return the reply to `reset` and `step`."""
+    return _frame("observation", observation_data(observation))
+
+
+def state_data(state: SQLState | None) -> dict[str, Any]:
+    """Return what `state` answers; None before the first reset."""
+    return {"episode_id": None, "step_count": 0} if state is None else dict(state)
+
+
+def state_frame(state: SQLState | None) -> str:
+    """Return the reply to `state`; None before the first reset."""
+    return _frame("state", state_data(state))
+
+
+def error_frame(code: ErrorCode, message: str, **details: object) -> str:
+    """Return the reply to a request that was not carried out."""
+    return _frame("error", {"message": message, "code": code.value, **details})
+
+
+def mcp_frame(message: object) -> str:
+    """Return the reply to an `mcp` request."""
+    return _frame("mcp", mcp_reply(message))
+
+
+def mcp_reply(message: object) -> dict[str, object]:
+    """Answer a JSON-RPC 2.0 request: there are no tools."""
+    request = message if isinstance(message, dict) else {}
+    request_id = request.get("id")
+    known = isinstance(request_id, str | int | float | None)
+    reply: dict[str, object] = {"jsonrpc": "2.0", "id": request_id if known else None}
+    if request.get("jsonrpc") != "2.0" or not isinstance(request.get("method"), str):
+        return {**reply, "error": {"code": -32600, "message": "not a JSON-RPC 2.0 request"}}
+    return {**reply, "error": {"code": -32603, "message": "this environment has no tools; use reset and step"}}
+
+
+def _frame(kind: str, data: object) -> str:
+    return to_json({"type": kind, "data": data}, inf_nan_mode="null").decode()

@@ -1,0 +1,36 @@
+"""`sqlenv serve`: the flags, what is printed at the start, and the server.
+
+Standard output says what the settings are and, once connections are taken, where the server is; events are logged on
+standard error (`logs`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+
+from env_server.data.questions import Dataset
+from env_server.service.settings import ServiceSettings, read_settings
+from env_server.service.workers import load_data, serve
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run `sqlenv serve`; return its exit status. Raises SQLEnvError for what a person has to correct."""
+    settings, resolved = read_settings(argv)
+    _say(f"sqlenv serve, with these settings:\n{resolved}")
+    if settings.insecure and settings.token is None:
+        _say("insecure: everyone who reaches this address can use the server")
+    return serve(settings, load=_load, announce=lambda url: _say(f"serving at {url}"))
+
+
+def _load(settings: ServiceSettings) -> Dataset:
+    dataset: Dataset = load_data(settings)
+    _say(f"{dataset.name}: {len(dataset.questions):,} questions about {len(dataset.databases):,} databases")
+    return dataset
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):  # nobody reads it, which is no reason to stop
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()

@@ -1,0 +1,295 @@
+"""`/ws`: one WebSocket is one session. A plain ASGI application, mounted beside the HTTP routes.
+
+Promises:
+- A socket gets a place before it gets an environment; the place comes back the moment the socket is gone, and a query
+  that runs for it is interrupted.
+- Replies come in the order of the requests. While a request waits for a lane, up to `MAX_WAITING` more are taken in.
+- An idle session is told so, closed, and never stepped afterwards; so is every session when the server shuts down, once
+  its episode is over or the grace period has passed.
+- A client that sends faster than it may is read more slowly; nothing is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
+from typing import Any, Protocol
+
+from env_server.service.access import DRAINING, SUBPROTOCOL, Access, Refusal
+from env_server.service.capacity import Capacity, CapacityReachedError
+from env_server.service.metrics import Metrics
+from env_server.service.protocol import ErrorCode, error_frame
+from env_server.service.session import Session
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+MAX_WAITING = 32
+"""Requests of one session that wait while one runs; then its socket is not read."""
+BURST_S = 2.0
+"""Seconds' worth of messages that may come at once."""
+
+_FAREWELLS = {
+    "idle": "the session was idle for longer than the server's idle_timeout_s; connect again, then reset",
+    "drain": DRAINING.text,
+}
+
+
+class SocketSettings(Protocol):
+    """What a socket asks of the settings."""
+
+    @property
+    def queue_timeout_s(self) -> float:
+        """Seconds that a socket waits for a place."""
+
+    @property
+    def idle_timeout_s(self) -> float:
+        """Seconds without a frame after which a session is closed."""
+
+    @property
+    def messages_per_s(self) -> float:
+        """Frames that a session may send each second; 0: no limit."""
+
+
+class _Closed(Exception):  # noqa: N818
+    """How a session ends; no error."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Sockets:
+    """The sockets of one worker."""
+
+    def __init__(
+        self,
+        settings: SocketSettings,
+        access: Access,
+        capacity: Capacity,
+        metrics: Metrics,
+        new_session: Callable[[], Session],
+    ) -> None:
+        self._settings = settings
+        self._access = access
+        self._capacity = capacity
+        self._metrics = metrics
+        self._new_session = new_session
+        self._links: set[_Link] = set()
+        self._gone = asyncio.Event()
+        self.draining = False
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Serve one socket."""
+        await receive()
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        subprotocols = scope.get("subprotocols", [])
+        refusal = self._access.refusal(
+            headers.get(b"authorization"), headers.get(b"origin"), headers.get(b"host"), subprotocols
+        )
+        if refusal is None and self.draining:
+            refusal = DRAINING
+        if refusal is not None:
+            self._metrics.refused(refusal.reason)
+            await _deny(scope, send, refusal)
+            return
+        with suppress(OSError):  # the client is gone
+            offered = SUBPROTOCOL if SUBPROTOCOL in subprotocols else None
+            await send({"type": "websocket.accept", "subprotocol": offered})
+            link = _Link(receive, send, self._settings.messages_per_s)
+            if await self._get_place(link):
+                await self._serve(link)
+
+    @property
+    def sessions(self) -> int:
+        """Sessions that are open in this worker."""
+        return len(self._links)
+
+    async def close_idle(self) -> None:
+        """Close idle sessions, for ever; to be cancelled."""
+        timeout = self._settings.idle_timeout_s
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(min(1.0, timeout / 4))
+            for link in list(self._links):
+                if link.reading and loop.time() - link.since > timeout:
+                    link.close("idle")
+
+    async def drain(self, grace_s: float) -> None:
+        """Take no more sessions, let the episodes end, close what is left after `grace_s`."""
+        self.draining = True
+        for link in list(self._links):
+            if not link.playing:
+                link.close("drain")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await self._all_gone()
+        for link in list(self._links):
+            link.close("drain")
+        await self._all_gone()
+
+    async def _all_gone(self) -> None:
+        while self._links:
+            self._gone.clear()
+            await self._gone.wait()
+
+    async def _get_place(self, link: _Link) -> bool:
+        """Wait for a place; False when there is none, which the client is told, or the client is gone."""
+        if self._capacity.try_acquire():
+            return True
+        try:
+            waited = await link.unless_gone(self._capacity.acquire(self._settings.queue_timeout_s))
+        except _Closed:
+            return False
+        except CapacityReachedError as error:
+            self._metrics.refused(error.reason)
+            self._metrics.frame_error(ErrorCode.CAPACITY_REACHED)
+            await link.tell(
+                ErrorCode.CAPACITY_REACHED, str(error), active_sessions=error.active, max_sessions=error.max_sessions
+            )
+            return False
+        self._metrics.queue_wait(waited)
+        return True
+
+    async def _serve(self, link: _Link) -> None:
+        self._metrics.session_opened()
+        self._links.add(link)
+        reason = "error"
+        try:
+            await self._play(link, self._new_session())
+        except _Closed as closed:
+            reason = closed.reason
+        except OSError:
+            reason = "disconnect"
+        except asyncio.CancelledError:
+            if not link.farewell:
+                raise
+            link.task.uncancel()
+            reason = link.farewell
+        finally:
+            self._links.discard(link)
+            self._capacity.release()
+            self._metrics.session_closed(reason)
+            self._gone.set()
+            if reason in _FAREWELLS:
+                await link.tell(ErrorCode.SESSION_ERROR, _FAREWELLS[reason])
+
+    async def _play(self, link: _Link, session: Session) -> None:
+        """Answer frames until the session ends, which raises _Closed."""
+        while True:
+            reply = session.answer(await link.frame())
+            if reply is None:
+                await link.send({"type": "websocket.close", "code": 1000})
+                raise _Closed("client")
+            if not isinstance(reply, str):
+                reply = await link.unless_gone(reply)
+            link.playing = session.playing
+            await link.send({"type": "websocket.send", "text": reply})
+            if self.draining and not session.playing:
+                raise _Closed("drain")
+
+
+class _Link:
+    """One socket: its frames, in order, and the ways in which it ends."""
+
+    def __init__(self, receive: Receive, send: Send, messages_per_s: float) -> None:
+        self._receive = receive
+        self.send = send
+        self._loop = asyncio.get_running_loop()
+        self.task = _current_task()
+        self._inbox: deque[Message] = deque()
+        self._receiving: asyncio.Future[Message] | None = None
+        self._rate = messages_per_s
+        self._allowance = messages_per_s * BURST_S
+        self._refilled = self._loop.time()
+        self.farewell = ""
+        """Why the session was ended from this side."""
+        self.since = self._loop.time()
+        """Since when the session waits for its client."""
+        self.reading = False
+        """Whether the session waits for its client."""
+        self.playing = False
+
+    async def frame(self) -> str | bytes:
+        """Return the next frame; raises _Closed."""
+        message = self._inbox.popleft() if self._inbox else await self._next()
+        if message["type"] == "websocket.disconnect":
+            raise _Closed("disconnect")
+        if self._rate:
+            await self._pace()
+        frame: str | bytes | None = message.get("text")
+        return bytes(message["bytes"]) if frame is None else frame
+
+    def close(self, reason: str) -> None:
+        """End the session, whatever it waits for."""
+        if not self.farewell:
+            self.farewell = reason
+            self.task.cancel()
+
+    async def tell(self, code: ErrorCode, message: str, **details: object) -> None:
+        """Send an error frame and close the socket."""
+        with suppress(OSError):
+            await self.send({"type": "websocket.send", "text": error_frame(code, message, **details)})
+            await self.send({"type": "websocket.close", "code": 1000})
+
+    async def unless_gone(self, work: Awaitable[Any]) -> Any:
+        """Wait for work and take in frames meanwhile; cancels it and raises _Closed when the client goes."""
+        task = asyncio.ensure_future(work)
+        try:
+            while not task.done():
+                if self._receiving is None and len(self._inbox) < MAX_WAITING:
+                    self._receiving = asyncio.ensure_future(self._receive())
+                waits: set[asyncio.Future[Any]] = {task} if self._receiving is None else {task, self._receiving}
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                if self._receiving is not None and self._receiving.done():
+                    message, self._receiving = self._receiving.result(), None
+                    self._inbox.append(message)
+                    if message["type"] == "websocket.disconnect":
+                        raise _Closed("disconnect")
+            return task.result()
+        finally:
+            if not task.done():
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+
+    async def _next(self) -> Message:
+        self.since = self._loop.time()
+        self.reading = True
+        try:
+            if self._receiving is None:
+                return await self._receive()
+            message, self._receiving = await self._receiving, None
+            return message
+        finally:
+            self.reading = False
+
+    async def _pace(self) -> None:
+        """Wait until one more message is allowed."""
+        now = self._loop.time()
+        self._allowance = min(self._rate * BURST_S, self._allowance + (now - self._refilled) * self._rate)
+        self._refilled = now
+        self._allowance -= 1
+        if self._allowance < 0:
+            await asyncio.sleep(-self._allowance / self._rate)
+
+
+def _current_task() -> asyncio.Task[Any]:
+    task = asyncio.current_task()
+    assert task is not None, "a socket is served in a task"
+    return task
+
+
+async def _deny(scope: MutableMapping[str, Any], send: Send, refusal: Refusal) -> None:
+    """Refuse the handshake with a status and a sentence, where the server can send one."""
+    if "websocket.http.response" not in scope.get("extensions", {}):
+        await send({"type": "websocket.close"})
+        return
+    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close")]
+    if refusal.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    await send({"type": "websocket.http.response.start", "status": refusal.status, "headers": headers})
+    await send({"type": "websocket.http.response.body", "body": refusal.text.encode()})

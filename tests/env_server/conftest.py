@@ -1,0 +1,87 @@
+"""A real server on loopback, in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+
+from env_server.data.questions import Dataset
+from env_server.service.app import Service, create_app
+from env_server.service.capacity import Capacity, PlaceTable
+from env_server.service.metrics import Metrics
+from env_server.service.settings import ServiceSettings
+
+
+class RunningServer:
+    """uvicorn on a free port; `service` may be touched through `call` alone, which runs on its event loop."""
+
+    def __init__(self, settings: ServiceSettings, dataset: Dataset) -> None:
+        self._places = PlaceTable()
+        self.capacity = Capacity(settings.max_sessions, settings.queue_size, self._places)
+        self.metrics = Metrics(self.capacity)
+        app = create_app(settings, dataset, capacity=self.capacity, metrics=self.metrics)
+        self.service: Service = app.state.service
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._socket.getsockname()[1]}"
+        self.ws = f"ws://{self.address}/ws"
+        self.http = f"http://{self.address}"
+        options: dict[str, Any] = {"log_config": None, "ws": "websockets-sansio", "lifespan": "on"}
+        config = uvicorn.Config(app, ws_max_size=settings.max_frame_bytes, ws_per_message_deflate=False, **options)
+        self._server = uvicorn.Server(config)
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="server")
+        self._thread.start()
+        assert self._started.wait(30), "the server starts"
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Run a function on the server's event loop and return what it returns; awaits a coroutine."""
+
+        async def run() -> Any:
+            result = function()
+            return await result if asyncio.iscoroutine(result) else result
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(30)
+
+    def stop(self) -> None:
+        """Stop the server and wait for its thread."""
+        self._server.should_exit = True
+        self._thread.join(30)
+        self._socket.close()
+        self._places.close()
+        assert not self._thread.is_alive()
+
+    def _run(self) -> None:
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        serving = asyncio.ensure_future(self._server.serve(sockets=[self._socket]))
+        while not self._server.started and not serving.done():
+            await asyncio.sleep(0.01)
+        self._started.set()
+        await serving
+
+
+Serve = Callable[..., RunningServer]
+
+
+@pytest.fixture
+def serve(pets: Dataset, tmp_path: Path) -> Iterator[Serve]:
+    """Start servers over the pets; keyword arguments are settings, `dataset` another data set."""
+    with ExitStack() as stack:
+
+        def start(dataset: Dataset = pets, **settings: Any) -> RunningServer:
+            given = {"messages_per_s": 0, "cache_dir": tmp_path / "cache", **settings}
+            server = RunningServer(ServiceSettings(**given), dataset)
+            stack.callback(server.stop)
+            return server
+
+        yield start

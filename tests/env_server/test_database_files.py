@@ -1,0 +1,108 @@
+"""Where databases are looked for, and which files are refused before SQLite could misread them."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from env_server.data.database_files import file_problem, find_databases, missing_tables
+
+
+def touch(folder: Path, name: str) -> Path:
+    file = folder / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.touch()
+    return file
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    file = tmp_path / "shop.sqlite"
+    with closing(sqlite3.connect(file)) as connection:
+        connection.executescript("CREATE TABLE Orders(a); CREATE VIEW recent AS SELECT a FROM Orders;")
+    return file
+
+
+def test_hidden_files_and_those_of_archives_are_passed_over(tmp_path: Path) -> None:
+    for name in ("database/.farm.sqlite", "database/__MACOSX/farm.sqlite", "database/._farm/._farm.sqlite"):
+        touch(tmp_path, name)
+    touch(tmp_path, "__MACOSX/database/farm.sqlite")
+    assert find_databases(tmp_path, ("database",)) == {}
+
+
+def test_the_nearest_folder_counts_then_the_order_of_the_names(tmp_path: Path) -> None:
+    touch(tmp_path, "inner/first/farm.sqlite")
+    second = touch(tmp_path, "second/farm/farm.sqlite")
+    assert find_databases(tmp_path, ("first", "second")) == {"farm": second}
+    first = touch(tmp_path, "first/farm.db")
+    assert find_databases(tmp_path, ("first", "second")) == {"farm": first}
+    assert find_databases(tmp_path, ("second", "first")) == {"farm": second}
+
+
+def test_a_folder_that_is_called_like_a_database_is_none(tmp_path: Path) -> None:
+    (tmp_path / "database" / "farm.sqlite").mkdir(parents=True)
+    assert find_databases(tmp_path, ("database",)) == {}
+
+
+def test_a_good_file_has_no_problem(database: Path) -> None:
+    assert file_problem(database) == ""
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "is empty (0 bytes)"),
+        (b"hello", "is not a SQLite database, or it is encrypted"),
+        (bytes(range(256)) * 16, "is not a SQLite database, or it is encrypted"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "is a Git LFS pointer"),
+    ],
+)
+def test_other_files_are_told_apart(tmp_path: Path, content: bytes, words: str) -> None:
+    file = tmp_path / "shop.sqlite"
+    file.write_bytes(content)
+    assert file_problem(file).startswith(f"{file} {words}")
+
+
+def test_a_file_that_is_cut_off(database: Path) -> None:
+    content = database.read_bytes()
+    assert len(content) == 8_192
+    database.write_bytes(content[:-1])
+    assert file_problem(database).startswith(f"{database} is cut off: it has 8,191 of its 8,192 bytes")
+    old = content[:92] + bytes(4) + content[96:]  # written by a version that does not keep the size
+    database.write_bytes(old[:-1])
+    assert file_problem(database) == ""
+
+
+def test_changes_that_are_not_in_the_file_yet_are_a_problem_until_they_are(tmp_path: Path) -> None:
+    copied = tmp_path / "copied.db"
+    with closing(sqlite3.connect(tmp_path / "live.db")) as connection:
+        connection.executescript("PRAGMA journal_mode = WAL; CREATE TABLE t(a); INSERT INTO t VALUES (1);")
+        for suffix in ("", "-wal"):
+            shutil.copy(tmp_path / f"live.db{suffix}", tmp_path / f"copied.db{suffix}")
+    assert "copied.db-wal may hold changes that are not in it" in file_problem(copied)
+    with closing(sqlite3.connect(copied)) as connection:  # what the message advises: open it once
+        assert connection.execute("SELECT a FROM t").fetchall() == [(1,)]
+    assert file_problem(copied) == ""
+
+
+def test_a_journal_counts_when_it_is_hot(database: Path) -> None:
+    journal = database.with_name("shop.sqlite-journal")
+    journal.write_bytes(bytes(512))  # journal_mode=PERSIST leaves a journal with an empty head
+    assert file_problem(database) == ""
+    journal.write_bytes(bytes.fromhex("d9d505f920a163d7") + bytes(504))
+    assert "shop.sqlite-journal may hold changes" in file_problem(database)
+
+
+def test_missing_tables_are_found_whatever_the_case(database: Path) -> None:
+    assert missing_tables(database, ("ORDERS", "Recent", "sqlite_sequence")) == []
+    assert missing_tables(database, ("orders", "items", "Customers")) == ["items", "Customers"]
+
+
+def test_a_database_that_cannot_be_opened_lacks_nothing_that_is_known(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.sqlite"
+    broken.write_bytes(b"SQLite format 3\0" + bytes(100))
+    assert missing_tables(broken, ("orders",)) == []

@@ -1,0 +1,154 @@
+"""The same SQL up to formatting: what may differ, what may not, and that equal keys mean equal rows."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from env_server.data.duplicates import folded, formatting_key, repeated
+
+NAMES = {"owners", "owner_id", "name", "city", "pets", "pet_id", "species", "age", "weight", "order"}
+
+SAME = [
+    ("SELECT name FROM pets", "select  NAME\nfrom Pets ;"),
+    ("SELECT name FROM pets", "SELECT name -- the name\nFROM /* all */ pets;;"),
+    ("SELECT name FROM pets", 'SELECT "name" FROM [pets]'),
+    ("SELECT name FROM pets", "SELECT `Name` FROM `PETS`"),
+    ('SELECT "order" FROM pets', "SELECT [ORDER] FROM pets"),
+    ("SELECT count(*) FROM pets", "SELECT COUNT ( * ) FROM pets"),
+    ("SELECT T1.name FROM pets AS T1", "SELECT p.name FROM pets p"),
+    ("SELECT count(*) AS n FROM pets ORDER BY n", 'SELECT count(*) "Total" FROM pets ORDER BY total'),
+    ("SELECT x.name FROM (SELECT name FROM pets) AS x", "SELECT y.name FROM (SELECT name FROM pets) y"),
+    ("SELECT name FROM pets WHERE age <> 3", "SELECT name FROM pets WHERE age!=3"),
+    ("SELECT name FROM pets WHERE age == 3", "SELECT name FROM pets WHERE age = 3"),
+    ("SELECT 1 AS a, 2 AS b", "SELECT 1 b, 2 a"),
+    ("SELECT name FROM pets WHERE species = 'it''s'", "SELECT name FROM pets WHERE species='it''s'"),
+    ("SELECT name FROM pets WHERE ÄGE = 1", "SELECT name FROM pets WHERE Äge = 1"),
+]
+DIFFERENT = [
+    ("SELECT 'Oslo'", "SELECT 'oslo'"),
+    ('SELECT name FROM pets WHERE species = "Cat"', 'SELECT name FROM pets WHERE species = "cat"'),
+    ("SELECT 1", "SELECT 1.0"),
+    ("SELECT x'41'", "SELECT '41'"),
+    ("SELECT 'name' FROM pets", 'SELECT "name" FROM pets'),
+    ("SELECT name FROM pets", "SELECT DISTINCT name FROM pets"),
+    ("SELECT name, age FROM pets", "SELECT age, name FROM pets"),
+    ("SELECT age - weight FROM pets", "SELECT weight - age FROM pets"),
+    ("SELECT a.name FROM pets a, pets b", "SELECT b.name FROM pets a, pets b"),
+    ("SELECT max(age) AS name, name FROM pets", "SELECT max(age) AS weight, weight FROM pets"),
+    ("SELECT CAST(age AS TEXT) FROM pets", "SELECT CAST(age AS REAL) FROM pets"),
+    ("SELECT name AS a FROM pets", "SELECT name FROM pets"),
+    ("SELECT (age + 1) * 2 FROM pets", "SELECT age + 1 * 2 FROM pets"),
+    ("SELECT count(*) FROM pets", "SELECT sum(age) FROM pets"),
+    ("SELECT [a b] FROM pets", "SELECT a b FROM pets"),
+    ('SELECT name ";" FROM pets', "SELECT name FROM pets"),
+    ("SELECT ÄGE FROM pets", "SELECT äge FROM pets"),
+    ("SELECT name FROM pets WHERE age >= 3", "SELECT name FROM pets WHERE age > 3"),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), SAME)
+def test_formatting_does_not_count(one: str, other: str) -> None:
+    assert formatting_key(one, NAMES) == formatting_key(other, NAMES)
+
+
+@pytest.mark.parametrize(("one", "other"), DIFFERENT)
+def test_everything_else_counts(one: str, other: str) -> None:
+    assert formatting_key(one, NAMES) != formatting_key(other, NAMES)
+
+
+@given(st.text(max_size=40) | st.text("'\"`[];()- \n/*.xX1aA,=<>", max_size=40))
+def test_any_text_has_a_key_and_its_layout_does_not_change_it(text: str) -> None:
+    key = formatting_key(text, NAMES)
+    assert formatting_key(f"\n {text}", NAMES) == key
+    assert formatting_key(key, NAMES) or not key
+
+
+@st.composite
+def formatted(draw: st.DrawFn, literal: str) -> str:
+    """One query in a random layout: case, quotes, blanks, alias names and AS."""
+
+    def cased(word: str) -> str:
+        return draw(st.sampled_from((word, word.upper(), word.title())))
+
+    def quoted(name: str) -> str:
+        return draw(st.sampled_from(("{}", '"{}"', "[{}]", "`{}`"))).format(cased(name))
+
+    def blank() -> str:
+        return draw(st.sampled_from((" ", "\n\t", " /* x */ ", " -- y\n")))
+
+    first, second, total = draw(st.sampled_from((("a", "b", "c"), ("T1", "T2", "n"), ("zoo", "x_1", "Total"))))
+    says_as = draw(st.booleans())
+
+    def as_() -> str:
+        return blank() + cased("as") + blank() if says_as else blank()
+
+    words = [
+        *(
+            cased("select"),
+            blank(),
+            first,
+            ".",
+            quoted("name"),
+            blank(),
+            ",",
+            cased("count"),
+            "(",
+            "*",
+            ")",
+            as_(),
+            total,
+        ),
+        *(blank(), cased("from"), blank(), quoted("pets"), as_(), first, blank(), cased("join"), blank()),
+        *(quoted("owners"), as_(), second, blank(), cased("on"), blank(), first, ".", quoted("owner_id"), blank()),
+        *("=", blank(), cased(second), ".", quoted("owner_id"), blank(), cased("where"), blank(), second, "."),
+        *(quoted("city"), blank(), draw(st.sampled_from(("=", "=="))), blank(), f"'{literal}'", blank()),
+        *(cased("group"), blank(), cased("by"), blank(), first, ".", quoted("name"), blank(), cased("order"), blank()),
+        *(cased("by"), blank(), total, ",", blank(), "1", blank(), cased("limit"), blank(), "3", draw(_ENDS)),
+    ]
+    return "".join(words)
+
+
+_ENDS = st.sampled_from(("", ";", " ; ", "\n"))
+
+
+@given(one=formatted("Oslo"), same=formatted("Oslo"), other=formatted("Lima"))
+def test_a_query_in_two_layouts_has_one_key_and_one_result(pets_file: Path, one: str, same: str, other: str) -> None:
+    assert formatting_key(one, NAMES) == formatting_key(same, NAMES) != formatting_key(other, NAMES)
+    with closing(sqlite3.connect(pets_file)) as connection:
+        assert connection.execute(one).fetchall() == connection.execute(same).fetchall()
+
+
+def test_later_ones_are_mapped_to_the_first() -> None:
+    assert repeated([("a", 1), ("b", 2), ("c", 1), ("d", 1), ("e", 2)]) == {"c": "a", "d": "a", "e": "b"}
+    assert repeated([]) == {}
+
+
+def test_equal_keys_mean_equal_rows_on_the_real_databases(spider_dir: Path) -> None:
+    entries = json.loads((spider_dir / "train_spider.json").read_text(encoding="utf-8"))
+    by_database: dict[str, set[str]] = {}
+    for entry in entries:
+        by_database.setdefault(entry["db_id"], set()).add(entry["query"])
+    pairs = 0
+    for db_id, queries in by_database.items():
+        file = spider_dir / "database" / db_id / f"{db_id}.sqlite"
+        with closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True)) as connection:
+            connection.text_factory = bytes
+            tables = [name.decode() for (name,) in connection.execute("SELECT name FROM sqlite_master")]
+            names = {folded(table) for table in tables}
+            for table in tables:
+                names |= {folded(row[1].decode()) for row in connection.execute(f'PRAGMA table_info("{table}")')}
+            groups: dict[str, list[str]] = {}
+            for sql in queries:
+                groups.setdefault(formatting_key(sql, names), []).append(sql)
+            for first, *others in groups.values():
+                for other in others:
+                    pairs += 1
+                    assert connection.execute(first).fetchall() == connection.execute(other).fetchall()
+    assert pairs > 0
