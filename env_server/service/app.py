@@ -25,10 +25,11 @@ from env_server.judging import Judgement
 from env_server.sandbox import QueryResult
 from env_server.service import http, pages
 from env_server.service.access import Access
+from env_server.service.allowance import Allowance
 from env_server.service.capacity import Capacity
-from env_server.service.databases import Job, RunJob, ServiceDatabases
+from env_server.service.databases import Job, RunJob, ServiceDatabases, SessionDatabases
 from env_server.service.http import BodyLimit, ThrowAway
-from env_server.service.lanes import Lanes, Usage
+from env_server.service.lanes import Lanes
 from env_server.service.logs import log
 from env_server.service.metrics import Metrics
 from env_server.service.session import Session
@@ -61,7 +62,10 @@ class Service:
         token = settings.token.get_secret_value() if settings.token is not None else None
         self.access = Access(token, settings.allowed_origins)
         self.sockets = Sockets(settings, self.access, capacity, metrics, self._new_session)
-        self.throw_away = ThrowAway(self.databases, self._lanes_for(Usage()), self._new_environment)
+        # All HTTP requests share one account.
+        allowance = Allowance()
+        databases = SessionDatabases(self.databases, allowance)
+        self.throw_away = ThrowAway(databases, self._lanes_for(allowance), lambda: self._new_environment(databases))
         self.data = {
             "name": dataset.name,
             "questions": len(dataset.questions),
@@ -111,11 +115,11 @@ class Service:
             "data": self.data,
         }
 
-    def _new_environment(self) -> SQLEnvironment:
-        judge = self.databases if self._settings.answer_mode is AnswerMode.SQL else None
+    def _new_environment(self, databases: SessionDatabases) -> SQLEnvironment:
+        judge = databases if self._settings.answer_mode is AnswerMode.SQL else None
         return SQLEnvironment(
             self._dataset,
-            self.databases,
+            databases,
             self._environment_settings,
             self._settings.answer_mode,
             judge,
@@ -123,13 +127,21 @@ class Service:
         )
 
     def _new_session(self) -> Session:
-        return Session(self._new_environment(), self.databases, self._lanes_for(Usage()), self._metrics)
+        allowance = Allowance()
+        databases = SessionDatabases(self.databases, allowance)
+        return Session(
+            self._new_environment(databases),
+            databases,
+            self.databases.outcomes,
+            self._lanes_for(allowance),
+            self._metrics,
+        )
 
-    def _lanes_for(self, usage: Usage) -> RunJob:
-        """Return a way to the lanes on one account; a session has its own, and all HTTP requests share one."""
+    def _lanes_for(self, allowance: Allowance) -> RunJob:
+        """Return a way to the lanes on one account."""
 
         async def run(job: Job) -> QueryResult | Judgement:
-            return await self.lanes.run(job, usage)
+            return await self.lanes.run(job, allowance)
 
         return run
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from env_server.errors import SQLEnvError
-from env_server.service.lane_process import CANCEL, HEADER, Job, LaneSetup, Reply, frame
+from env_server.service.lane_process import CANCEL, HEADER, Answer, Job, LaneSetup, frame
 
 START_S = 60.0
 """Longest start of a child; on an idle machine it takes 0.2 s."""
@@ -70,11 +70,11 @@ class LaneChild:
         """Whether it is worth asking; it may be lost all the same."""
         return self._process.returncode is None and not self._replies.at_eof()
 
-    async def ask(self, job: Job) -> Reply:
+    async def ask(self, job: Job) -> Answer:
         """Send a job and wait for its answer. Raises ChildLostError."""
         self._send(job)
-        reply: Reply = await self._receive()
-        return reply
+        answer: Answer = await self._receive()
+        return answer
 
     def cancel(self) -> None:
         """Have the job that is being run answered soon, whatever the answer."""

@@ -17,10 +17,11 @@ import pickle
 import signal
 import struct
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from env_server.data.questions import Question
 from env_server.errors import DataError, SQLError
@@ -43,6 +44,8 @@ CANCEL = "cancel"
 """From the server: the job that was sent last is not wanted any more."""
 
 _INTERRUPT_INTERVAL_S = 0.005
+_BOUNDED = frozenset(("budget", "size"))
+"""Errors that the bounds of a trial may have caused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,13 @@ class LaneSetup:
     suites_dir: Path | None = None
 
 
+class Answer(NamedTuple):
+    """A child's answer to a job, and what it cost."""
+
+    reply: Reply
+    cpu_s: float
+
+
 class _StoppedError(Exception):
     """A statement was stopped by a bound that is not the job's own, so what it would answer is not known.
 
@@ -125,7 +135,7 @@ class _Databases:
             try:
                 result = sandbox.query(sql, max_rows)
             except SQLError as error:
-                if not error.deterministic or (self._trial and error.kind == "budget"):
+                if not error.deterministic or (self._trial and error.kind in _BOUNDED):
                     raise _StoppedError(error) from None
                 raise
             finally:
@@ -210,10 +220,12 @@ def main() -> None:
     threading.Thread(target=_listen, args=(requests, jobs, idle, runner), daemon=True).start()
     _send(replies, READY)
     while True:
-        reply = runner.run(jobs.get())
-        # Before the reply, after which the next job may come and clear it.
+        job = jobs.get()
+        began = time.thread_time()
+        answer = Answer(runner.run(job), time.thread_time() - began)
+        # Before the answer, after which the next job may come and clear it.
         idle.set()
-        _send(replies, reply)
+        _send(replies, answer)
 
 
 def _listen(requests: BinaryIO, jobs: SimpleQueue[Job], idle: threading.Event, runner: JobRunner) -> None:

@@ -7,8 +7,9 @@ only where it is right there, variants of the database have their say, in the `j
 variants takes up to seconds of Python, the first time.
 
 Promises:
-- `run` answers as `DatabasePool.query` and `SQLJudge.judge` do, once. Who has had least of the lanes goes
-  first, a second of waiting making up for a second of use; among equals, first come, first served.
+- `run` answers as `DatabasePool.query` and `SQLJudge.judge` do, once. First come, first served; but sessions whose
+  allowance is used up let others go first, as if they had come `HANDICAP_S` later, and half of the
+  medium lane's processes take nothing from them.
 - When the task that awaits `run` is cancelled, the statement is stopped at once and its process takes the next job.
   A process that does not react, or that overruns the deadline, is killed and replaced.
 - A job whose process is lost runs again, once. Then it fails with an SQLError that is not deterministic.
@@ -31,25 +32,30 @@ from typing import overload
 from env_server.errors import SQLEnvError
 from env_server.judging import Judgement
 from env_server.sandbox import QueryResult
+from env_server.service.allowance import Allowance
 from env_server.service.lane_child import ChildLostError, LaneChild
-from env_server.service.lane_process import Failure, Job, JudgeJob, LaneSetup, QueryJob, Reply
+from env_server.service.lane_process import Answer, Failure, Job, JudgeJob, LaneSetup, QueryJob, Reply
 from env_server.settings import EnvSettings
 from env_server.types import AnswerMode
 
-__all__ = ["JudgeJob", "LaneStats", "Lanes", "LanesClosedError", "QueryJob", "Usage"]
+__all__ = ["JudgeJob", "LaneStats", "Lanes", "LanesClosedError", "QueryJob"]
 
-MEDIUM_VM_STEPS = 1_000_000
-"""About 20 ms, a wait that nobody notices; 6 of 2,106 gold queries of Spider need more, by an eighth at most."""
+MEDIUM_VM_STEPS = 2_000_000
+"""About 40 ms; no gold query of Spider needs more than 1.2 million."""
+MEDIUM_VALUE_BYTES = 100_000
+"""On texts of a megabyte, a single step can take longer than all others together."""
 MEDIUM_DEADLINE_S = 0.2
-"""For the few statements whose steps are slow ones, on texts of a megabyte: ten times what the others take."""
+"""For statements whose steps are slow all the same."""
 OVERRUN_S = 1.0
 """A process gets this long beyond the deadline, and to stop a job that is not wanted any more."""
 JUDGING_S = 60.0
 """A last resort as well, for making variants and running a query on them; it usually takes a second at most."""
+HANDICAP_S = 0.25
 TRIES = 2
-NICENESS = 10
-SLOW_NICENESS = 15
-"""The server comes first, then what answers soon."""
+KEPT_NICENESS = 0
+NICENESS = 5
+SLOW_NICENESS = 19
+"""The server and those who ask little of it come first, then what answers soon."""
 
 logger = logging.getLogger(__name__)
 
@@ -90,21 +96,24 @@ class Lanes:
         bounds = {
             "vm_steps": min(MEDIUM_VM_STEPS, sandbox.vm_steps),
             "deadline_s": min(MEDIUM_DEADLINE_S, sandbox.deadline_s),
+            "value_bytes": min(MEDIUM_VALUE_BYTES, sandbox.value_bytes),
         }
         medium = LaneSetup(files, sandbox.model_copy(update=bounds), trial=True, judging=judging)
-        self._medium = _Lane("medium", medium, sizes[0], NICENESS, bounds["deadline_s"] + OVERRUN_S)
+        kept = sizes[0] // 2
+        places = [_Place(KEPT_NICENESS, kept=True)] * kept + [_Place(NICENESS)] * (sizes[0] - kept)
+        self._medium = _Lane("medium", medium, places, bounds["deadline_s"] + OVERRUN_S)
         slow = LaneSetup(files, sandbox, judging=judging)
-        self._slow = _Lane("slow", slow, sizes[1], SLOW_NICENESS, sandbox.deadline_s + OVERRUN_S)
+        self._slow = _Lane("slow", slow, [_Place(SLOW_NICENESS)] * sizes[1], sandbox.deadline_s + OVERRUN_S)
         self._lanes = [self._medium, self._slow]
         self._judge: _Lane | None = None
         if judging is not None and judging.variants:
             judge = LaneSetup(files, sandbox, judging=judging, suites_dir=cache_dir)
-            self._judge = _Lane("judge", judge, 1, NICENESS, JUDGING_S + OVERRUN_S)
+            self._judge = _Lane("judge", judge, [_Place(NICENESS)], JUDGING_S + OVERRUN_S)
             self._lanes.append(self._judge)
 
     async def start(self) -> None:
         """Start all processes and wait until they are ready. Raises ChildLostError."""
-        starts = [asyncio.ensure_future(lane.open()) for lane in self._lanes for _ in range(lane.size)]
+        starts = [asyncio.ensure_future(lane.open(place)) for lane in self._lanes for place in lane.places]
         try:
             await asyncio.gather(*starts)
         except BaseException:
@@ -131,32 +140,33 @@ class Lanes:
         return {lane.name: lane.stats for lane in self._lanes}
 
     @overload
-    async def run(self, job: QueryJob, usage: Usage | None = None) -> QueryResult: ...
+    async def run(self, job: QueryJob, allowance: Allowance | None = None) -> QueryResult: ...
     @overload
-    async def run(self, job: JudgeJob, usage: Usage | None = None) -> Judgement: ...
-    async def run(self, job: Job, usage: Usage | None = None) -> QueryResult | Judgement:
-        """Answer a job, on the account of `usage`. Raises SQLError, DataError, LanesClosedError.
+    async def run(self, job: JudgeJob, allowance: Allowance | None = None) -> Judgement: ...
+    async def run(self, job: Job, allowance: Allowance | None = None) -> QueryResult | Judgement:
+        """Answer a job, on the account of `allowance`. Raises SQLError, DataError, LanesClosedError.
 
         A submitted query that fails is a verdict, not an error; where SQLError says that it is not deterministic,
         there is no verdict.
         """
-        usage = usage or Usage()
-        reply = await self._medium.run(job, usage)
+        allowance = allowance or Allowance()
+        reply = await self._medium.run(job, allowance)
         if reply is None:
-            reply = await self._slow.run(job, usage)
+            reply = await self._slow.run(job, allowance)
         if self._judge is not None and isinstance(reply, Judgement) and reply.correct:
-            reply = await self._judge.run(job, usage)
+            reply = await self._judge.run(job, allowance)
         if isinstance(reply, Failure):
             raise reply.error()
         assert reply is not None, "only jobs on trial are left unanswered"
         return reply
 
 
-@dataclass(slots=True)
-class Usage:
-    """How many seconds of the lanes somebody has had. Of those who wait, who had least is served first."""
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a process of a lane stands. `kept`: for sessions that have some of their allowance left."""
 
-    busy_s: float = 0.0
+    niceness: int
+    kept: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -164,19 +174,22 @@ class _Entry:
     """A job in a lane. `outcome` is done when it is answered or not wanted any more; an exception is never set."""
 
     job: Job
-    usage: Usage
+    allowance: Allowance
     arrived: float
     outcome: asyncio.Future[Reply | LanesClosedError]
+
+    def turn(self) -> float:
+        """Return what decides who is next: the least."""
+        return self.arrived if self.allowance.left_s > 0 else self.arrived + HANDICAP_S
 
 
 class _Lane:
     """A queue of jobs, and processes that work it off."""
 
-    def __init__(self, name: str, setup: LaneSetup, size: int, niceness: int, limit_s: float) -> None:
+    def __init__(self, name: str, setup: LaneSetup, places: Sequence[_Place], limit_s: float) -> None:
         self.name = name
         self._setup = setup
-        self.size = size
-        self._niceness = niceness
+        self.places = places
         self._limit_s = limit_s
         self._waiting: deque[_Entry] = deque()
         self._running: set[_Entry] = set()
@@ -192,18 +205,18 @@ class _Lane:
         pids = tuple(child.pid for child in self._children)
         return LaneStats(len(self._waiting), len(self._running), self._restarts, pids)
 
-    async def open(self) -> None:
+    async def open(self, place: _Place) -> None:
         """Start one of the lane's processes. Raises ChildLostError."""
-        child = await self._started()
-        self._keepers.append(asyncio.create_task(self._keep(child)))
+        child = await self._started(place)
+        self._keepers.append(asyncio.create_task(self._keep(place, child)))
         self._closed = False
 
-    async def run(self, job: Job, usage: Usage) -> Reply:
+    async def run(self, job: Job, allowance: Allowance) -> Reply:
         """Answer a job when its turn comes. Raises LanesClosedError."""
         if self._closed:
             raise LanesClosedError
         loop = asyncio.get_running_loop()
-        entry = _Entry(job, usage, loop.time(), loop.create_future())
+        entry = _Entry(job, allowance, loop.time(), loop.create_future())
         self._waiting.append(entry)
         self._arrived.set()
         try:
@@ -226,40 +239,39 @@ class _Lane:
         if self._keepers:
             await asyncio.wait(self._keepers)
 
-    async def _keep(self, child: LaneChild | None) -> None:
+    async def _keep(self, place: _Place, child: LaneChild | None) -> None:
         """Keep one process at work, and replace it when it is lost."""
         try:
-            while entry := await self._next():
+            while entry := await self._next(place):
                 self._running.add(entry)
                 try:
-                    child = await self._work(entry, child)
+                    child = await self._work(entry, place, child)
                 finally:
                     self._running.discard(entry)
                 if child is None and not self._closed:
-                    child = await self._replacement()
+                    child = await self._replacement(place)
         finally:
             if child is not None:
                 await self._ended(child)
 
-    async def _next(self) -> _Entry | None:
-        """Return the next job; None when the lane is closed."""
+    async def _next(self, place: _Place) -> _Entry | None:
+        """Return the next job for a process; None when the lane is closed."""
         while not self._closed:
-            if self._waiting:
-                # Waiting makes up for usage, so that nobody waits for ever.
-                entry = min(self._waiting, key=lambda each: each.usage.busy_s + each.arrived)
+            entry = min(self._waiting, key=_Entry.turn, default=None)
+            if entry is not None and not (place.kept and entry.allowance.left_s <= 0):
                 self._waiting.remove(entry)
                 return entry
             self._arrived.clear()
             await self._arrived.wait()
         return None
 
-    async def _work(self, entry: _Entry, child: LaneChild | None) -> LaneChild | None:
+    async def _work(self, entry: _Entry, place: _Place, child: LaneChild | None) -> LaneChild | None:
         """Have the job answered, and return the process if it can take another one."""
         for _ in range(TRIES):
             if child is not None and not child.alive:
                 await self._lost(child, "it was lost while it was idle")
                 child = None
-            child = child or await self._replacement()
+            child = child or await self._replacement(place)
             if entry.outcome.done():
                 return child
             if child is None:
@@ -268,22 +280,24 @@ class _Lane:
             loop = asyncio.get_running_loop()
             began = loop.time()
             await self._answered(asked, entry, child)
-            entry.usage.busy_s += loop.time() - began
             if not asked.done():
+                entry.allowance.charge(loop.time() - began)
                 _resolve(entry, self._overrun())
                 child.kill()
                 await asyncio.gather(asked, return_exceptions=True)
                 await self._lost(child, f"it did not answer within {self._limit_s:g} s, or did not stop")
                 return None
             if (error := asked.exception()) is None:
-                _resolve(entry, asked.result())
+                answer = asked.result()
+                entry.allowance.charge(answer.cpu_s)
+                _resolve(entry, answer.reply)
                 return child
             await self._lost(child, str(error))
             child = None
         _resolve(entry, Failure("runtime", "the process that ran the query was lost", deterministic=False))
         return child
 
-    async def _answered(self, asked: asyncio.Future[Reply], entry: _Entry, child: LaneChild) -> None:
+    async def _answered(self, asked: asyncio.Future[Answer], entry: _Entry, child: LaneChild) -> None:
         """Wait until the job is answered, or has overrun its time, or does not stop when it is not wanted."""
         either: Sequence[asyncio.Future[object]] = (asked, entry.outcome)  # type: ignore[assignment]
         await asyncio.wait(either, timeout=self._limit_s, return_when=asyncio.FIRST_COMPLETED)
@@ -297,14 +311,14 @@ class _Lane:
         message = f"the query takes longer than {self._limit_s - OVERRUN_S:g} s"
         return Failure("budget", message, deterministic=False)
 
-    async def _started(self) -> LaneChild:
-        child = await LaneChild.start(self._setup, self._niceness)
+    async def _started(self, place: _Place) -> LaneChild:
+        child = await LaneChild.start(self._setup, place.niceness)
         self._children.add(child)
         return child
 
-    async def _replacement(self) -> LaneChild | None:
+    async def _replacement(self, place: _Place) -> LaneChild | None:
         try:
-            return await self._started()
+            return await self._started(place)
         except ChildLostError as error:
             logger.error("the %s lane has no process: %s", self.name, error)
             return None

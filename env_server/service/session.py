@@ -15,7 +15,7 @@ from typing import Protocol
 
 from env_server.environment import SQLEnvironment
 from env_server.errors import SQLEnvError
-from env_server.service.databases import Job, Pending, RunJob, ServiceDatabases, finish
+from env_server.service.databases import Job, OutcomeCache, Pending, RunJob, SessionDatabases, finish
 from env_server.service.protocol import (
     CloseRequest,
     ErrorCode,
@@ -49,10 +49,16 @@ class Session:
     """Answers the frames of one client, one at a time."""
 
     def __init__(
-        self, environment: SQLEnvironment, databases: ServiceDatabases, run_job: RunJob, observer: Observer
+        self,
+        environment: SQLEnvironment,
+        databases: SessionDatabases,
+        outcomes: OutcomeCache,
+        run_job: RunJob,
+        observer: Observer,
     ) -> None:
         self._environment = environment
         self._databases = databases
+        self._outcomes = outcomes
         self._run_job = run_job
         self._observer = observer
         self.playing = False
@@ -89,9 +95,9 @@ class Session:
         match request:
             case SQLAction():
                 self._databases.way = "none"
-                hits = self._databases.outcomes.hits
+                hits = self._outcomes.hits
                 observation = self._environment.step(request)
-                way = "cached" if self._databases.outcomes.hits > hits else self._databases.way
+                way = "cached" if self._outcomes.hits > hits else self._databases.way
                 self.playing = not observation.done
                 self._observer.step(*_labels(request, observation), time.perf_counter() - began, way)
                 return observation_frame(observation)

@@ -76,7 +76,7 @@ class ServiceSettings(BaseSettings):
     """frames that a session may send each second, with a burst of two seconds; 0: no limit"""
     grace_s: float = Field(default=30.0, ge=0, allow_inf_nan=False)
     """seconds that running episodes have to finish in when the server is told to stop"""
-    lanes: Annotated[tuple[int, int], NoDecode] = (2, 1)
+    lanes: Annotated[tuple[int, int], NoDecode] = (4, 1)
     """processes of each worker for queries that take longer, and for those that take very long: MEDIUM,SLOW"""
     cache_dir: Path = Field(default_factory=default_cache_dir)
     """where generated data sets, imported tables and variants are kept"""

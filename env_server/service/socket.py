@@ -29,6 +29,8 @@ Send = Callable[[Message], Awaitable[None]]
 
 MAX_WAITING = 32
 """Requests of one session that wait while one runs; then its socket is not read."""
+LAST_WORD_S = 1.0
+"""How long a socket without a place stays open for its client to read why."""
 BURST_S = 2.0
 """Seconds' worth of messages that may come at once."""
 
@@ -147,9 +149,15 @@ class Sockets:
         except CapacityReachedError as error:
             self._metrics.refused(error.reason)
             self._metrics.frame_error(ErrorCode.CAPACITY_REACHED)
-            await link.tell(
-                ErrorCode.CAPACITY_REACHED, str(error), active_sessions=error.active, max_sessions=error.max_sessions
+            details = {"active_sessions": error.active, "max_sessions": error.max_sessions}
+            await link.send(
+                {"type": "websocket.send", "text": error_frame(ErrorCode.CAPACITY_REACHED, str(error), **details)}
             )
+            # Some clients send before they read, and a socket that is closed by then hides the error from them.
+            with suppress(TimeoutError, _Closed):
+                async with asyncio.timeout(LAST_WORD_S):
+                    await link.frame()
+            await link.send({"type": "websocket.close", "code": 1000})
             return False
         self._metrics.queue_wait(waited)
         return True

@@ -20,6 +20,7 @@ from env_server.service.lane_process import (
     CANCEL,
     HEADER,
     READY,
+    Answer,
     Failure,
     JobRunner,
     JudgeJob,
@@ -139,8 +140,8 @@ class Child:
     def receive(self) -> Reply | str:
         assert self.process.stdout is not None
         (size,) = HEADER.unpack(self.process.stdout.read(HEADER.size))
-        reply: Reply | str = pickle.loads(self.process.stdout.read(size))
-        return reply
+        message: Answer | str = pickle.loads(self.process.stdout.read(size))
+        return message.reply if isinstance(message, Answer) else message
 
     def end(self) -> int:
         assert self.process.stdin is not None

@@ -21,8 +21,9 @@ from env_server.judging import Judgement
 from env_server.pool import DatabasePool
 from env_server.sandbox import QueryResult
 from env_server.service import lane_child, lanes
+from env_server.service.allowance import LEAST_S, Allowance
 from env_server.service.lane_child import ChildLostError, LaneChild
-from env_server.service.lanes import JudgeJob, Lanes, LanesClosedError, QueryJob, Usage
+from env_server.service.lanes import JudgeJob, Lanes, LanesClosedError, QueryJob
 from env_server.settings import EnvSettings, SandboxSettings
 from env_server.sql_judge import SQLJudge
 from env_server.types import AnswerMode
@@ -198,23 +199,49 @@ def test_hostile_queries_hold_up_no_medium_one(runner: asyncio.Runner, shared: L
 # --- cancelling ----------------------------------------------------------------------------------------------
 
 
-def test_who_has_had_least_of_the_lanes_goes_first(runner: asyncio.Runner, shared: Lanes) -> None:
+def test_who_has_used_up_the_allowance_comes_last(runner: asyncio.Runner, shared: Lanes) -> None:
     async def play() -> list[str]:
         order: list[str] = []
 
-        async def ask(name: str, usage: Usage) -> None:
-            await shared.run(QueryJob("pets", f"SELECT '{name}'", 20), usage)
+        async def ask(name: str, allowance: Allowance) -> None:
+            await shared.run(QueryJob("pets", f"SELECT '{name}'", 20), allowance)
             order.append(name)
 
-        greedy = Usage(busy_s=100.0)
+        greedy = Allowance()
+        greedy.charge(-LEAST_S + greedy.left_s)
         first = asyncio.ensure_future(outcome(shared, QueryJob("pets", LONG, 20)))
         await until(lambda: shared.stats["medium"].running == 1)
-        waiting = [asyncio.ensure_future(ask("greedy", greedy)), asyncio.ensure_future(ask("modest", Usage()))]
+        waiting = [asyncio.ensure_future(ask("greedy", greedy)), asyncio.ensure_future(ask("modest", Allowance()))]
         await asyncio.gather(first, *waiting)
-        assert greedy.busy_s > 100.0
         return order
 
     assert runner.run(play()) == ["modest", "greedy"]
+
+
+def test_what_a_job_takes_is_charged(runner: asyncio.Runner, shared: Lanes) -> None:
+    allowance = Allowance(clock=lambda: 0.0)
+    before = allowance.left_s
+    runner.run(shared.run(QueryJob("pets", "SELECT 'free'", 20), allowance))
+    assert allowance.left_s == before
+    runner.run(shared.run(QueryJob("pets", LONG, 20), allowance))
+    assert allowance.left_s < before
+
+
+def test_half_of_the_processes_are_kept_for_those_who_have_some_left(
+    runner: asyncio.Runner, databases: dict[str, Path], tmp_path: Path
+) -> None:
+    async def play() -> None:
+        async with Lanes(databases, SETTINGS, AnswerMode.VALUE, tmp_path, (2, 1)) as lanes:
+            greedy = Allowance(clock=lambda: 0.0)
+            greedy.charge(1.0)
+            jobs = [asyncio.ensure_future(lanes.run(QueryJob("pets", f"{LONG} -- {n}", 5), greedy)) for n in range(6)]
+            await until(lambda: lanes.stats["medium"].running == 1)
+            assert lanes.stats["medium"].waiting == 5, "greedy ones share one process"
+            assert (await lanes.run(QueryJob("pets", "SELECT 1", 5))).rows == ((1,),)
+            assert not jobs[-1].done()
+            await asyncio.gather(*jobs)
+
+    runner.run(play())
 
 
 def test_cancelling_stops_the_statement_and_its_process_takes_the_next_job(

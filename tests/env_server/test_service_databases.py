@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
+from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,12 +17,14 @@ from env_server.explorer import ActionOutcome
 from env_server.judging import Judgement
 from env_server.pool import DatabasePool
 from env_server.sandbox import QueryResult
+from env_server.service.allowance import FREE_S, Allowance
 from env_server.service.databases import (
     TRIAL_DATABASE_BYTES,
     Job,
     OutcomeCache,
     Pending,
     ServiceDatabases,
+    SessionDatabases,
     finish,
 )
 from env_server.service.lane_process import QueryJob
@@ -44,6 +48,7 @@ WITH_A_LANE = [
     "SELECT a.name FROM pets a, pets b, pets c, pets d, pets e, pets f, pets g",
     "SELECT group_concat(name) FROM pets",
     "DELETE FROM pets",
+    "SELECT name FROM pets WHERE name GLOB '*o*'",
     "SELECT COUNT(*) FROM pets NATURAL JOIN owners",
     "SELECT 'a' || name FROM pets",
     f"SELECT 1 WHERE 'x' IN ({', '.join(repr(str(n)) for n in range(300))})",
@@ -53,10 +58,15 @@ WITH_A_LANE = [
 
 
 @pytest.fixture
-def databases(pets: Dataset) -> Iterator[ServiceDatabases]:
+def worker(pets: Dataset) -> Iterator[ServiceDatabases]:
     databases = ServiceDatabases(pets.databases, SandboxSettings(vm_steps=300_000))
     yield databases
     databases.close()
+
+
+@pytest.fixture
+def databases(worker: ServiceDatabases) -> SessionDatabases:
+    return SessionDatabases(worker, Allowance())
 
 
 @pytest.fixture
@@ -66,7 +76,7 @@ def pool(pets: Dataset) -> Iterator[DatabasePool]:
     pool.close()
 
 
-def outcome(databases: DatabasePool | ServiceDatabases, sql: str) -> QueryResult | tuple[str, str]:
+def outcome(databases: DatabasePool | SessionDatabases, sql: str) -> QueryResult | tuple[str, str]:
     try:
         return databases.query("pets", sql, 20)
     except SQLError as error:
@@ -82,14 +92,14 @@ def from_lane(pool: DatabasePool, job: Job) -> QueryResult | SQLError:
 
 
 @pytest.mark.parametrize("sql", AT_ONCE)
-def test_what_an_agent_asks_is_answered_at_once(databases: ServiceDatabases, pool: DatabasePool, sql: str) -> None:
+def test_what_an_agent_asks_is_answered_at_once(databases: SessionDatabases, pool: DatabasePool, sql: str) -> None:
     expected = outcome(pool, sql)
     assert outcome(databases, sql) == expected
     assert databases.way == "inline"
 
 
 @pytest.mark.parametrize("sql", WITH_A_LANE)
-def test_what_could_take_longer_is_a_job(databases: ServiceDatabases, pool: DatabasePool, sql: str) -> None:
+def test_what_could_take_longer_is_a_job(databases: SessionDatabases, pool: DatabasePool, sql: str) -> None:
     with pytest.raises(Pending) as pending:
         databases.query("pets", sql, 20)
     job = pending.value.job
@@ -102,7 +112,43 @@ def test_what_could_take_longer_is_a_job(databases: ServiceDatabases, pool: Data
         databases.query("pets", sql, 20)
 
 
-def test_what_a_clock_decided_is_answered_once(databases: ServiceDatabases) -> None:
+def test_who_has_used_up_the_allowance_is_not_tried(worker: ServiceDatabases, pool: DatabasePool) -> None:
+    allowance = Allowance()
+    greedy, modest = SessionDatabases(worker, allowance), SessionDatabases(worker, Allowance())
+    allowance.charge(1.0)
+    with pytest.raises(Pending) as pending:
+        greedy.query("pets", AT_ONCE[0], 20)
+    job = pending.value.job
+    greedy.supply(job, from_lane(pool, job))
+    assert outcome(greedy, AT_ONCE[0]) == outcome(modest, AT_ONCE[0])
+    assert (greedy.way, modest.way) == ("lane", "inline")
+
+
+def test_what_an_attempt_costs_is_charged_whether_it_ends_or_not(
+    worker: ServiceDatabases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allowance = Allowance(clock=lambda: 0.0)
+    databases = SessionDatabases(worker, allowance)
+    left = [allowance.left_s]
+    for sql, cost in ((AT_ONCE[0], FREE_S / 2), (AT_ONCE[0], 0.002), (AT_ONCE[4], 0.002), (WITH_A_LANE[1], 0.002)):
+        monkeypatch.setattr("time.thread_time", iter((5.0, 5.0 + cost)).__next__)
+        with suppress(Pending, SQLError):
+            databases.query("pets", sql, 20)
+        left.append(allowance.left_s)
+    charged = [before - after for before, after in pairwise(left)]
+    assert charged == pytest.approx([0.0, 0.002, 0.002, 0.002])
+
+
+def test_one_session_is_not_given_what_was_supplied_to_another(worker: ServiceDatabases, pool: DatabasePool) -> None:
+    one, other = SessionDatabases(worker, Allowance()), SessionDatabases(worker, Allowance())
+    job = QueryJob("pets", WITH_A_LANE[0], 20)
+    one.supply(job, from_lane(pool, job))
+    assert outcome(one, WITH_A_LANE[0])
+    with pytest.raises(Pending):
+        other.query("pets", WITH_A_LANE[0], 20)
+
+
+def test_what_a_clock_decided_is_answered_once(databases: SessionDatabases) -> None:
     sql = WITH_A_LANE[0]
     with pytest.raises(Pending) as pending:
         databases.query("pets", sql, 20)
@@ -123,7 +169,7 @@ def test_a_count_that_the_trial_cannot_finish_is_left_to_a_lane(tmp_path: Path) 
     connection.close()
     databases = ServiceDatabases({"long": path}, SandboxSettings())
     with pytest.raises(Pending):
-        databases.query("long", "SELECT a FROM t WHERE a >= 0", 20)
+        databases.attempt(QueryJob("long", "SELECT a FROM t WHERE a >= 0", 20))
     databases.close()
 
 
@@ -134,17 +180,17 @@ def test_a_large_database_is_not_tried_on_the_event_loop(pets_file: Path, tmp_pa
         file.truncate(TRIAL_DATABASE_BYTES + 1)
     databases = ServiceDatabases({"large": path}, SandboxSettings())
     with pytest.raises(Pending):
-        databases.query("large", "SELECT 1", 20)
+        databases.attempt(QueryJob("large", "SELECT 1", 20))
     databases.close()
 
 
-def test_an_unknown_database_is_an_error(databases: ServiceDatabases) -> None:
+def test_an_unknown_database_is_an_error(databases: SessionDatabases) -> None:
     with pytest.raises(DataError, match="'zoo'"):
         databases.query("zoo", "SELECT 1", 20)
 
 
 async def test_finish_asks_the_lanes_until_the_call_has_all_it_needs(
-    databases: ServiceDatabases, pool: DatabasePool
+    databases: SessionDatabases, pool: DatabasePool
 ) -> None:
     asked: list[Job] = []
 
@@ -166,7 +212,7 @@ async def test_finish_asks_the_lanes_until_the_call_has_all_it_needs(
 
 
 async def test_a_judge_without_a_verdict_is_an_error_and_not_asked_for_ever(
-    databases: ServiceDatabases, pets: Dataset
+    databases: SessionDatabases, pets: Dataset
 ) -> None:
     question = pets.question("cats")
 
@@ -202,17 +248,17 @@ def test_the_cache_does_not_keep_what_is_too_large() -> None:
     assert (len(cache), cache.bytes) == (0, 0)
 
 
-def test_a_cached_step_is_the_step_again(databases: ServiceDatabases, pets: Dataset) -> None:
+def test_a_cached_step_is_the_step_again(worker: ServiceDatabases, databases: SessionDatabases, pets: Dataset) -> None:
     observations = []
     for _ in range(2):
-        environment = SQLEnvironment(pets, databases, outcomes=databases.outcomes)
+        environment = SQLEnvironment(pets, databases, outcomes=worker.outcomes)
         environment.reset(question_id="cats", episode_id="e")
         actions = [("SAMPLE", "pets"), *(("QUERY", sql) for sql in AT_ONCE)]
         observations.append([environment.step(SQLAction(action_type=a, argument=b)) for a, b in actions])
     assert observations[0] == observations[1]
-    assert databases.outcomes.hits >= len(AT_ONCE)
+    assert worker.outcomes.hits >= len(AT_ONCE)
 
 
-def test_one_more_row_is_another_question(databases: ServiceDatabases) -> None:
+def test_one_more_row_is_another_question(databases: SessionDatabases) -> None:
     assert len(databases.query("pets", "SELECT name FROM pets", 2).rows) == 2
     assert len(databases.query("pets", "SELECT name FROM pets", 3).rows) == 3
