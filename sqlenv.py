@@ -15,13 +15,25 @@ usage: sqlenv COMMAND [flags]        (sqlenv COMMAND --help says more)
   warmup     raise a base policy on play that the environment has verified
   report     write a run's report.html again
   play       play an episode yourself, in this terminal
+  inference  start vLLM as the policy server, for training with --use_vllm
   serve      the environment as a network service, for training runs here or elsewhere
   data       look at, check, convert and fetch data sets: sqlenv data inspect | validate | export | fetch
 
 A first run:  sqlenv train --config configs/tiny.yaml --output_dir runs/first
 """
 
-TRAIN_PACKAGES = ("torch", "transformers", "trl", "accelerate", "peft", "datasets", "matplotlib", "scipy", "jinja2")
+TRAIN_PACKAGES = (
+    "torch",
+    "transformers",
+    "trl",
+    "accelerate",
+    "peft",
+    "datasets",
+    "matplotlib",
+    "scipy",
+    "jinja2",
+    "httpx",
+)
 """What the extra `train` installs; the environment works without."""
 SERVE_PACKAGES = ("fastapi", "starlette", "uvicorn", "uvloop", "httptools", "pydantic_settings", "prometheus_client")
 """What the extra `serve` installs; the environment in this process works without."""
@@ -90,6 +102,12 @@ def _serve(argv: Sequence[str]) -> int:
     return serve.run(argv)
 
 
+def _inference(argv: Sequence[str]) -> int:
+    from inference import launcher
+
+    return launcher.run(argv)
+
+
 def _data(argv: Sequence[str]) -> int:
     from env_server.data import commands
 
@@ -102,6 +120,7 @@ _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "warmup": _warmup,
     "report": _report,
     "play": _play,
+    "inference": _inference,
     "serve": _serve,
     "data": _data,
 }

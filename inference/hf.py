@@ -226,7 +226,7 @@ class HFEngine:
 
     def _decode(self, rows: Sequence[Row]) -> list[Decoded | None]:
         """Run one batch; in the worker thread."""
-        with self._generation_context() as model, _evaluating(model), _on_device(model.device):
+        with self._generation_context() as model, evaluating(model), _on_device(model.device):
             return decode(model, rows, stop_ids=self._stop_ids, pad_id=self._pad_id)
 
     def _finish(self, state: _LoopState, version: int, batch: asyncio.Future[list[Decoded | None]]) -> None:
@@ -276,7 +276,7 @@ class _Session:
 
 
 @contextmanager
-def _evaluating(model: PreTrainedModel) -> Iterator[None]:
+def evaluating(model: PreTrainedModel) -> Iterator[None]:
     """Switch to eval mode, and give every module back the mode it had."""
     training = [module for module in model.modules() if module.training]
     model.eval()

@@ -15,7 +15,7 @@ TRAINING = ("torch", "transformers", "trl", "peft", "datasets", "accelerate")
 
 FORBIDDEN = {
     "env_server": ("inference", "trainer", *TRAINING),
-    "inference": ("env_server", "trainer", "trl", "peft", "datasets"),
+    "inference": ("env_server", "trainer", "trl", "datasets"),
 }
 
 IMPORT_ALL = """

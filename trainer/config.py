@@ -6,12 +6,15 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal, get_args
 
 from env_server.errors import SQLEnvError
 from env_server.types import AnswerMode
 
 TOKEN_VARIABLE = "SQLENV_TOKEN"
+WEIGHT_SYNCS = ("auto", "disk", "lora", "nccl", "ipc")
+Pause = Literal["wait", "keep", "none"]
+PAUSES: tuple[Pause, ...] = get_args(Pause)
 ENV_HELP = (
     "Where episodes are played: 'local' (in this process), or the URLs of servers that `sqlenv serve` runs, "
     "separated by commas: ws://host:8000,ws://other:8000."
@@ -59,6 +62,29 @@ class SQLEnvArguments:
         default=None,
         metadata={"help": "Tokens of prompt and completion together; default: what the model's config allows."},
     )
+    weight_sync: str = field(
+        default="auto",
+        metadata={
+            "help": "With --use_vllm, how servers get the weights: 'disk' (a folder that both sides see; works "
+            "everywhere), 'lora' (the adapter alone), 'nccl' (other GPUs or hosts), 'ipc' (the same GPU), or 'auto'."
+        },
+    )
+    weight_sync_dir: str | None = field(
+        default=None,
+        metadata={
+            "help": "Folder for 'disk' and 'lora', under the same path for the servers (default: OUTPUT_DIR/weights)."
+        },
+    )
+    weight_sync_timeout: float = field(
+        default=120.0, metadata={"help": "Seconds that one server may take for the weights."}
+    )
+    weight_sync_pause: str = field(
+        default="wait",
+        metadata={
+            "help": "What becomes of requests in flight when weights arrive: 'wait' (they end first), 'keep' (they are "
+            "frozen, and go on with the new weights), 'none' (they run on)."
+        },
+    )
     env_server: str = field(
         default="local",
         metadata={
@@ -87,9 +113,17 @@ class SQLEnvArguments:
         modes = [mode.value for mode in AnswerMode]
         if self.answer_mode not in modes:
             raise ConfigError(f"--answer_mode must be one of {modes}, not {self.answer_mode!r}")
-        for name in ("step_budget", "max_concurrency", "max_turn_length", "env_threads"):
+        for name, choices in (("weight_sync", WEIGHT_SYNCS), ("weight_sync_pause", PAUSES)):
+            if getattr(self, name) not in choices:
+                raise ConfigError(f"--{name} must be one of {list(choices)}, not {getattr(self, name)!r}")
+        for name in ("step_budget", "max_concurrency", "max_turn_length", "env_threads", "weight_sync_timeout"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"--{name} must be positive, not {getattr(self, name)}")
+
+    @property
+    def pause(self) -> Pause:
+        """`weight_sync_pause`, as it was checked."""
+        return next(pause for pause in PAUSES if pause == self.weight_sync_pause)
 
     def to_log(self) -> dict[str, Any]:
         """What a run's files may show: everything but the token."""

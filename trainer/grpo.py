@@ -1,7 +1,8 @@
 """SQLEnv's side of TRL's GRPOTrainer: the rollout function, and the seam for an engine of our own.
 
 GRPOTrainer does the learning. It hands `SQLEnvRollout` the prompts of its batch, each question already repeated
-`num_generations` times, and gets back exactly one row per prompt, in order.
+`num_generations` times, and gets back exactly one row per prompt, in order. On several ranks, each one plays its own
+prompts; what is told about a batch is about the episodes of all ranks.
 
 The seam: TRL applies importance-sampling correction, and reports how far the sampled logprobs are from its own,
 only when it believes that vLLM generates. So the trainer is built without vLLM, then told that our engine is the
@@ -23,11 +24,12 @@ from trl import GRPOTrainer
 from env_server.data.questions import Dataset, Question
 from env_server.settings import RewardSettings
 from trainer.episodes import Episode, Outcome
+from trainer.ranks import Ranks
 from trainer.rewards import reward_fields
 from trainer.rollout import RolloutClient, derive_seed, request_for
 
 OnBatch = Callable[[int, Sequence[Episode], dict[str, float]], None]
-"""Called with the training step, its episodes and their metrics."""
+"""Called with the training step, the episodes of all ranks and their metrics."""
 
 
 class WeightSync(Protocol):
@@ -45,31 +47,34 @@ def prompt_rows(questions: Sequence[Question]) -> HubDataset:
 
 
 class SQLEnvRollout:
-    """The `rollout_func` of a run. Keeps one event loop, so that connections outlive a batch.
+    """The `rollout_func` of a run. Plays on `runner`'s event loop, so that connections outlive a batch.
 
     TRL wants its rollout function before it makes the model that an engine generates with, so the client comes
     later, by `play_with`.
     """
 
-    def __init__(self, dataset: Dataset, seed: int, rewards: RewardSettings) -> None:
+    def __init__(
+        self, dataset: Dataset, seed: int, rewards: RewardSettings, ranks: Ranks, runner: asyncio.Runner
+    ) -> None:
         self._dataset = dataset
         self._seed = seed
         self._rewards = rewards
+        self._ranks = ranks
+        self._runner = runner
         self._client: RolloutClient | None = None
         self._on_batch: OnBatch | None = None
-        self._runner = asyncio.Runner()
         self._step = -1
         self._played = 0
 
-    def play_with(self, client: RolloutClient, on_batch: OnBatch) -> None:
-        """Play with `client`, and tell `on_batch` of each batch."""
+    def play_with(self, client: RolloutClient, on_batch: OnBatch | None) -> None:
+        """Play with `client`, and tell `on_batch` of each batch; None on ranks that keep no log."""
         self._client, self._on_batch = client, on_batch
 
     def __call__(self, prompts: list[list[dict[str, Any]]], trainer: GRPOTrainer) -> dict[str, Any]:
-        """Play one episode per prompt. Raises RolloutError."""
-        if self._client is None or self._on_batch is None:
+        """Play one episode per prompt, then gather those of all ranks. Raises RolloutError."""
+        if self._client is None:
             raise RuntimeError("SQLEnvRollout was called before play_with")
-        step, rank = trainer.state.global_step, trainer.accelerator.process_index
+        step, rank = trainer.state.global_step, self._ranks.index
         first = self._first_index(step, len(prompts))
         requests = [
             request_for(self._dataset.question(prompt[-1]["question_id"]), derive_seed(self._seed, step, rank, index))
@@ -77,8 +82,12 @@ class SQLEnvRollout:
         ]
         started = time.perf_counter()
         episodes = self._runner.run(self._client.play(requests))
-        # The trainer logs a step under the number it has after its update.
-        self._on_batch(step + 1, episodes, rollout_metrics(episodes, time.perf_counter() - started))
+        seconds = time.perf_counter() - started
+        everyones = self._ranks.gather(episodes)
+        slowest = max(self._ranks.gather([seconds]))
+        if self._on_batch is not None:
+            # The trainer logs a step under the number it has after its update.
+            self._on_batch(step + 1, everyones, rollout_metrics(everyones, slowest))
         rows = [episode.row for episode in episodes]
         return {
             "prompt_ids": [row.prompt_ids for row in rows],
@@ -95,10 +104,6 @@ class SQLEnvRollout:
         first = self._played
         self._played += count
         return first
-
-    def close(self) -> None:
-        """Close the event loop."""
-        self._runner.close()
 
 
 def rollout_metrics(episodes: Sequence[Episode], seconds: float) -> dict[str, float]:

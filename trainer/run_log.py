@@ -1,4 +1,7 @@
-"""What a training run says and keeps as it goes: a line per logged step, metrics.jsonl and episodes.jsonl."""
+"""What a training run says and keeps as it goes: a line per logged step, metrics.jsonl and episodes.jsonl.
+
+On several ranks, the main one alone keeps a log.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,7 @@ class RunLog(TrainerCallback):  # type: ignore[misc]  # transformers carries no 
         **kwargs: Any,
     ) -> None:
         """Write one line of metrics, and say how it goes. A step that trained on earlier episodes has no rollout's."""
-        if not state.is_world_process_zero or logs is None or "loss" not in logs:
+        if logs is None or "loss" not in logs:
             return
         rollout = {name: fmean(values) for name, values in self._pending.items()}
         self._pending.clear()

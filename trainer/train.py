@@ -3,15 +3,18 @@
 Arguments are TRL's (`GRPOConfig`, `ModelConfig`) plus `SQLEnvArguments`, from flags and `--config FILE.yaml`. All
 that a run writes is in its `output_dir`: config.json, metrics.jsonl, episodes.jsonl, evaluations/, checkpoints,
 model/ and report.html.
+
+On several ranks (`accelerate launch`, `torchrun`) each plays and trains on its part of a batch, and plays its part of
+an evaluation. Rank 0 alone writes and speaks.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,36 +23,33 @@ from rich.console import Console
 from rich.progress import Progress
 from transformers import (
     AutoTokenizer,
-    PreTrainedModel,
     PreTrainedTokenizerBase,
     PrinterCallback,
     ProgressCallback,
 )
 from transformers.trainer_utils import get_last_checkpoint
 from trl import GRPOConfig, GRPOTrainer, ModelConfig, TrlParser, get_peft_config
-from trl.models import unwrap_model_for_generation
 
 from env_server.data.loading import load_dataset
-from env_server.data.questions import Question, Split
+from env_server.data.questions import Split
 from env_server.settings import EnvSettings
 from env_server.types import AnswerMode
-from inference.hf import HFEngine
 from trainer.config import ConfigError, SQLEnvArguments, config_errors, token_of
+from trainer.engines import PolicyEngine, check_vllm_flags, hf_policy, vllm_policy
 from trainer.environments import AnyEnvironments, open_environments
-from trainer.episodes import Episode, record
+from trainer.episodes import Episode, EpisodeRecord, record
 from trainer.evaluate import (
     PolicyError,
     choose_questions,
     excluded_by_reason,
-    in_process_engine,
-    play_model,
     play_scripted,
 )
 from trainer.grpo import SQLEnvRollout, prompt_rows, use_engine
 from trainer.prompts import ChatRenderer
+from trainer.ranks import Ranks, ending_together
 from trainer.report import write_report
 from trainer.rewards import REWARD_FUNCTIONS
-from trainer.rollout import RolloutClient, RolloutSettings
+from trainer.rollout import RolloutClient, RolloutSettings, derive_seed, request_for
 from trainer.run_files import Evaluation, RunFolder
 from trainer.run_log import RunLog
 from trainer.statistics import summarize
@@ -57,6 +57,8 @@ from trainer.summary_table import difficulty_table, interval_text, percent, summ
 from trainer.tiny import BASE_NOTES
 from trainer.transcript import TokenBudget
 
+TURN_S = 300.0
+"""Longest turn of an engine that is there."""
 MODEL = "model"
 """Where the trained policy is saved, inside the run's folder."""
 
@@ -69,10 +71,13 @@ LABELS = ("random", "before", "after", "oracle")
 def run(argv: Sequence[str]) -> int:
     """Parse the arguments, then evaluate, train, evaluate and report. Raises SQLEnvError."""
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experimental, and TRL is pinned
-    arguments, grpo, model_config = parse_arguments(argv)
-    if arguments.torch_threads:
-        torch.set_num_threads(arguments.torch_threads)
-    Training(arguments, grpo, model_config, Console()).run()
+    with ending_together("sqlenv train"):
+        arguments, grpo, model_config = parse_arguments(argv)
+        if arguments.torch_threads:
+            torch.set_num_threads(arguments.torch_threads)
+        ranks = Ranks.of(grpo)
+        ranks.hush_others()
+        Training(arguments, grpo, model_config, ranks, Console(quiet=not ranks.is_main)).run()
     return 0
 
 
@@ -81,14 +86,14 @@ def parse_arguments(argv: Sequence[str]) -> tuple[SQLEnvArguments, GRPOConfig, M
     parser = TrlParser((SQLEnvArguments, GRPOConfig, ModelConfig), prog="sqlenv train", description=__doc__)
     # TRL recomputes the logprobs with dropout on, and they would not be those that were sampled under.
     parser.set_defaults(lora_dropout=0.0)
+    # Servers are the only way here; and the default mode of the correction silently drops long episodes.
+    parser.set_defaults(vllm_mode="server", vllm_importance_sampling_mode="token_truncate")
     with config_errors():
         arguments, grpo, model_config = parser.parse_args_and_config(list(argv))
     if not model_config.model_name_or_path:
         raise ConfigError("name the policy to train with --model_name_or_path (a folder or a model on the Hub)")
     if grpo.use_vllm:
-        raise ConfigError("this version generates with Hugging Face generate; leave --use_vllm out")
-    if grpo.world_size > 1:
-        raise ConfigError("this version trains in one process; start it without a launcher")
+        check_vllm_flags(arguments, grpo, model_config)
     if grpo.max_completion_length is None or grpo.max_completion_length <= 0:
         raise ConfigError(f"--max_completion_length must be positive, not {grpo.max_completion_length}")
     if str(grpo.resume_from_checkpoint).lower() == "true":
@@ -96,18 +101,6 @@ def parse_arguments(argv: Sequence[str]) -> tuple[SQLEnvArguments, GRPOConfig, M
         if grpo.resume_from_checkpoint is None:
             raise ConfigError(f"{grpo.output_dir} holds no checkpoint to resume from; was save_strategy set?")
     return arguments, grpo, model_config
-
-
-class InProcessWeights:
-    """Weight sync for an engine that shares the trainer's model: only the version moves on."""
-
-    def __init__(self, engine: HFEngine, trainer: GRPOTrainer) -> None:
-        self._engine = engine
-        self._trainer = trainer
-
-    def sync_weights(self) -> None:
-        """Stamp the number of updates that the weights have had."""
-        self._engine.set_policy_version(self._trainer.state.global_step)
 
 
 def load_tokenizer(model_config: ModelConfig) -> PreTrainedTokenizerBase:
@@ -131,17 +124,27 @@ class Training:
     """One run, from its arguments to its report."""
 
     def __init__(
-        self, arguments: SQLEnvArguments, grpo: GRPOConfig, model_config: ModelConfig, console: Console
+        self,
+        arguments: SQLEnvArguments,
+        grpo: GRPOConfig,
+        model_config: ModelConfig,
+        ranks: Ranks,
+        console: Console,
     ) -> None:
         self._arguments = arguments
         self._grpo = grpo
+        # TRL would start a client of its own; see `grpo.use_engine`.
+        self._use_vllm, grpo.use_vllm = grpo.use_vllm, False
         self._model_config = model_config
+        self._ranks = ranks
         self._console = console
         self._answer_mode = AnswerMode(arguments.answer_mode)
         self._env_settings = EnvSettings(step_budget=arguments.step_budget)
-        self._dataset = load_dataset(arguments.data, answer_mode=self._answer_mode)
+        with ranks.one_goes_first():
+            self._dataset = load_dataset(arguments.data, answer_mode=self._answer_mode)
         self._unseen_databases = all(len(splits) == 1 for splits in self._dataset.splits().values())
         _require_questions(len(self._dataset.select(Split.TRAIN)), grpo)
+        self._questions = choose_questions(self._dataset, Split.EVAL, arguments.eval_episodes)
         self._tokenizer = load_tokenizer(model_config)
         self._folder = RunFolder(Path(grpo.output_dir))
 
@@ -149,31 +152,40 @@ class Training:
         """Evaluate, train, evaluate and report."""
         grpo = self._grpo
         with ExitStack() as stack:
-            environments = self._open_environments()
-            stack.callback(environments.close)
-            rollout = SQLEnvRollout(self._dataset, grpo.seed, self._env_settings.reward)
-            stack.callback(rollout.close)
+            environments = stack.enter_context(closing(self._open_environments()))
+            runner = stack.enter_context(asyncio.Runner())
+            rollout = SQLEnvRollout(self._dataset, grpo.seed, self._env_settings.reward, self._ranks, runner)
             trainer = self._build_trainer(rollout)
-            # Made only now, so that a run which cannot start leaves no folder behind.
-            self._folder = self._open_folder()
-            log = RunLog(self._folder, self._console)
-            stack.callback(log.close)
-            trainer.add_callback(log)
             renderer = ChatRenderer(self._tokenizer, grpo.chat_template_kwargs)
-            settings = self._settings(trainer.model)
-            engine = in_process_engine(
-                trainer.model,
-                self._tokenizer,
-                renderer,
-                settings,
-                lambda: unwrap_model_for_generation(trainer.model_wrapped, trainer.accelerator),
-            )
-            stack.callback(lambda: asyncio.run(engine.aclose()))
-            use_engine(trainer, InProcessWeights(engine, trainer))
-            client = RolloutClient(engine, environments, renderer, settings)
-            rollout.play_with(client, log.write_batch)
-            self._train(trainer, environments)
-        self._conclude()
+            settings = self._settings(trainer)
+            policy = self._open_engine(trainer, renderer, settings)
+            stack.callback(lambda: runner.run(policy.aclose()))
+            use_engine(trainer, policy)
+            # Made only now, so that a run which cannot start leaves no folder behind.
+            log = self._open_log(stack) if self._ranks.is_main else None
+            if log is not None:
+                trainer.add_callback(log)
+            rollout.play_with(RolloutClient(policy.engine, environments, renderer, settings), log and log.write_batch)
+            greedy = RolloutClient(policy.engine, environments, renderer, replace(settings, temperature=0.0))
+
+            def evaluate(label: str, name: str) -> None:
+                policy.sync_weights()
+                self._evaluate_policy(label, name, greedy, runner)
+
+            self._train(trainer, environments, evaluate)
+        self._ranks.part()
+        if self._ranks.is_main:
+            self._conclude()
+
+    def _open_engine(self, trainer: GRPOTrainer, renderer: ChatRenderer, settings: RolloutSettings) -> PolicyEngine:
+        """What generates, for training and evaluation alike."""
+        if self._use_vllm:
+            return vllm_policy(trainer, renderer, settings, self._arguments, self._ranks)
+        return hf_policy(trainer, self._tokenizer, renderer, settings)
+
+    def _open_log(self, stack: ExitStack) -> RunLog:
+        self._folder = self._open_folder()
+        return stack.enter_context(closing(RunLog(self._folder, self._console)))
 
     def _open_environments(self) -> AnyEnvironments:
         arguments = self._arguments
@@ -186,17 +198,19 @@ class Training:
             arguments.env_threads,
         )
 
-    def _train(self, trainer: GRPOTrainer, environments: AnyEnvironments) -> None:
+    def _train(self, trainer: GRPOTrainer, environments: AnyEnvironments, evaluate: Callable[[str, str], None]) -> None:
         resuming = self._grpo.resume_from_checkpoint
         if not resuming:
-            self._evaluate_scripted("random", environments)
-            self._evaluate_scripted("oracle", environments)
-            self._evaluate_policy("before", str(self._model_config.model_name_or_path), trainer.model, environments)
+            if self._ranks.is_main:
+                self._evaluate_scripted("random", environments)
+                self._evaluate_scripted("oracle", environments)
+            evaluate("before", str(self._model_config.model_name_or_path))
         trainer.train(resume_from_checkpoint=resuming)
         path = str(self._folder.path / MODEL)
         trainer.save_model(path)
-        self._tokenizer.save_pretrained(path)
-        self._evaluate_policy("after", path, trainer.model, environments)
+        if self._ranks.is_main:
+            self._tokenizer.save_pretrained(path)
+        evaluate("after", path)
 
     def _open_folder(self) -> RunFolder:
         path = Path(self._grpo.output_dir)
@@ -204,7 +218,7 @@ class Training:
             return RunFolder.open(path)
         config: dict[str, Any] = {
             "sqlenv": self._arguments.to_log(),
-            "grpo": self._grpo.to_dict(),
+            "grpo": {**self._grpo.to_dict(), "use_vllm": self._use_vllm},
             "model": asdict(self._model_config),
         }
         notes = Path(str(self._model_config.model_name_or_path)) / BASE_NOTES
@@ -238,48 +252,45 @@ class Training:
         trainer.remove_callback(ProgressCallback)
         return trainer
 
-    def _settings(self, model: PreTrainedModel, temperature: float | None = None) -> RolloutSettings:
-        context = self._arguments.max_context_length or model.config.max_position_embeddings
+    def _settings(self, trainer: GRPOTrainer) -> RolloutSettings:
+        context = self._arguments.max_context_length or trainer.model.config.max_position_embeddings
+        # A turn may have to wait for a server to come back, and then be generated.
+        waiting_s = self._grpo.vllm_server_timeout if self._use_vllm else 0.0
         return RolloutSettings(
             budget=TokenBudget(self._grpo.max_completion_length, context, self._arguments.max_turn_length),
-            temperature=self._grpo.temperature if temperature is None else temperature,
+            temperature=self._grpo.temperature,
             max_concurrency=self._arguments.max_concurrency,
+            engine_timeout_s=TURN_S + waiting_s,
             answer_mode=self._answer_mode,
         )
 
     def _evaluate_scripted(self, policy: str, environments: AnyEnvironments) -> None:
-        def play(questions: Sequence[Question], advance: OnEpisode) -> list[Episode]:
-            return play_scripted(policy, environments, questions, self._answer_mode, self._grpo.seed, advance)
-
-        self._evaluate(policy, policy, play)
-
-    def _evaluate_policy(self, label: str, policy: str, model: PreTrainedModel, environments: AnyEnvironments) -> None:
-        settings = self._settings(model, temperature=0.0)
-
-        def play(questions: Sequence[Question], advance: OnEpisode) -> list[Episode]:
-            return play_model(
-                model,
-                self._tokenizer,
-                environments,
-                questions,
-                settings,
-                self._grpo.seed,
-                advance,
-                self._grpo.chat_template_kwargs,
-            )
-
-        self._evaluate(label, policy, play)
-
-    def _evaluate(
-        self, label: str, policy: str, play: Callable[[Sequence[Question], OnEpisode], list[Episode]]
-    ) -> None:
-        """Play the evaluation questions and keep the result under `label`."""
-        questions = choose_questions(self._dataset, Split.EVAL, self._arguments.eval_episodes)
+        questions = self._questions
         if not questions:
             return
+        with self._progress(policy, len(questions)) as advance:
+            episodes = play_scripted(policy, environments, questions, self._answer_mode, self._grpo.seed, advance)
+        self._keep_evaluation(policy, policy, [record(e) for e in episodes])
+
+    def _evaluate_policy(self, label: str, policy: str, client: RolloutClient, runner: asyncio.Runner) -> None:
+        """Play this rank's share of the questions, and keep what all ranks played."""
+        if not self._questions:
+            return
+        requests = [request_for(q, derive_seed(self._grpo.seed, i)) for i, q in enumerate(self._questions)]
+        mine = self._ranks.share(requests)
+        with self._progress(label, len(mine)) as advance:
+            episodes = runner.run(client.play(mine, advance))
+        records = self._ranks.gather([record(e) for e in episodes])
+        if self._ranks.is_main:
+            self._keep_evaluation(label, policy, records)
+
+    @contextmanager
+    def _progress(self, label: str, total: int) -> Iterator[OnEpisode]:
         with Progress(console=self._console, transient=True) as progress:
-            bar = progress.add_task(f"evaluating: {label}", total=len(questions))
-            records = [record(e) for e in play(questions, lambda _: progress.advance(bar))]
+            bar = progress.add_task(f"evaluating: {label}", total=total)
+            yield lambda _: progress.advance(bar)
+
+    def _keep_evaluation(self, label: str, policy: str, records: Sequence[EpisodeRecord]) -> None:
         summary = summarize(records, excluded_by_reason(self._dataset))
         evaluation = Evaluation(
             label=label,

@@ -1,15 +1,17 @@
-"""What every engine promises, as `inference.engine` states it. A new engine adds one entry to ENGINES."""
+"""What every engine promises, as `inference.engine` states it: in this process, and on a real vLLM server."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
 import pytest
 import torch
-from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from inference.engine import (
     Completion,
@@ -21,6 +23,8 @@ from inference.engine import (
     Sampling,
 )
 from inference.hf import HFEngine
+from inference.vllm import VLLMEngine
+from tests.integration.vllm_server import VLLMHandle, vllm_server
 
 VOCAB, STOP, PAD, CONTEXT = 61, 1, 0, 96
 
@@ -42,25 +46,33 @@ def tiny_policy() -> PreTrainedModel:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=16,
+        head_dim=32,
         max_position_embeddings=CONTEXT,
     )
     return Qwen3ForCausalLM(config).eval()
 
 
-def hf() -> Served:
-    model = tiny_policy()
-    return Served(HFEngine(model, stop_ids=[STOP], pad_id=PAD), model)
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMHandle]:
+    folder = tmp_path_factory.mktemp("contract")
+    tiny_policy().save_pretrained(folder / "policy")
+    words = WordLevel({f"w{number}": number for number in range(VOCAB)}, unk_token="w2")
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words)).save_pretrained(folder / "policy")
+    with vllm_server(folder / "policy", folder, "--max-model-len", str(CONTEXT)) as handle:
+        yield handle
 
 
-ENGINES: list[Callable[[], Served]] = [hf]
-
-
-@pytest.fixture(params=ENGINES)
+@pytest.fixture(params=["hf", "vllm"])
 async def served(request: pytest.FixtureRequest) -> AsyncIterator[Served]:
-    made: Served = request.param()
-    yield made
-    await made.engine.aclose()
+    model = tiny_policy()
+    engine: Engine
+    if request.param == "hf":
+        engine = HFEngine(model, stop_ids=[STOP], pad_id=PAD)
+    else:
+        server: VLLMHandle = request.getfixturevalue("server")
+        engine = VLLMEngine([server.url], stop_ids=[STOP], vocab_size=VOCAB)
+    yield Served(engine, model)
+    await engine.aclose()
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from trainer.environments import LocalEnvironments
 from trainer.episodes import Episode, Outcome, TokenRow, Turn
 from trainer.grpo import SQLEnvRollout, prompt_rows, rollout_metrics, use_engine
 from trainer.prompts import ChatRenderer
+from trainer.ranks import Ranks
 from trainer.rewards import REWARD_FUNCTIONS
 from trainer.rollout import RolloutClient, RolloutError, RolloutSettings, request_for
 from trainer.tiny.tokenizer import build_tokenizer
@@ -54,15 +55,14 @@ class Rollouts:
         self._pets = pets
         self._client = client
         self.batches: list[Batch] = []
-        self._made: list[SQLEnvRollout] = []
+        self._runner = asyncio.Runner()
 
-    def make(self, seed: int = 0) -> SQLEnvRollout:
+    def make(self, seed: int = 0, ranks: Ranks | None = None) -> SQLEnvRollout:
         def on_batch(step: int, episodes: Sequence[Episode], metrics: dict[str, float]) -> None:
             self.batches.append((step, list(episodes), metrics))
 
-        rollout = SQLEnvRollout(self._pets, seed, RewardSettings())
+        rollout = SQLEnvRollout(self._pets, seed, RewardSettings(), ranks or Ranks(), self._runner)
         rollout.play_with(self._client, on_batch)
-        self._made.append(rollout)
         return rollout
 
     def seeds(self) -> list[set[str]]:
@@ -70,8 +70,7 @@ class Rollouts:
         return [{e.episode_id.rpartition("#")[2] for e in episodes} for _, episodes, _ in self.batches]
 
     def close(self) -> None:
-        for rollout in self._made:
-            rollout.close()
+        self._runner.close()
 
 
 @pytest.fixture
@@ -84,9 +83,20 @@ def rollouts(
     rollouts.close()
 
 
-def trainer_at(step: int, rank: int = 0) -> Any:
+def trainer_at(step: int) -> Any:
     """What a rollout reads of a GRPOTrainer."""
-    return SimpleNamespace(state=SimpleNamespace(global_step=step), accelerator=SimpleNamespace(process_index=rank))
+    return SimpleNamespace(state=SimpleNamespace(global_step=step))
+
+
+class SecondOfTwo(Ranks):
+    """A rank whose peer has had an episode already, in 1000 seconds."""
+
+    def __init__(self, peers_episode: Episode) -> None:
+        super().__init__(index=1, count=2)
+        self._peers: list[list[Any]] = [[peers_episode], [1000.0]]
+
+    def gather(self, items: Sequence[Any]) -> list[Any]:
+        return [*self._peers.pop(0), *items]
 
 
 def prompts_of(pets: Dataset, *question_ids: str) -> list[list[dict[str, Any]]]:
@@ -135,7 +145,7 @@ def test_seeds_differ_by_run_step_rank_batch_and_place(pets: Dataset, rollouts: 
     rollout(prompts, trainer_at(0))
     rollout(prompts, trainer_at(0))  # TRL may generate several batches in one step
     rollout(prompts, trainer_at(1))
-    rollouts.make()(prompts, trainer_at(0, rank=1))
+    rollouts.make(ranks=Ranks(index=1))(prompts, trainer_at(0))
     rollouts.make(seed=1)(prompts, trainer_at(0))
     seeds = rollouts.seeds()
     assert [len(batch) for batch in seeds] == [3] * 5
@@ -194,6 +204,17 @@ def episode_with(
     turns = tuple(Turn("", ActionType.QUERY, "", True, "", "", RewardComponents(total=r)) for r in rewards)
     row = TokenRow([1], [2] * len(mask), [0.0] * len(mask), list(mask))
     return Episode("e", "q", "d", "", "easy", "f", outcome, turns, row, truncated)
+
+
+def test_a_batch_is_that_of_all_ranks_and_as_slow_as_the_slowest(pets: Dataset, rollouts: Rollouts) -> None:
+    peers = episode_with(Outcome.CORRECT, [1.0], mask=[1, 1])
+    rows = rollouts.make(ranks=SecondOfTwo(peers))(prompts_of(pets, "cats", "oldest"), trainer_at(0))
+    assert len(rows["prompt_ids"]) == 2, "TRL gets the rows of this rank's prompts alone"
+    ((_, episodes, metrics),) = rollouts.batches
+    assert episodes[0] is peers
+    assert [e.question_id for e in episodes[1:]] == ["cats", "oldest"]
+    assert metrics["rollout/seconds"] == 1000.0
+    assert metrics["rollout/trained_tokens"] == 2 + sum(sum(mask) for mask in rows["env_mask"])
 
 
 def test_metrics_of_a_batch() -> None:

@@ -52,8 +52,8 @@ class Logged:
     def begin(self, step: int = 0) -> None:
         self.log.on_train_begin(self._arguments, TrainerState(global_step=step), TrainerControl())
 
-    def step(self, step: int, logs: dict[str, float], main: bool = True) -> None:
-        state = TrainerState(global_step=step, max_steps=10, is_world_process_zero=main)
+    def step(self, step: int, logs: dict[str, float]) -> None:
+        state = TrainerState(global_step=step, max_steps=10)
         self.log.on_log(self._arguments, state, TrainerControl(), logs)
 
 
@@ -98,12 +98,6 @@ def test_the_trainers_closing_words_are_no_step(logged: Logged) -> None:
     logged.step(10, {"train_runtime": 3.0, "train_loss": 0.1})
     assert logged.folder.metrics().rows == []
     assert logged.said.getvalue() == ""
-
-
-def test_only_the_main_process_writes_metrics(logged: Logged) -> None:
-    logged.begin()
-    logged.step(1, {"loss": 0.5}, main=False)
-    assert logged.folder.metrics().rows == []
 
 
 def test_one_line_is_said_about_a_step_whatever_the_width(logged: Logged, clock: Clock) -> None:

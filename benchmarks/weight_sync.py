@@ -1,0 +1,133 @@
+"""How long does a push of the weights take, by each way, and how many bytes does it move?
+
+    python benchmarks/weight_sync.py [--policy DIR] [--ways disk lora nccl ipc] [--rounds N]
+
+One JSON line: for each way the seconds of a push with its proof, and the bytes that were written or sent. Each way gets
+its own server (`sqlenv inference --weight_sync WAY`). Ways that this machine cannot go are named with the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from statistics import median
+from typing import Literal
+
+import torch
+from accelerate import Accelerator
+from peft import LoraConfig, get_peft_model
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # before the script's folder, which hides env_server
+
+from benchmarks.engines import INFERENCE
+from benchmarks.server_process import ServerProcess
+from inference.engine import EngineError
+from inference.vllm import VLLMEngine
+from inference.weights.device import DeviceTransport
+from inference.weights.disk import DiskTransport
+from inference.weights.gather import adapter_weights, full_weights
+from inference.weights.lora import LoraTransport
+from inference.weights.probe import Tolerance, logprobs_of
+from inference.weights.push import WeightPusher
+from inference.weights.transport import Transport
+from trainer.evaluate import load_policy
+from trainer.prompts import ChatRenderer
+from trainer.tiny import BASE_CHECKPOINT
+
+TIMEOUT_S = 120.0
+
+
+def transport(name: str, model: nn.Module, accelerator: Accelerator, folder: Path) -> Transport:
+    """Return a way by its name. Raises WeightSyncError where it cannot be gone."""
+    if name == "lora":
+        return LoraTransport(lambda: adapter_weights(model, accelerator), folder)
+    if name == "disk":
+        return DiskTransport(lambda: full_weights(model, accelerator), folder)
+    way: Literal["nccl", "ipc"] = "nccl" if name == "nccl" else "ipc"
+    return DeviceTransport(way, lambda: full_weights(model, accelerator), accelerator.device, TIMEOUT_S, 1)
+
+
+def size(weights: Mapping[str, Tensor]) -> int:
+    """Return the bytes of the tensors."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
+
+
+def change(model: nn.Module) -> None:
+    """Make the weights others, as an update does."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter) * 0.01)
+
+
+def measure(name: str, policy: str, rounds: int, scratch: Path) -> dict[str, object]:
+    """Push `rounds` times, after the first push, which proves the way. Raises EngineError."""
+    loaded, tokenizer = load_policy(policy)
+    model: nn.Module = loaded
+    if name == "lora":
+        model = get_peft_model(loaded, LoraConfig(r=16, target_modules="all-linear"))
+    accelerator = Accelerator(cpu=loaded.device.type == "cpu")
+    way = transport(name, model, accelerator, scratch / "weights")
+    bytes_of: Callable[[], int] = (
+        (lambda: size(adapter_weights(model, accelerator)[0]))
+        if name == "lora"
+        else (lambda: size(full_weights(model, accelerator)))
+    )
+    command = [*INFERENCE, "--model", policy, "--weight_sync", name]
+    with ServerProcess(command, scratch / f"{name}.log") as server:
+        pusher = pusher_to(server, model, tokenizer, loaded.config.vocab_size, way)
+        pusher.push(0)
+        seconds = []
+        for version in range(1, rounds + 1):
+            change(model)
+            pusher.push(version)
+            seconds.append(pusher.last_seconds)
+        pusher.close()
+    return {"seconds": round(median(seconds), 4), "bytes": bytes_of()}
+
+
+def pusher_to(
+    server: ServerProcess, model: nn.Module, tokenizer: PreTrainedTokenizerBase, vocab_size: int, way: Transport
+) -> WeightPusher:
+    """Return a pusher to one server."""
+    renderer = ChatRenderer(tokenizer)
+    engine = VLLMEngine([server.url], stop_ids=renderer.stop_ids, vocab_size=vocab_size)
+    probe = renderer.prompt_ids([{"role": "user", "content": "Which tables are there?"}])
+    pusher = WeightPusher(
+        lambda: model,
+        engine,
+        way,
+        lambda prompt, tokens: logprobs_of(model, prompt, tokens),
+        probe,
+        Tolerance.of(next(model.parameters()).dtype),
+    )
+    engine.restore_with(pusher.restore)
+    return pusher
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--policy", default=str(BASE_CHECKPOINT), help="a checkpoint's folder")
+    parser.add_argument("--ways", nargs="+", default=["disk", "lora", "nccl", "ipc"])
+    parser.add_argument("--rounds", type=int, default=10)
+    args = parser.parse_args()
+    results: dict[str, object] = {}
+    for name in args.ways:
+        print(f"\r{name}   ", end="", file=sys.stderr, flush=True)
+        with tempfile.TemporaryDirectory() as scratch:
+            try:
+                results[name] = measure(name, args.policy, args.rounds, Path(scratch))
+            except EngineError as error:
+                results[name] = {"cannot": str(error)}
+    print(json.dumps({"benchmark": "weight_sync", "policy": args.policy, "rounds": args.rounds, "ways": results}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""Which of several inference servers gets a request: a state machine without I/O.
+
+A replica is ready when it answers and holds the current weights. When a call fails it is down; it is tried again after
+a pause that doubles, and becomes ready only when somebody who brought it to the current weights says so (`joined`).
+
+Promises:
+- A request goes to a ready replica or to none.
+- An episode stays where its prefix is cached as long as that replica is ready; a new one goes where least is in flight.
+- Nobody is asked in a tight loop, and not all at the same moment: pauses have jitter.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+FIRST_PAUSE_S = 0.25
+LONGEST_PAUSE_S = 5.0
+
+
+def split_urls(text: str) -> tuple[str, ...]:
+    """Return the base URLs of a flag that separates them by commas. Raises ValueError."""
+    urls = tuple(dict.fromkeys(part.strip().rstrip("/") for part in text.split(",") if part.strip()))
+    for url in urls:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.netloc or parts.path or parts.query:
+            raise ValueError(f"{url!r} is not the base URL of a server; write it as http://host:8000")
+    if not urls:
+        raise ValueError("no server is named; write http://host:8000, several separated by commas")
+    return urls
+
+
+def pause_s(failures: int, jitter: float) -> float:
+    """Return how long to wait after so many failures in a row; `jitter` in [0, 1) takes off up to a half."""
+    return float(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(failures - 1, 10)) * (1 - jitter / 2))
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """One server as its clients know it."""
+
+    url: str
+    model: str = ""
+    """The name that requests ask for."""
+    max_model_len: int = 0
+    fingerprint: str | None = None
+    """Of the process that got the weights."""
+    version: int = 0
+    """Of the weights that it holds."""
+    is_ready: bool = False
+    in_flight: int = 0
+    failures: int = 0
+    """In a row."""
+    retry_at: float = 0.0
+    reason: str = "it has not been asked yet"
+    """Why it is not ready."""
+
+
+@dataclass(slots=True)
+class Fleet:
+    """All replicas of a run."""
+
+    replicas: Sequence[Replica]
+    chance: random.Random = field(default_factory=random.Random)
+
+    @classmethod
+    def of(cls, urls: Iterable[str]) -> Fleet:
+        """A fleet of which nothing is known yet."""
+        return cls([Replica(url) for url in urls])
+
+    @property
+    def ready(self) -> list[Replica]:
+        """Those that may get requests."""
+        return [replica for replica in self.replicas if replica.is_ready]
+
+    def choose(self, preferred: Replica | None = None) -> Replica | None:
+        """Return who gets a request; None when nobody may."""
+        if preferred is not None and preferred.is_ready:
+            return preferred
+        return min(self.ready, key=lambda replica: replica.in_flight, default=None)
+
+    def joined(self, replica: Replica, version: int, fingerprint: str | None) -> bool:
+        """Note that a replica holds the weights of `version`. Returns whether it was away before."""
+        was_away = not replica.is_ready and replica.failures > 0
+        replica.is_ready, replica.version, replica.fingerprint = True, version, fingerprint
+        replica.failures, replica.reason = 0, ""
+        return was_away
+
+    def lost(self, replica: Replica, reason: str, now: float) -> bool:
+        """Note that a replica failed. Returns whether it was ready until now."""
+        was_ready = replica.is_ready
+        replica.is_ready, replica.reason = False, reason
+        replica.failures += 1
+        replica.retry_at = now + pause_s(replica.failures, self.chance.random())
+        return was_ready
+
+    def due(self, now: float) -> list[Replica]:
+        """Return those that are down and should be tried again."""
+        return [replica for replica in self.replicas if not replica.is_ready and replica.retry_at <= now]
+
+    def next_due(self) -> float | None:
+        """Return when the next one should be tried again; None when all are ready."""
+        return min((replica.retry_at for replica in self.replicas if not replica.is_ready), default=None)
+
+    def reasons(self) -> str:
+        """Return in one line why those that are down are."""
+        return "; ".join(replica.reason for replica in self.replicas if not replica.is_ready)

@@ -1,0 +1,202 @@
+"""One vLLM server over HTTP: token ids in, token ids and logprobs out, and the calls that change its weights.
+
+Promises:
+- Every failure is typed by what a caller can do about it: `ReplicaUnavailableError` may go away by itself or on another
+  server (no connection, no answer in time, 429, 5xx); `ReplicaRejectedError` is a mistake in the call (any other 4xx).
+- Every sampling field is sent. vLLM would take what is missing from the model's generation config.
+- A cancelled call closes its connection, and vLLM then drops the request.
+
+The calls that change weights belong to vLLM's development endpoints (VLLM_SERVER_DEV_MODE=1), which must never be
+reachable by strangers. Written for vLLM 0.31.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import httpx
+
+from inference.engine import EngineError, FinishReason, Sampling
+
+_BUSY = frozenset((429, 503))
+_SHOWN_CHARS = 300
+"""Of an error's text."""
+
+
+class ReplicaError(EngineError):
+    """A call to a server failed. `url` names the server."""
+
+    def __init__(self, url: str, text: str) -> None:
+        super().__init__(f"{url}: {text}")
+        self.url = url
+
+
+class ReplicaUnavailableError(ReplicaError):
+    """The server did not answer, or cannot now. `busy`: it is there, and asks to be left alone for a moment."""
+
+    def __init__(self, url: str, text: str, *, busy: bool = False, answered: bool = False) -> None:
+        super().__init__(url, text)
+        self.busy = busy
+        self.answered = answered
+        """Whether there was an HTTP answer at all."""
+
+
+class ReplicaRejectedError(ReplicaError):
+    """The server refuses the call itself; the same call fails anywhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What a server serves: the name that requests ask for, and its context in tokens."""
+
+    name: str
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCompletion:
+    """One completion. `logprobs` are under the temperature-scaled distribution (greedy: under temperature 1).
+
+    `fingerprint` is the server's own word for itself. The launcher makes it new for each process, so that a client can
+    tell a server that was restarted; elsewhere it only names the version.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: FinishReason
+    fingerprint: str | None
+
+
+class VLLMServer:
+    """The calls to one server, over a client whose life is the caller's.
+
+    `model` is the name that requests ask for: the served model, or an adapter on it.
+    """
+
+    def __init__(self, url: str, client: httpx.AsyncClient, model: str = "") -> None:
+        self.url = url.rstrip("/")
+        self.model = model
+        self._client = client
+
+    async def health(self, timeout_s: float) -> None:
+        """Return when the server is healthy. Raises ReplicaError."""
+        await self._call("GET", "/health", timeout_s=timeout_s)
+
+    async def served_model(self) -> ServedModel:
+        """Return the base model that the server serves. Raises ReplicaError."""
+        reply = await self._call("GET", "/v1/models")
+        for card in reply["data"]:
+            if not card.get("parent"):
+                return ServedModel(card["id"], int(card["max_model_len"]))
+        raise ReplicaRejectedError(self.url, "it serves no model")
+
+    async def complete(
+        self, prompt_ids: tuple[int, ...], sampling: Sampling, seed: int, stop_ids: tuple[int, ...]
+    ) -> ServerCompletion:
+        """Generate until one of `stop_ids`, or as many tokens as asked for. Raises ReplicaError."""
+        reply = await self._call(
+            "POST",
+            "/v1/completions",
+            {
+                "model": self.model,
+                "prompt": prompt_ids,
+                "add_special_tokens": False,
+                "max_tokens": sampling.max_new_tokens,
+                "min_tokens": 0,
+                "temperature": sampling.temperature,
+                "top_p": 1.0,
+                "top_k": -1,
+                "min_p": 0.0,
+                "repetition_penalty": 1.0,
+                "presence_penalty": 0.0,
+                "frequency_penalty": 0.0,
+                "seed": seed,
+                "n": 1,
+                "stop": [],
+                "stop_token_ids": stop_ids,
+                # What ends a turn is the caller's to say; a stop id ends it all the same.
+                "ignore_eos": True,
+                "logprobs": 0,
+                "return_token_ids": True,
+                "skip_special_tokens": False,
+                "stream": False,
+            },
+        )
+        (choice,) = reply["choices"]
+        token_ids = tuple(choice["token_ids"])
+        logprobs = tuple(choice["logprobs"]["token_logprobs"])
+        reason = choice["finish_reason"]
+        if not token_ids or len(token_ids) != len(logprobs) or reason not in tuple(FinishReason):
+            # An aborted request ends so, when the server was paused in mode abort.
+            raise ReplicaUnavailableError(
+                self.url, f"it broke off a completion ({len(token_ids)} tokens, {reason!r})", answered=True
+            )
+        return ServerCompletion(token_ids, logprobs, FinishReason(reason), reply.get("system_fingerprint"))
+
+    async def pause(self, mode: Literal["abort", "wait", "keep"]) -> None:
+        """Stop generating: `keep` freezes what is in flight, `wait` lets it end first. Raises ReplicaError."""
+        await self.post("/pause", params={"mode": mode})
+
+    async def resume(self) -> None:
+        """Go on generating. Raises ReplicaError."""
+        await self.post("/resume")
+
+    async def reset_prefix_cache(self) -> None:
+        """Forget what was computed with earlier weights. Raises ReplicaError."""
+        await self.post("/reset_prefix_cache")
+
+    async def weight_version(self) -> str:
+        """Return what `set_weight_version` set in this process of the server. Raises ReplicaError."""
+        reply = await self._call("GET", "/weight_info")
+        return str(reply["weight_version"])
+
+    async def set_weight_version(self, version: str) -> None:
+        """Mark the weights that the server has now. Raises ReplicaError."""
+        await self.post("/update_weight_version", json={"new_version": version})
+
+    async def post(self, path: str, json: object = None, params: dict[str, str] | None = None) -> Any:
+        """POST, and return the reply's JSON, or its text. Raises ReplicaError."""
+        return await self._call("POST", path, json, params)
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        params: dict[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        timeout = self._client.timeout if timeout_s is None else httpx.Timeout(timeout_s)
+        try:
+            reply = await self._client.request(method, self.url + path, json=body, params=params, timeout=timeout)
+        except httpx.TimeoutException as error:
+            raise ReplicaUnavailableError(self.url, f"no answer to {path} in time ({type(error).__name__})") from error
+        except (httpx.TransportError, httpx.InvalidURL) as error:
+            raise ReplicaUnavailableError(self.url, f"{type(error).__name__}: {error}".rstrip(": ")) from error
+        if reply.status_code == 429 or reply.status_code >= 500:
+            text = f"{path} answered {reply.status_code}: {_complaint(reply)}"
+            raise ReplicaUnavailableError(self.url, text, busy=reply.status_code in _BUSY, answered=True)
+        if reply.status_code >= 400:
+            hint = ""
+            if reply.status_code == 404 and not path.startswith("/v1/"):
+                hint = "; was the server started by `sqlenv inference`, or with VLLM_SERVER_DEV_MODE=1?"
+            raise ReplicaRejectedError(self.url, f"{path} answered {reply.status_code}: {_complaint(reply)}{hint}")
+        try:
+            return reply.json()
+        except json.JSONDecodeError:
+            return reply.text
+
+
+def _complaint(reply: httpx.Response) -> str:
+    """The server's own words, in one line."""
+    text = reply.text
+    try:
+        found = reply.json()
+        error = found.get("error", found.get("detail", found))
+        text = str(error.get("message", error) if isinstance(error, dict) else error)
+    except (json.JSONDecodeError, AttributeError):
+        pass
+    text = " ".join(text.split())
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."

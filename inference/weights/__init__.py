@@ -1,0 +1,1 @@
+"""Weight sync: how a trained policy reaches the servers that generate with it."""

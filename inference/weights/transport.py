@@ -1,0 +1,27 @@
+"""How weights travel from the trainer to an inference server; `push` decides when, and proves that they arrived."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from inference.engine import EngineError
+from inference.vllm_api import VLLMServer
+
+
+class WeightSyncError(EngineError):
+    """The weights cannot be brought to the servers, or were not what arrived; the text says what to do."""
+
+
+class Transport(Protocol):
+    """One way. `disk`, `lora`, `nccl` and `ipc` are there."""
+
+    name: str
+
+    def prepare(self, version: int) -> None:
+        """Make the trainer's weights of now ready to be sent. Every rank calls it. Raises WeightSyncError."""
+
+    async def send(self, server: VLLMServer) -> None:
+        """Bring a server to what was prepared last; again, when it was away. Raises EngineError."""
+
+    def close(self) -> None:
+        """Remove what was left for the servers."""

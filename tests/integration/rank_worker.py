@@ -1,0 +1,64 @@
+"""`sqlenv` as a rank of a test: `rank_worker.py HOW RANK command...`.
+
+HOW is `watched`: RANK is "all", and each rank that saves the model leaves its weights' digest in the run's folder; or
+`error` or `bug`: that rank raises so in its third rollout, the evaluation before training being the first.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from trl import GRPOTrainer
+
+import sqlenv
+from trainer.episodes import Episode
+from trainer.rollout import EpisodeRequest, RolloutClient, RolloutError
+
+FAILURES: dict[str, Exception] = {
+    "error": RolloutError("the engine is gone"),
+    "bug": ZeroDivisionError("this is a bug"),
+}
+
+
+def watch_saving() -> None:
+    """Make every trainer write what its rank holds when it saves the model."""
+    save_model = GRPOTrainer.save_model
+
+    def watched(self: Any, *args: Any, **kwargs: Any) -> None:
+        digest = sha256()
+        for name, weight in self.accelerator.unwrap_model(self.model).state_dict().items():
+            digest.update(name.encode() + weight.numpy().tobytes())
+        Path(self.args.output_dir, f"rank-{self.args.process_index}").write_text(digest.hexdigest())
+        save_model(self, *args, **kwargs)
+
+    GRPOTrainer.save_model = watched
+
+
+def fail(error: Exception) -> None:
+    """Make this process's third rollout raise."""
+    play = RolloutClient.play
+    rollouts = count(1)
+
+    async def failing(
+        self: RolloutClient, requests: Sequence[EpisodeRequest], on_episode: Callable[[Episode], None] | None = None
+    ) -> list[Episode]:
+        if next(rollouts) == 3:
+            raise error
+        return await play(self, requests, on_episode)
+
+    RolloutClient.play = failing  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    how, rank, *command = sys.argv[1:]
+    if how == "watched":
+        watch_saving()
+    elif os.environ["RANK"] == rank:
+        fail(FAILURES[how])
+    sys.exit(sqlenv.main(command))

@@ -1,0 +1,200 @@
+"""`sqlenv train` on two ranks: real processes, started by accelerate, that meet over gloo.
+
+TRL's own metrics judge the token rows, as they do for one process.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from transformers import Qwen3ForCausalLM
+
+from benchmarks.server_process import ROOT
+from env_server.cache import CACHE_VARIABLE
+from env_server.data.loading import load_dataset
+from env_server.data.questions import Dataset, Split
+from env_server.settings import EnvSettings
+from tests.integration.test_training import CHECKPOINTS, FLAGS, NO_CHECKPOINTS, token_exact, weights_of
+from trainer.environments import LocalEnvironments
+from trainer.episodes import record
+from trainer.evaluate import choose_questions, load_policy, play_model
+from trainer.rollout import RolloutSettings
+from trainer.run_files import RunFolder
+from trainer.tiny.tokenizer import build_tokenizer
+from trainer.transcript import TokenBudget
+
+LAUNCHER = [
+    *(sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"),
+    *("--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"),
+]
+"""`--multi_gpu` is accelerate's word for several processes; without it, and without GPUs, it starts one."""
+WORKER = str(Path(__file__).with_name("rank_worker.py"))
+DEADLINE_S = 240.0
+"""Far beyond what a run takes, also on a crowded machine, and far below the half hour of a collective."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a launched run ended."""
+
+    status: int
+    said: str
+    errors: str
+
+
+Launch = Callable[..., Ended]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def policy(random_policy: Callable[..., Qwen3ForCausalLM], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random policy that likes the words of actions, so that rewards within a group differ."""
+    tokenizer = build_tokenizer(["How many are there"], max_words=60)
+    liked = {"<end>": 6.0, "ANSWER ": 4.5, "DESCRIBE ": 4.5, "SAMPLE ": 4.5, "QUERY ": 3.0, "1": 3.0, "2": 3.0}
+    folder = tmp_path_factory.mktemp("policy")
+    random_policy(tokenizer, liked=liked).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def launch(policy: Path, cache: Path) -> Launch:
+    """Launch `sqlenv train` on two ranks with the flags above and some more, from `script`."""
+
+    def run(folder: Path, *flags: str, script: tuple[str, ...] = ("-m", "sqlenv")) -> Ended:
+        command = [*LAUNCHER, *script, "train", "--model_name_or_path", str(policy), "--output_dir", str(folder)]
+        surroundings = {**os.environ, CACHE_VARIABLE: str(cache), "PYTHONPATH": str(ROOT)}
+        with subprocess.Popen(
+            [*command, *FLAGS, *flags],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=surroundings,
+        ) as launcher:
+            try:
+                said, errors = launcher.communicate(timeout=DEADLINE_S)
+            except subprocess.TimeoutExpired:
+                launcher.send_signal(signal.SIGTERM)  # it ends its ranks
+                said, errors = launcher.communicate(timeout=DEADLINE_S)
+                pytest.fail(f"the run did not end:\n{said}\n{errors}")
+        return Ended(launcher.returncode, said, errors)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def whole(launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, Ended]:
+    """Three steps in one go, on a cache that holds nothing yet; each rank leaves the digest of its weights."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    ended = launch(folder, *NO_CHECKPOINTS, script=(WORKER, "watched", "all"))
+    assert ended.status == 0, ended.errors
+    return RunFolder.open(folder), ended
+
+
+@pytest.fixture(scope="module")
+def dataset(whole: object, cache: Path) -> Dataset:
+    return load_dataset("synthetic", cache_dir=cache)
+
+
+def test_every_row_has_a_completion_of_its_own_and_groups_are_whole(whole: tuple[RunFolder, Ended]) -> None:
+    rows = whole[0].episodes().rows
+    assert Counter(row.step for row in rows) == {1: 16, 2: 16, 3: 16}, "eight of each rank in each step"
+    assert len({row.record.episode_id for row in rows}) == 48
+    for start in range(0, 48, 4):
+        assert len({row.record.question_id for row in rows[start : start + 4]}) == 1, "a group is one question"
+    for start in range(0, 48, 16):
+        assert len({row.record.question_id for row in rows[start : start + 16]}) == 4, "ranks play different ones"
+
+
+def test_every_step_is_token_exact_on_both_ranks(whole: tuple[RunFolder, Ended]) -> None:
+    steps = whole[0].metrics().rows
+    assert [row["step"] for row in steps] == [1, 2, 3]
+    assert all(token_exact(row) and row["grad_norm"] > 0 for row in steps)
+
+
+def test_the_metrics_are_those_of_all_ranks_episodes(whole: tuple[RunFolder, Ended]) -> None:
+    folder, _ = whole
+    for metrics in folder.metrics().rows:
+        played = [row.record for row in folder.episodes().rows if row.step == metrics["step"]]
+        assert metrics["rollout/reward"] == pytest.approx(sum(r.reward for r in played) / 16, abs=1e-5)
+        assert metrics["rollout/trained_tokens"] == sum(r.tokens for r in played)
+        assert metrics["rewards/reward_correctness/mean"] == pytest.approx(metrics["rollout/success_rate"])
+
+
+def test_both_ranks_end_with_the_same_weights(whole: tuple[RunFolder, Ended]) -> None:
+    digests = [path.read_text() for path in sorted(whole[0].path.glob("rank-*"))]
+    assert len(digests) == 2, "every rank takes part in saving"
+    assert digests[0] == digests[1]
+
+
+def test_the_evaluation_of_two_ranks_is_that_of_one(whole: tuple[RunFolder, Ended], dataset: Dataset) -> None:
+    folder, _ = whole
+    assert [e.label for e in folder.evaluations()] == ["random", "before", "after", "oracle"]
+    questions = choose_questions(dataset, Split.EVAL, 8)
+    model, tokenizer = load_policy(str(folder.path / "model"))
+    settings = RolloutSettings(TokenBudget(192, model.config.max_position_embeddings, 16), temperature=0.0)
+    environments = LocalEnvironments(dataset, EnvSettings(step_budget=6))
+    episodes = play_model(model, tokenizer, environments, questions, settings, 3, lambda _: None)
+    environments.close()
+    assert folder.evaluation_episodes("after") == [record(e) for e in episodes]
+
+
+def test_only_the_main_rank_speaks(whole: tuple[RunFolder, Ended]) -> None:
+    said = whole[1].said.splitlines()
+    assert len([line for line in said if line.startswith("step ")]) == 3
+    assert len([line for line in said if line.startswith("evaluated ")]) == 4
+    assert len([line for line in said if line.startswith("report ")]) == 1
+    assert "Traceback" not in whole[1].errors
+    assert whole[1].errors.count("Loading weights: 100%") == 1
+
+
+def test_a_resumed_run_is_the_run_that_was_never_stopped(
+    launch: Launch, whole: tuple[RunFolder, Ended], tmp_path: Path
+) -> None:
+    stopped = launch(tmp_path / "run", *CHECKPOINTS, "--max_steps", "2")
+    assert stopped.status == 0, stopped.errors
+    resumed = launch(tmp_path / "run", *NO_CHECKPOINTS, "--resume_from_checkpoint", "true")
+    assert resumed.status == 0, resumed.errors
+    folder = RunFolder.open(tmp_path / "run")
+    assert folder.episodes_path.read_bytes() == whole[0].episodes_path.read_bytes()
+    assert weights_of(folder) == weights_of(whole[0])
+    for label in ("before", "after"):
+        assert folder.evaluation_episodes(label) == whole[0].evaluation_episodes(label)
+
+
+@pytest.mark.parametrize(
+    ("how", "rank", "message"),
+    [
+        ("error", "1", "sqlenv train: rank 1: the engine is gone"),
+        ("bug", "0", "ZeroDivisionError: this is a bug\nsqlenv train: rank 0 failed"),
+    ],
+)
+def test_a_rank_that_fails_ends_the_run_and_says_why_once(
+    launch: Launch, tmp_path: Path, how: str, rank: str, message: str
+) -> None:
+    ended = launch(tmp_path / "run", *NO_CHECKPOINTS, "--eval_episodes", "2", script=(WORKER, how, rank))
+    assert ended.status != 0
+    assert ended.errors.count(message) == 1
+    assert ended.errors.count("sqlenv train: ") == 1, "the ranks that this one takes down are silent"
+    folder = RunFolder.open(tmp_path / "run")
+    assert (folder.metrics().torn, folder.episodes().torn) == (0, 0)
+    assert {row.step for row in folder.episodes().rows} == {1}
+
+
+def test_what_is_wrong_on_every_rank_is_said_once(launch: Launch, tmp_path: Path) -> None:
+    ended = launch(tmp_path / "run", "--answer_mode", "shout")
+    assert ended.status != 0
+    assert ended.errors.count("--answer_mode must be one of ['value', 'sql'], not 'shout'") == 1
+    assert not (tmp_path / "run").exists()

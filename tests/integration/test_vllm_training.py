@@ -1,0 +1,196 @@
+"""`sqlenv train --use_vllm` on real vLLM servers: weights pushed every step, proved, token-exact; faults; two ranks."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import sqlenv
+from benchmarks.server_process import ROOT, free_port
+from env_server.cache import CACHE_VARIABLE
+from inference.launch_plan import WeightSyncMode
+from tests.integration.service import until
+from tests.integration.vllm_server import VLLMHandle, meanwhile, vllm_server
+from trainer.run_files import RunFolder
+from trainer.tiny import BASE_CHECKPOINT
+
+FLAGS = [
+    *("--model_name_or_path", str(BASE_CHECKPOINT), "--data", "synthetic", "--eval_episodes", "16"),
+    *("--max_turn_length", "64", "--max_completion_length", "512", "--max_steps", "3"),
+    *("--per_device_train_batch_size", "8", "--num_generations", "4", "--learning_rate", "1e-3"),
+    *("--lr_scheduler_type", "constant", "--logging_steps", "1", "--report_to", "none", "--use_cpu", "true"),
+    *("--bf16", "false", "--gradient_checkpointing", "false", "--torch_threads", "1", "--seed", "3"),
+]
+NO_CHECKPOINTS = ("--save_strategy", "no")
+
+Train = Callable[..., RunFolder]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    threads = torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CACHE_VARIABLE, str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+        yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMHandle]:
+    with vllm_server(BASE_CHECKPOINT, tmp_path_factory.mktemp("vllm")) as handle:
+        yield handle
+
+
+@pytest.fixture
+def well(server: VLLMHandle) -> VLLMHandle:
+    """The server, whatever an earlier test did to it."""
+    if not server.is_running:
+        server.start()
+    return server
+
+
+def command(folder: Path, urls: str, *flags: str) -> list[str]:
+    vllm = ("--use_vllm", "true", "--vllm_server_base_url", urls)
+    return ["train", "--output_dir", str(folder), *FLAGS, *vllm, *flags]
+
+
+@pytest.fixture
+def train(well: VLLMHandle, tmp_path: Path) -> Train:
+    def run(*flags: str, folder: str = "run", urls: str = "") -> RunFolder:
+        assert sqlenv.main(command(tmp_path / folder, urls or well.url, *flags)) == 0
+        return RunFolder.open(tmp_path / folder)
+
+    return run
+
+
+def token_exact(metrics: dict[str, float]) -> bool:
+    return (
+        metrics["sampling/sampling_logp_difference/max"] < 1e-3
+        and metrics["sampling/importance_sampling_ratio/min"] > 1 - 1e-3
+        and metrics["sampling/importance_sampling_ratio/max"] < 1 + 1e-3
+    )
+
+
+def test_a_run_is_token_exact_and_learns(train: Train) -> None:
+    folder = train(*NO_CHECKPOINTS)
+    steps = folder.metrics().rows
+    assert [row["step"] for row in steps] == [1, 2, 3]
+    assert all(token_exact(row) and row["grad_norm"] > 0 and row["rollout/failed"] == 0 for row in steps)
+    assert len(folder.episodes().rows) == 24
+    assert [each.label for each in folder.evaluations()] == ["random", "before", "after", "oracle"]
+    assert folder.config()["grpo"]["use_vllm"] is True
+    assert not (folder.path / "weights").exists(), "what was written for the servers is gone"
+
+
+def test_before_any_update_vllm_plays_as_hugging_face_does(train: Train, tmp_path: Path) -> None:
+    """Greedy and in float32, so the tokens are the same but for ties within rounding."""
+    folder = train(*NO_CHECKPOINTS, "--max_steps", "1")
+    local = tmp_path / "local"
+    flags = [*FLAGS, *NO_CHECKPOINTS, "--max_steps", "1", "--output_dir", str(local)]
+    assert sqlenv.main(["train", *flags]) == 0
+    ours, theirs = folder.evaluation_episodes("before"), RunFolder.open(local).evaluation_episodes("before")
+    assert [each.turns for each in ours] == [each.turns for each in theirs]
+
+
+def test_an_adapter_is_pushed_alone(tmp_path: Path) -> None:
+    lora = ("--use_peft", "true", "--lora_r", "8", "--lora_dropout", "0", "--lora_target_modules", "q_proj", "v_proj")
+    with vllm_server(BASE_CHECKPOINT, tmp_path, weight_sync=WeightSyncMode.LORA) as server:
+        arguments = command(tmp_path / "run", server.url, *NO_CHECKPOINTS, *lora)
+        assert sqlenv.main(arguments) == 0
+    steps = RunFolder.open(tmp_path / "run").metrics().rows
+    assert len(steps) == 3
+    assert all(token_exact(row) and row["grad_norm"] > 0 for row in steps)
+
+
+def test_the_only_server_is_killed_and_restarted_and_training_goes_on(well: VLLMHandle, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+
+    def strike() -> None:
+        until(folder.episodes_path.exists)
+        until(lambda: folder.episodes_path.stat().st_size > 0)
+        well.kill()
+        well.start()
+
+    arguments = command(folder.path, well.url, *NO_CHECKPOINTS, "--eval_episodes", "0", "--max_steps", "6")
+    assert meanwhile(strike, lambda: sqlenv.main([*arguments, "--vllm_server_timeout", "300"])) == 0
+    steps = folder.metrics().rows
+    assert len(steps) == 6
+    assert all(token_exact(row) and row["rollout/failed"] == 0 for row in steps), "on the right weights"
+
+
+def test_a_server_that_never_comes_back_stops_the_run_and_its_checkpoint_resumes(
+    well: VLLMHandle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    flags = ("--eval_episodes", "0", "--save_strategy", "steps", "--save_steps", "1")
+
+    def strike() -> None:
+        until((folder.path / "checkpoint-1" / "trainer_state.json").exists)
+        well.kill()
+
+    arguments = command(folder.path, well.url, *flags, "--max_steps", "50", "--vllm_server_timeout", "3")
+    assert meanwhile(strike, lambda: sqlenv.main(arguments)) == 2
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert said.startswith("sqlenv train: ")
+    assert "within 3 s (--vllm_server_timeout)" in said
+    assert well.url in said
+    done = len(folder.metrics().rows)
+    well.start()
+    steps = str(done + 1)
+    resumed = command(folder.path, well.url, *flags, "--max_steps", steps, "--resume_from_checkpoint", "true")
+    assert sqlenv.main(resumed) == 0
+    assert [row["step"] for row in folder.metrics().rows] == list(range(1, done + 2))
+    assert all(token_exact(row) for row in folder.metrics().rows)
+
+
+def test_two_ranks_share_one_server(well: VLLMHandle, tmp_path: Path) -> None:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    launch += ["--master-addr", "127.0.0.1", "--master-port", str(free_port()), str(ROOT / "sqlenv.py")]
+    flags = ("--max_steps", "20", "--per_device_train_batch_size", "4", "--eval_episodes", "8")
+    arguments = command(tmp_path / "run", well.url, *NO_CHECKPOINTS, *flags, "--ddp_find_unused_parameters", "false")
+    with (tmp_path / "output").open("w") as output:
+        process = subprocess.Popen([*launch, *arguments], stdout=output, stderr=output, start_new_session=True)
+        try:
+            status = process.wait(600)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+            raise
+    assert status == 0, (tmp_path / "output").read_text()[-4000:]
+    folder = RunFolder.open(tmp_path / "run")
+    episodes = folder.episodes().rows
+    assert len(folder.metrics().rows) == 20
+    assert len({row.record.episode_id for row in episodes}) == len(episodes) == 160
+    assert all(token_exact(row) and row["rollout/failed"] == 0 for row in folder.metrics().rows)
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (("--vllm_mode", "colocate"), "start `sqlenv inference"),
+        (("--vllm_server_base_url", "localhost:8000"), "http://host:8000"),
+        (("--weight_sync", "pigeon"), "--weight_sync must be one of"),
+        (("--weight_sync", "lora"), "--use_peft"),
+        (("--weight_sync", "nccl"), "the trainer has none"),
+    ],
+)
+def test_flags_that_cannot_work_are_refused_before_anything_is_written(
+    flags: tuple[str, ...], complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sqlenv.main(command(tmp_path / "run", "http://127.0.0.1:9", *flags)) == 2
+    assert complaint in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_server_that_is_not_there_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = command(tmp_path / "run", "http://127.0.0.1:9", "--eval_episodes", "0", "--vllm_server_timeout", "1")
+    assert sqlenv.main(arguments) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "no inference server took the weights within 1 s" in said

