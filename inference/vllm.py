@@ -199,6 +199,7 @@ class _LoopState:
         self._changed = asyncio.Event()
         self._requests: dict[Replica, set[asyncio.Task[ServerCompletion]]] = {r: set() for r in engine.fleet.replicas}
         self._watch = asyncio.create_task(self._watch_servers())
+        self._watch.add_done_callback(lambda _: self._changed.set())
         self._closed = False
 
     async def close(self) -> None:
@@ -221,6 +222,8 @@ class _LoopState:
                     replica = fleet.choose(preferred)
                     if replica is not None:
                         return replica
+                    if self._watch.done():
+                        await self._watch  # a bug: nobody would bring a server back
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:

@@ -214,6 +214,8 @@ class WeightPusher:
             return  # the fleet knows the reason, and it may pass
 
     async def _bring(self, server: VLLMServer, replica: Replica) -> Sample:
+        if not self._stamp:
+            raise WeightSyncError("no weights have been pushed yet: push them before the first request")
         if await server.weight_version() != self._stamp:
             await self._send(server)
             self._model_name = server.model

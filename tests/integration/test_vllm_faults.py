@@ -236,6 +236,7 @@ def test_a_cancelled_episode_cancels_its_request_at_the_server(
 ) -> None:
     server = servers[0]
     player = playing([server])
+    player.pusher.push(0)
     wanted = 1_900
 
     async def scenario() -> None:
