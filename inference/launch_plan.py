@@ -225,7 +225,7 @@ def _arguments(settings: LaunchSettings, model: ModelFacts, machine: Machine, in
         found += ["--gpu-memory-utilization", f"{share:g}"]
     if settings.weight_sync is WeightSyncMode.LORA:
         rank = next(rank for rank in LORA_RANKS if rank >= settings.max_lora_rank)
-        found += ["--enable-lora", "--max-loras", "1", "--max-lora-rank", str(rank)]
+        found += ["--enable-lora", "--max-loras", "2", "--max-cpu-loras", "4", "--max-lora-rank", str(rank)]
     elif settings.weight_sync is not WeightSyncMode.DISK:
         found += ["--weight-transfer-config", json.dumps({"backend": settings.weight_sync})]
     return (*found, *settings.extra)

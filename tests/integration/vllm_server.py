@@ -1,19 +1,12 @@
 """A real vLLM server on the CPU, started as `sqlenv inference` starts it, with small limits.
 
-`vllm_server` starts one that the test may kill, freeze and push weights to. Tests that leave the server as they found
-it share one, through a fixture of session scope in a conftest.py:
-
-    @pytest.fixture(scope="session")
-    def shared_vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-        with shared_vllm_url(BASE, tmp_path_factory) as url:
-            yield url
+`vllm_server` starts one that the test may kill, freeze and push weights to.
 
 Start servers from the main thread: a server ends with the thread that started it.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import time
@@ -163,34 +156,3 @@ def vllm_server(
         yield handle
     finally:
         handle.stop()
-
-
-@contextmanager
-def shared_vllm_url(model_dir: Path | str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Run one server for all pytest workers of a run, and yield its URL.
-
-    The first worker to come starts the server, and stops it when no other worker uses it any more.
-    """
-    skip_without_vllm()
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent
-    address = folder / "vllm-url"
-    with (folder / "vllm-start.lock").open("a") as starting, (folder / "vllm-users.lock").open("a") as using:
-        fcntl.flock(starting, fcntl.LOCK_EX)
-        fcntl.flock(using, fcntl.LOCK_SH)
-        if address.exists():
-            fcntl.flock(starting, fcntl.LOCK_UN)
-            yield address.read_text()
-            return
-        with vllm_server(model_dir, folder) as server:
-            address.write_text(server.url)
-            fcntl.flock(starting, fcntl.LOCK_UN)
-            try:
-                yield server.url
-            finally:
-                fcntl.flock(using, fcntl.LOCK_UN)
-                # In this order, as those who come take them: whoever waits here for `starting` finds no address.
-                fcntl.flock(starting, fcntl.LOCK_EX)
-                address.unlink()
-                fcntl.flock(using, fcntl.LOCK_EX)
