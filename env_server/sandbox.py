@@ -326,7 +326,8 @@ class Sandbox:
             connection = apsw.Connection(":memory:", vfs=VFS_NAME, statementcachesize=0)
             connection.deserialize("main", self._database)
             return connection
-        uri = f"file:{quote(str(self._database.absolute()))}?mode=ro&immutable=1"
+        # SQLite tells of a symbolic link with a status that its binding takes for an error.
+        uri = f"file:{quote(str(self._database.resolve()))}?mode=ro&immutable=1"
         flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
         return apsw.Connection(uri, flags=flags, vfs=VFS_NAME, statementcachesize=0)
 

@@ -350,3 +350,12 @@ def test_any_text_gives_one_outcome_however_often_it_is_tried(sandbox: Sandbox, 
         assert outcome(fresh, sql) == first
     finally:
         fresh.close()
+
+
+def test_a_database_may_lie_behind_symbolic_links(pets_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "folder").symlink_to(pets_file.parent)
+    (tmp_path / "link.sqlite").symlink_to(tmp_path / "folder" / pets_file.name)
+    for path in (tmp_path / "folder" / pets_file.name, tmp_path / "link.sqlite"):
+        sandbox = Sandbox(path, SandboxSettings())
+        assert sandbox.query("SELECT COUNT(*) FROM pets", 1).rows == ((5,),)
+        sandbox.close()

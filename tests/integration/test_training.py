@@ -254,7 +254,7 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(
     ("flags", "complaint"),
     [
         ((), "--model_name_or_path"),
-        (("--model_name_or_path", "x", "--use_vllm", "true"), "--use_vllm"),
+        (("--model_name_or_path", "x", "--use_vllm", "true", "--vllm_mode", "colocate"), "--vllm_mode"),
         (("--model_name_or_path", "/no/such/policy"), "/no/such/policy"),
         (("--model_name_or_path", "x", "--answer_mode", "shout"), "--answer_mode"),
         (("--model_name_or_path", "x", "--max_completion_length", "0"), "--max_completion_length"),

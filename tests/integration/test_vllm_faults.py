@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -28,6 +29,10 @@ from trainer.prompts import ChatRenderer
 from trainer.rollout import RolloutClient, RolloutError, RolloutSettings, request_for
 from trainer.tiny import BASE_CHECKPOINT
 from trainer.transcript import TokenBudget
+
+# A connection attempt that is cancelled may leave its socket to the garbage collector: anyio closes it no sooner. Both
+# modules that kill servers collect at once, so that no other test is blamed.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 EPISODES = 24
 PATIENT = VLLMSettings(server_timeout_s=START_S, health_interval_s=0.3, health_timeout_s=3.0)
@@ -122,6 +127,8 @@ def playing(dataset: Dataset, tmp_path: Path) -> Iterator[Callable[..., Playing]
     yield make
     for each in made:
         each.close()
+    made.clear()
+    gc.collect()
 
 
 def until(holds: Callable[[], bool]) -> None:

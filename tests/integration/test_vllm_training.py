@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import subprocess
 import sys
@@ -19,6 +20,10 @@ from tests.integration.service import until
 from tests.integration.vllm_server import VLLMHandle, meanwhile, vllm_server
 from trainer.run_files import RunFolder
 from trainer.tiny import BASE_CHECKPOINT
+
+# A connection attempt that is cancelled may leave its socket to the garbage collector: anyio closes it no sooner. Both
+# modules that kill servers collect at once, so that no other test is blamed.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 FLAGS = [
     *("--model_name_or_path", str(BASE_CHECKPOINT), "--data", "synthetic", "--eval_episodes", "16"),
@@ -46,6 +51,12 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMHandle]:
     with vllm_server(BASE_CHECKPOINT, tmp_path_factory.mktemp("vllm")) as handle:
         yield handle
+
+
+@pytest.fixture(autouse=True)
+def collected() -> Iterator[None]:
+    yield
+    gc.collect()
 
 
 @pytest.fixture

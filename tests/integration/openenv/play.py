@@ -46,6 +46,8 @@ def client_of(url: str, token: str) -> GenericEnvClient:
 async def play_async(client: GenericEnvClient, episode: dict[str, Any]) -> dict[str, Any]:
     async with client:
         found: dict[str, Any] = {"reset": await attempt(partial(client.reset, **episode["reset"]))}
+        if "raised" in found["reset"]:
+            return dict(found["reset"])
         found["steps"], found["states"] = [], [await client.state()]
         for action in episode["actions"]:
             found["steps"].append(await attempt(partial(client.step, action)))
