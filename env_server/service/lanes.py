@@ -10,7 +10,9 @@ Promises:
 - `run` answers as `DatabasePool.query` and `SQLJudge.judge` do, once. First come, first served; but sessions whose
   allowance is used up let others go first, as if they had come `HANDICAP_S` later, and half of the
   medium lane's processes take nothing from them.
-- When the task that awaits `run` is cancelled, the statement is stopped at once and its process takes the next job.
+- A job that is there already is not run twice: who asks for the same waits for the one answer, as the sessions of a
+  group do, which ask the same at the same moment.
+- When nobody awaits a job any more, the statement is stopped at once and its process takes the next job.
   A process that does not react, or that overruns the deadline, is killed and replaced.
 - A job whose process is lost runs again, once. Then it fails with an SQLError that is not deterministic.
 - `aclose` fails what waits or runs with LanesClosedError and leaves no process behind. Should the server die instead,
@@ -105,6 +107,7 @@ class Lanes:
         slow = LaneSetup(files, sandbox, judging=judging)
         self._slow = _Lane("slow", slow, [_Place(SLOW_NICENESS)] * sizes[1], sandbox.deadline_s + OVERRUN_S)
         self._lanes = [self._medium, self._slow]
+        self._joint: dict[Job, _Joint] = {}
         self._judge: _Lane | None = None
         if judging is not None and judging.variants:
             judge = LaneSetup(files, sandbox, judging=judging, suites_dir=cache_dir)
@@ -149,7 +152,27 @@ class Lanes:
         A submitted query that fails is a verdict, not an error; where SQLError says that it is not deterministic,
         there is no verdict.
         """
-        allowance = allowance or Allowance()
+        joint = self._joint.get(job)
+        if joint is None:
+            task = asyncio.ensure_future(self._answer(job, allowance or Allowance()))
+            joint = self._joint[job] = _Joint(task)
+            task.add_done_callback(lambda _: self._forget(job, joint))
+        joint.waiting += 1
+        try:
+            return await asyncio.shield(joint.task)
+        finally:
+            joint.waiting -= 1
+            if not joint.waiting and not joint.task.done():
+                self._forget(job, joint)
+                joint.task.cancel()
+
+    def _forget(self, job: Job, joint: _Joint) -> None:
+        if self._joint.get(job) is joint:
+            del self._joint[job]
+        if joint.task.done() and not joint.task.cancelled():
+            joint.task.exception()  # nobody may be left to ask for it
+
+    async def _answer(self, job: Job, allowance: Allowance) -> QueryResult | Judgement:
         reply = await self._medium.run(job, allowance)
         if reply is None:
             reply = await self._slow.run(job, allowance)
@@ -159,6 +182,14 @@ class Lanes:
             raise reply.error()
         assert reply is not None, "only jobs on trial are left unanswered"
         return reply
+
+
+@dataclass(slots=True)
+class _Joint:
+    """A job that runs once for all who ask for it."""
+
+    task: asyncio.Future[QueryResult | Judgement]
+    waiting: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,7 +182,7 @@ def test_hundreds_of_jobs_are_answered_once_each_and_in_order(runner: asyncio.Ru
 
 def test_hostile_queries_hold_up_no_medium_one(runner: asyncio.Runner, shared: Lanes) -> None:
     async def scenario() -> None:
-        hostile = [asyncio.create_task(shared.run(QueryJob("pets", ENDLESS, 5))) for _ in range(4)]
+        hostile = [asyncio.create_task(shared.run(QueryJob("pets", f"{ENDLESS} -- {n}", 5))) for n in range(4)]
         await until(lambda: shared.stats["slow"].running + shared.stats["slow"].waiting == 4)
         for number in range(50):
             assert (await shared.run(QueryJob("pets", f"SELECT {number}", 5))).rows == ((number,),)
@@ -266,6 +266,33 @@ def test_cancelling_stops_the_statement_and_its_process_takes_the_next_job(
                 await task
         assert await long_answer(shared)
         assert shared.stats == before
+
+    runner.run(scenario())
+
+
+def test_the_same_job_runs_once_for_all_who_ask_for_it(runner: asyncio.Runner, shared: Lanes) -> None:
+    async def scenario() -> None:
+        (pid,) = shared.stats["medium"].pids
+        os.kill(pid, signal.SIGSTOP)
+        job = QueryJob("pets", "SELECT 'together'", 5)
+        tasks = [asyncio.create_task(shared.run(job)) for _ in range(8)]
+        other = asyncio.create_task(shared.run(QueryJob("pets", "SELECT 'together'", 6)))
+        await until(lambda: shared.stats["medium"].running + shared.stats["medium"].waiting == 2)
+        for task in tasks[:3]:
+            task.cancel()
+        await until(lambda: all(task.done() for task in tasks[:3]))
+        os.kill(pid, signal.SIGCONT)
+        assert [(await task).rows for task in (*tasks[3:], other)] == [(("together",),)] * 6
+
+    runner.run(scenario())
+
+
+def test_an_error_is_told_to_all_who_wait_for_it(runner: asyncio.Runner, shared: Lanes) -> None:
+    async def scenario() -> None:
+        job = QueryJob("pets", "SELECT nothing FROM pets", 5)
+        outcomes = await asyncio.gather(*(outcome(shared, job) for _ in range(4)))
+        assert outcomes == [outcomes[0]] * 4
+        assert "nothing" in str(outcomes[0])
 
     runner.run(scenario())
 
@@ -418,7 +445,7 @@ def test_closing_fails_what_waits_and_runs_and_leaves_nothing(
     async def scenario() -> tuple[list[object], list[int]]:
         both = Lanes(databases, SETTINGS, AnswerMode.VALUE, tmp_path, sizes=(2, 1))
         await both.start()
-        tasks = [asyncio.create_task(outcome(both, QueryJob("pets", ENDLESS, 5))) for _ in range(3)]
+        tasks = [asyncio.create_task(outcome(both, QueryJob("pets", f"{ENDLESS} -- {n}", 5))) for n in range(3)]
         await until(lambda: (both.stats["slow"].running, both.stats["slow"].waiting) == (1, 2))
         pids = every_pid(both)
         await both.aclose()
