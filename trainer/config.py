@@ -10,9 +10,10 @@ from typing import Any, Literal, get_args
 
 from env_server.errors import SQLEnvError
 from env_server.types import AnswerMode
+from inference.launch_plan import WeightSyncMode
 
 TOKEN_VARIABLE = "SQLENV_TOKEN"
-WEIGHT_SYNCS = ("auto", "disk", "lora", "nccl", "ipc")
+WEIGHT_SYNCS = ("auto", *(mode.value for mode in WeightSyncMode))
 Pause = Literal["wait", "keep", "none"]
 PAUSES: tuple[Pause, ...] = get_args(Pause)
 ENV_HELP = (

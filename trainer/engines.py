@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, Protocol, get_args
+from typing import Protocol
 from urllib.parse import urlsplit
 
 import torch
@@ -24,6 +24,7 @@ from env_server.errors import SQLEnvError
 from inference.engine import Engine, EngineError
 from inference.fleet import split_urls
 from inference.hf import HFEngine
+from inference.launch_plan import WeightSyncMode
 from inference.vllm import VLLMEngine, VLLMSettings
 from inference.weights.device import DeviceTransport, refusal
 from inference.weights.disk import DiskTransport
@@ -38,8 +39,6 @@ from trainer.prompts import ChatRenderer
 from trainer.ranks import require_whole_model
 from trainer.rollout import RolloutSettings
 
-Way = Literal["disk", "lora", "nccl", "ipc"]
-WAYS: tuple[Way, ...] = get_args(Way)
 PROBE = "Which tables are there, and what is in them?"
 
 
@@ -190,11 +189,11 @@ def _transport(
     adapter = isinstance(accelerator.unwrap_model(trainer.model), PeftModel)
     folder = Path(arguments.weight_sync_dir or Path(trainer.args.output_dir) / "weights")
     match choose_weight_sync(arguments.weight_sync, adapter, trainer.model.device, urls):
-        case "lora":
+        case WeightSyncMode.LORA:
             return LoraTransport(lambda: adapter_weights(model(), accelerator), folder)
-        case "nccl" | "ipc" as name:
+        case WeightSyncMode.NCCL | WeightSyncMode.IPC as way:
             return DeviceTransport(
-                name,
+                "nccl" if way is WeightSyncMode.NCCL else "ipc",
                 lambda: full_weights(model(), accelerator),
                 accelerator.device,
                 arguments.weight_sync_timeout,
@@ -206,18 +205,17 @@ def _transport(
             )
 
 
-def choose_weight_sync(asked: str, adapter: bool, device: torch.device, urls: tuple[str, ...]) -> Way:
+def choose_weight_sync(asked: str, adapter: bool, device: torch.device, urls: tuple[str, ...]) -> WeightSyncMode:
     """Return the way that weights take.
 
     `auto`: adapters alone where there are any, from GPU to GPU where the trainer has one and vLLM's sending side is
     installed, else by disk.
     """
-    for way in WAYS:
-        if asked == way:
-            return way
+    if asked != "auto":
+        return WeightSyncMode(asked)
     if adapter:
-        return "lora"
+        return WeightSyncMode.LORA
     if device.type != "cuda" or find_spec("vllm") is None:
-        return "disk"
+        return WeightSyncMode.DISK
     here = all(urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1") for url in urls)
-    return "ipc" if here and torch.cuda.device_count() == 1 else "nccl"
+    return WeightSyncMode.IPC if here and torch.cuda.device_count() == 1 else WeightSyncMode.NCCL

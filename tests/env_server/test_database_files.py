@@ -28,23 +28,23 @@ def database(tmp_path: Path) -> Path:
 
 
 def test_hidden_files_and_those_of_archives_are_passed_over(tmp_path: Path) -> None:
-    for name in ("database/.farm.sqlite", "database/__MACOSX/farm.sqlite", "database/._farm/._farm.sqlite"):
+    for name in ("database/.ranch.sqlite", "database/__MACOSX/ranch.sqlite", "database/._ranch/._ranch.sqlite"):
         touch(tmp_path, name)
-    touch(tmp_path, "__MACOSX/database/farm.sqlite")
+    touch(tmp_path, "__MACOSX/database/ranch.sqlite")
     assert find_databases(tmp_path, ("database",)) == {}
 
 
 def test_the_nearest_folder_counts_then_the_order_of_the_names(tmp_path: Path) -> None:
-    touch(tmp_path, "inner/first/farm.sqlite")
-    second = touch(tmp_path, "second/farm/farm.sqlite")
-    assert find_databases(tmp_path, ("first", "second")) == {"farm": second}
-    first = touch(tmp_path, "first/farm.db")
-    assert find_databases(tmp_path, ("first", "second")) == {"farm": first}
-    assert find_databases(tmp_path, ("second", "first")) == {"farm": second}
+    touch(tmp_path, "inner/first/ranch.sqlite")
+    second = touch(tmp_path, "second/ranch/ranch.sqlite")
+    assert find_databases(tmp_path, ("first", "second")) == {"ranch": second}
+    first = touch(tmp_path, "first/ranch.db")
+    assert find_databases(tmp_path, ("first", "second")) == {"ranch": first}
+    assert find_databases(tmp_path, ("second", "first")) == {"ranch": second}
 
 
 def test_a_folder_that_is_called_like_a_database_is_none(tmp_path: Path) -> None:
-    (tmp_path / "database" / "farm.sqlite").mkdir(parents=True)
+    (tmp_path / "database" / "ranch.sqlite").mkdir(parents=True)
     assert find_databases(tmp_path, ("database",)) == {}
 
 

@@ -252,7 +252,7 @@ def test_a_folder_without_questions(folder: Path) -> None:
     [("train_spider.json", "database", "spider"), ("mini_dev_sqlite.json", "dev_databases", "bird")],
 )
 def test_a_release_of_a_benchmark_is_recognised(folder: Path, questions: str, databases: str, benchmark: str) -> None:
-    add_database(folder, f"{databases}/farm/farm.sqlite")
+    add_database(folder, f"{databases}/ranch/ranch.sqlite")
     ask(folder, question(), name=questions)
     assert f"Load it as {benchmark}:{folder}" in refusal(folder)
 

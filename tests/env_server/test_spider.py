@@ -16,7 +16,7 @@ from env_server.data.spider import SPIDER, read_spider
 from env_server.errors import DataError
 
 
-def entry(db_id: str = "farm", **changes: Any) -> dict[str, Any]:
+def entry(db_id: str = "ranch", **changes: Any) -> dict[str, Any]:
     return {"db_id": db_id, "question": "How many?", "query": "SELECT count(*) FROM t", **changes}
 
 
@@ -42,7 +42,7 @@ def listed(db_id: str, *tables: str) -> dict[str, Any]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    add_database(tmp_path, "database/farm/farm.sqlite")
+    add_database(tmp_path, "database/ranch/ranch.sqlite")
     return tmp_path
 
 
@@ -53,13 +53,13 @@ def test_questions_keep_their_order_and_get_stable_ids(folder: Path) -> None:
     raw = read_spider(folder)
     assert raw.name == "spider"
     assert [(q.question_id, q.text, q.db_id) for q in raw.questions] == [
-        ("train_spider-0000", "First?", "farm"),
+        ("train_spider-0000", "First?", "ranch"),
         ("train_spider-0001", "Second?", "city"),
-        ("train_others-0000", "Third?", "farm"),
+        ("train_others-0000", "Third?", "ranch"),
     ]
     assert raw.questions[2].sql == "SELECT 1"
     assert dict(raw.databases) == {
-        "farm": folder / "database/farm/farm.sqlite",
+        "ranch": folder / "database/ranch/ranch.sqlite",
         "city": folder / "database/city/city.sqlite",
     }
     assert raw.refused == {}
@@ -68,14 +68,14 @@ def test_questions_keep_their_order_and_get_stable_ids(folder: Path) -> None:
 @pytest.mark.parametrize(
     "place",
     [
-        "database/farm/farm.sqlite",
-        "database/farm/farm.db",
-        "database/farm.sqlite",
-        "databases/farm/farm.sqlite",
-        "databases/farm.db",
-        "test_database/farm/farm.sqlite",
-        "database/database/farm/farm.sqlite",
-        "spider_data/database/farm/farm.sqlite",
+        "database/ranch/ranch.sqlite",
+        "database/ranch/ranch.db",
+        "database/ranch.sqlite",
+        "databases/ranch/ranch.sqlite",
+        "databases/ranch.db",
+        "test_database/ranch/ranch.sqlite",
+        "database/database/ranch/ranch.sqlite",
+        "spider_data/database/ranch/ranch.sqlite",
     ],
 )
 @pytest.mark.parametrize("questions", [".", "spider", "spider_data/spider_data"])
@@ -84,19 +84,19 @@ def test_known_layouts(tmp_path: Path, place: str, questions: str) -> None:
     (file.parent / "notes.txt").touch()
     write_questions(tmp_path / questions, [entry()])
     raw = read_spider(tmp_path)
-    assert dict(raw.databases) == {"farm": file}
+    assert dict(raw.databases) == {"ranch": file}
     assert [q.question_id for q in raw.questions] == ["train_spider-0000"]
 
 
 def test_the_first_of_several_files_counts(tmp_path: Path) -> None:
-    first = add_database(tmp_path, "database/farm/farm.sqlite")
-    add_database(tmp_path, "database/farm/farm.db")
-    add_database(tmp_path, "test_database/farm/farm.sqlite")
-    assert find_databases(tmp_path, SPIDER.database_folders) == {"farm": first}
+    first = add_database(tmp_path, "database/ranch/ranch.sqlite")
+    add_database(tmp_path, "database/ranch/ranch.db")
+    add_database(tmp_path, "test_database/ranch/ranch.sqlite")
+    assert find_databases(tmp_path, SPIDER.database_folders) == {"ranch": first}
 
 
 def test_a_top_folder_of_an_archive_is_read_as_a_whole(tmp_path: Path) -> None:
-    add_database(tmp_path, "spider/database/farm/farm.sqlite")
+    add_database(tmp_path, "spider/database/ranch/ranch.sqlite")
     write_questions(tmp_path, [entry()], "spider/train_spider.json")
     write_questions(tmp_path, [entry("d")], "spider/dev.json")
     write_questions(tmp_path, [entry("deeper")], "spider/more/train_others.json")
@@ -114,33 +114,33 @@ def test_two_releases_side_by_side_are_not_mixed(folder: Path) -> None:
 def test_databases_without_questions_are_left_out(folder: Path) -> None:
     add_database(folder, "database/unused/unused.sqlite")
     write_questions(folder, [entry()])
-    assert set(read_spider(folder).databases) == {"farm"}
+    assert set(read_spider(folder).databases) == {"ranch"}
 
 
 def test_a_question_without_its_database_is_kept(folder: Path) -> None:
     write_questions(folder, [entry(), entry("lost")])
     raw = read_spider(folder)
-    assert [q.db_id for q in raw.questions] == ["farm", "lost"]
-    assert set(raw.databases) == {"farm"}
+    assert [q.db_id for q in raw.questions] == ["ranch", "lost"]
+    assert set(raw.databases) == {"ranch"}
 
 
 def test_a_db_id_cannot_leave_the_folder(folder: Path) -> None:
     add_database(folder.parent, "outside.sqlite")
     write_questions(folder, [entry(), entry("../../outside"), entry("/etc/passwd")])
-    assert set(read_spider(folder).databases) == {"farm"}
+    assert set(read_spider(folder).databases) == {"ranch"}
 
 
 def test_dev_json_is_the_official_split(folder: Path) -> None:
-    write_questions(folder, [entry(db) for db in ("a", "b", "c", "farm")])
-    write_questions(folder, [entry("d"), entry("farm")], "dev.json")
+    write_questions(folder, [entry(db) for db in ("a", "b", "c", "ranch")])
+    write_questions(folder, [entry("d"), entry("ranch")], "dev.json")
     splits = {(q.question_id, q.db_id): q.split for q in read_spider(folder).questions}
     assert splits == {
         ("train_spider-0000", "a"): Split.TRAIN,
         ("train_spider-0001", "b"): Split.TRAIN,
         ("train_spider-0002", "c"): Split.TRAIN,
-        ("train_spider-0003", "farm"): Split.EVAL,  # dev.json names this database, so it is unseen in training
+        ("train_spider-0003", "ranch"): Split.EVAL,  # dev.json names this database, so it is unseen in training
         ("dev-0000", "d"): Split.EVAL,
-        ("dev-0001", "farm"): Split.EVAL,
+        ("dev-0001", "ranch"): Split.EVAL,
     }
 
 
@@ -150,18 +150,18 @@ def test_dev_json_alone_is_enough(folder: Path) -> None:
 
 
 def test_the_test_release_is_read_where_there_is_no_dev_json(tmp_path: Path) -> None:
-    file = add_database(tmp_path, "test_database/farm/farm.sqlite")
+    file = add_database(tmp_path, "test_database/ranch/ranch.sqlite")
     write_questions(tmp_path, [entry()], "test.json")
-    write_questions(tmp_path, [listed("farm", "t")], "test_tables.json")
+    write_questions(tmp_path, [listed("ranch", "t")], "test_tables.json")
     raw = read_spider(tmp_path)
     assert [(q.question_id, q.split) for q in raw.questions] == [("test-0000", Split.EVAL)]
-    assert dict(raw.databases) == {"farm": file}
+    assert dict(raw.databases) == {"ranch": file}
     write_questions(tmp_path, [entry()], "dev.json")
     assert [q.question_id for q in read_spider(tmp_path).questions] == ["dev-0000"]
 
 
 def test_without_an_evaluation_file_the_databases_are_split(folder: Path) -> None:
-    write_questions(folder, [entry(db_id) for db_id in ("farm", "city", "shop", "farm", "city")])
+    write_questions(folder, [entry(db_id) for db_id in ("ranch", "city", "shop", "ranch", "city")])
     splits = {(q.db_id, q.split) for q in read_spider(folder).questions}
     assert len(splits) == 3
     assert {split for _, split in splits} == {Split.TRAIN, Split.EVAL}
@@ -170,10 +170,10 @@ def test_without_an_evaluation_file_the_databases_are_split(folder: Path) -> Non
 def test_a_database_that_lacks_a_listed_table_is_refused(folder: Path) -> None:
     add_database(folder, "database/city/city.sqlite", tables=("Streets", "parks"))
     write_questions(folder, [entry(), entry("city")])
-    tables = write_questions(folder, [listed("farm", "T"), listed("city", "streets", "Bus Stops")], "tables.json")
+    tables = write_questions(folder, [listed("ranch", "T"), listed("city", "streets", "Bus Stops")], "tables.json")
     raw = read_spider(folder)
-    assert set(raw.databases) == {"farm"}
-    assert [q.db_id for q in raw.questions] == ["farm", "city"]
+    assert set(raw.databases) == {"ranch"}
+    assert [q.db_id for q in raw.questions] == ["ranch", "city"]
     assert list(raw.refused) == ["city"]
     path = folder / "database/city/city.sqlite"
     assert raw.refused["city"].startswith(f"{path} does not match {tables}: it lacks 'Bus Stops'. Take both from")
@@ -182,21 +182,21 @@ def test_a_database_that_lacks_a_listed_table_is_refused(folder: Path) -> None:
 def test_a_database_that_is_not_listed_is_taken(folder: Path) -> None:
     write_questions(folder, [entry()])
     write_questions(folder, [listed("city", "streets")], "tables.json")
-    assert set(read_spider(folder).databases) == {"farm"}
+    assert set(read_spider(folder).databases) == {"ranch"}
 
 
 def test_no_usable_database_is_an_error_with_the_reason(folder: Path) -> None:
-    (folder / "database/farm/farm.sqlite").write_bytes(b"")
+    (folder / "database/ranch/ranch.sqlite").write_bytes(b"")
     write_questions(folder, [entry()])
-    with pytest.raises(DataError, match=r"none of the 1 databases can be used.*farm\.sqlite is empty"):
+    with pytest.raises(DataError, match=r"none of the 1 databases can be used.*ranch\.sqlite is empty"):
         read_spider(folder)
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ('[\n{"db_id": "farm"}]', 'line 2 (database 0): "table_names_original" is null, not a list of names'),
-        ('[{"db_id": "farm", "table_names_original": [3]}]', 'line 1 (database 0): "table_names_original" is a list'),
+        ('[\n{"db_id": "ranch"}]', 'line 2 (database 0): "table_names_original" is null, not a list of names'),
+        ('[{"db_id": "ranch", "table_names_original": [3]}]', 'line 1 (database 0): "table_names_original" is a list'),
         ('[{"table_names_original": []}]', 'line 1 (database 0): the key "db_id" is missing'),
         ("[\n{", "line 2, column 2: not JSON"),
     ],
@@ -211,7 +211,7 @@ def test_a_broken_list_of_tables_is_named_with_the_line(folder: Path, content: s
 
 def test_a_broken_question_is_named_with_the_line(folder: Path) -> None:
     file = folder / "dev.json"
-    file.write_text('[\n{"db_id": "farm", "question": "q", "query": "s"},\n{"db_id": "farm", "question": "q"}]')
+    file.write_text('[\n{"db_id": "ranch", "question": "q", "query": "s"},\n{"db_id": "ranch", "question": "q"}]')
     with pytest.raises(DataError) as raised:
         read_spider(folder)
     assert str(raised.value).startswith(f'{file}, line 3 (question 1): the key "query" is missing')

@@ -10,7 +10,7 @@ import urllib.request
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from websockets.sync.client import ClientConnection, connect
 
@@ -80,7 +80,15 @@ def get_json(server: ServerProcess, path: str) -> dict[str, Any]:
         return found
 
 
-def metric(server: ServerProcess, name: str, **labels: str) -> float:
+class Served(Protocol):
+    """Something that answers HTTP."""
+
+    @property
+    def url(self) -> str:
+        """Where."""
+
+
+def metric(server: Served, name: str, **labels: str) -> float:
     """Return the sum of the metric's series that have these labels."""
     with urllib.request.urlopen(f"{server.url}/metrics", timeout=WAIT_S) as reply:
         lines: Iterable[str] = reply.read().decode().splitlines()

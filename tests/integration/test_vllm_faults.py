@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from inference.weights.disk import DiskTransport
 from inference.weights.gather import full_weights
 from inference.weights.probe import Tolerance, logprobs_of
 from inference.weights.push import WeightPusher
+from tests.integration.service import metric
 from tests.integration.vllm_server import START_S, VLLMHandle, meanwhile, vllm_server
 from trainer.environments import LocalEnvironments
 from trainer.episodes import Episode, Outcome
@@ -136,13 +136,6 @@ def until(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < deadline, "waited for it in vain"
         time.sleep(0.005)
-
-
-def metric(server: VLLMHandle, name: str) -> float:
-    """What the server says of itself."""
-    with urllib.request.urlopen(f"{server.url}/metrics", timeout=30) as reply:
-        lines = reply.read().decode().splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.partition("{")[0] == name)
 
 
 def in_flight(playing: Playing, server: VLLMHandle) -> bool:
