@@ -6,6 +6,9 @@ The same episodes, the same policy, environments in this process; only the engin
 each number of episodes in flight both engines' episodes and generated tokens per second, the ratio of episodes, and
 the share of prompt tokens that vLLM took from its prefix cache. Rounds alternate, and medians count. vLLM runs on this
 machine too (`make vllm-cpu`, or CUDA), started by `sqlenv inference`.
+
+The tiny policy answers after about three turns, where little can be cached; an agent that explores takes more. So
+`long_prefix_cache_share` is that of episodes in which an ANSWER before turn `--long_turns` shows a table instead.
 """
 
 from __future__ import annotations
@@ -16,8 +19,11 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from itertools import cycle
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import NamedTuple
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -27,9 +33,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # before the scrip
 from benchmarks.server_process import ROOT, ServerProcess
 from env_server.data.loading import load_dataset
 from env_server.data.questions import Dataset, Split
+from env_server.types import ActionType, SQLAction, SQLObservation
 from inference.engine import Engine
 from inference.vllm import VLLMEngine
-from trainer.environments import LocalEnvironments
+from trainer.environments import Environments, EnvironmentSession, LocalEnvironments
 from trainer.episodes import Outcome
 from trainer.evaluate import in_process_engine, load_policy
 from trainer.prompts import ChatRenderer
@@ -37,6 +44,7 @@ from trainer.rollout import RolloutClient, RolloutSettings, request_for
 from trainer.tiny import BASE_CHECKPOINT
 from trainer.transcript import TokenBudget
 
+LONG_TURNS = 8
 INFERENCE = (sys.executable, str(ROOT / "sqlenv.py"), "inference", "--port", "{port}")
 
 
@@ -45,9 +53,49 @@ class Round(NamedTuple):
 
     episodes_per_s: float
     tokens_per_s: float
+    turns: float
+    """Of an episode."""
     failed: int
     cached_share: float
     """Of prompt tokens, where the engine tells."""
+
+
+class PatientEnvironments:
+    """Environments in which an ANSWER before turn `turns` shows the next table instead of ending the episode."""
+
+    def __init__(self, environments: Environments, turns: int) -> None:
+        self._environments = environments
+        self._turns = turns
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[EnvironmentSession]:
+        """Open a session; leaving the context gives it back."""
+        async with self._environments.session() as session:
+            yield _PatientSession(session, self._turns)
+
+    def close(self) -> None:
+        """Release everything."""
+        self._environments.close()
+
+
+class _PatientSession:
+    def __init__(self, session: EnvironmentSession, turns: int) -> None:
+        self._session = session
+        self._turns = turns
+        self._tables: Iterator[str] = iter(())
+        self._turn = 0
+
+    async def reset(self, question_id: str, episode_id: str) -> SQLObservation:
+        observation = await self._session.reset(question_id, episode_id)
+        self._tables = cycle(observation.schema_info.splitlines()[0].removeprefix("Tables: ").split(", "))
+        self._turn = 0
+        return observation
+
+    async def step(self, action: SQLAction) -> SQLObservation:
+        self._turn += 1
+        if self._turn < self._turns and action.action_type == ActionType.ANSWER:
+            action = SQLAction(action_type=ActionType.SAMPLE, argument=next(self._tables))
+        return await self._session.step(action)
 
 
 class Bench:
@@ -57,11 +105,11 @@ class Bench:
         self._questions = dataset.select(Split.TRAIN)
         self._model = model
         self._tokenizer = tokenizer
-        self._environments = LocalEnvironments(dataset, threads=2)
+        self._environments: Environments = LocalEnvironments(dataset, threads=2)
         self._renderer = ChatRenderer(tokenizer)
 
-    def play(self, server: ServerProcess | None, concurrency: int, episodes: int, seed: int) -> Round:
-        """Play on a server, or in this process."""
+    def play(self, server: ServerProcess | None, concurrency: int, episodes: int, seed: int, turns: int = 0) -> Round:
+        """Play on a server, or in this process; episodes of at least `turns` turns."""
         context = self._model.config.max_position_embeddings
         settings = RolloutSettings(TokenBudget(context // 2, context, 64), max_concurrency=concurrency)
         engine: Engine
@@ -70,7 +118,8 @@ class Bench:
         else:
             vocab_size = self._model.config.vocab_size
             engine = VLLMEngine([server.url], stop_ids=self._renderer.stop_ids, vocab_size=vocab_size)
-        client = RolloutClient(engine, self._environments, self._renderer, settings)
+        environments = PatientEnvironments(self._environments, turns)
+        client = RolloutClient(engine, environments, self._renderer, settings)
         # Groups of eight, as GRPO plays them.
         chosen = [self._questions[number // 8 % len(self._questions)] for number in range(episodes)]
         requests = [request_for(question, seed * 1_000_000 + number) for number, question in enumerate(chosen)]
@@ -83,6 +132,7 @@ class Bench:
         return Round(
             episodes_per_s=episodes / seconds,
             tokens_per_s=sum(sum(episode.row.env_mask) for episode in played) / seconds,
+            turns=fmean(len(episode.turns) for episode in played),
             failed=sum(episode.outcome is Outcome.FAILED for episode in played),
             cached_share=hit / asked if asked else 0.0,
         )
@@ -100,6 +150,7 @@ def summary(rounds: list[Round]) -> dict[str, float]:
     return {
         "episodes_per_s": round(median(each.episodes_per_s for each in rounds), 3),
         "tokens_per_s": round(median(each.tokens_per_s for each in rounds), 1),
+        "turns": round(fmean(each.turns for each in rounds), 2),
         "failed": sum(each.failed for each in rounds),
     }
 
@@ -110,6 +161,7 @@ def main() -> None:
     parser.add_argument("--policy", default=str(BASE_CHECKPOINT), help="a checkpoint's folder")
     parser.add_argument("--data", default="synthetic")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 16, 64, 256])
+    parser.add_argument("--long_turns", type=int, default=LONG_TURNS, help="turns of an agent that explores")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="one short round: shows that it runs, measures little")
     args = parser.parse_args()
@@ -129,11 +181,15 @@ def main() -> None:
                 for name, where in order if seed % 2 else reversed(order):
                     print(f"\r{concurrency} in flight, {name}   ", end="", file=sys.stderr, flush=True)
                     sides[name].append(bench.play(where, concurrency, episodes, seed))
+            print(f"\r{concurrency} in flight, long episodes   ", end="", file=sys.stderr, flush=True)
+            long = bench.play(server, concurrency, episodes, count, args.long_turns)
             pairs = zip(sides["hf"], sides["vllm"], strict=True)
             results[str(concurrency)] = {
                 **{name: summary(rounds) for name, rounds in sides.items()},
                 "vllm_to_hf": round(median(v.episodes_per_s / h.episodes_per_s for h, v in pairs), 3),
                 "prefix_cache_share": round(median(each.cached_share for each in sides["vllm"]), 4),
+                "long_turns": round(long.turns, 2),
+                "long_prefix_cache_share": round(long.cached_share, 4),
             }
     device = str(model.device)
     print(json.dumps({"benchmark": "engines", "device": device, "rounds": count, "results": results}))
