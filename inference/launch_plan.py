@@ -255,6 +255,9 @@ def _environment(settings: LaunchSettings, model: ModelFacts, machine: Machine, 
         # One core is left to the API server and the trainer: threads that wait for each other spin, and starve where
         # another process has their core.
         found["OMP_NUM_THREADS"] = str(max(1, (machine.cores - 1) // settings.replicas))
+        # A helper of vLLM's sampler is compiled even with --enforce-eager; where there is no C++ compiler, as in slim
+        # images, the first request would kill the engine.
+        found["TORCH_COMPILE_DISABLE"] = "1"
     elif settings.replicas > 1:
         found["CUDA_VISIBLE_DEVICES"] = machine.gpus[index]
     if settings.weight_sync is WeightSyncMode.LORA:

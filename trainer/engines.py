@@ -21,6 +21,7 @@ from trl import GRPOConfig, GRPOTrainer, ModelConfig
 from trl.models import unwrap_model_for_generation
 
 from env_server.errors import SQLEnvError
+from inference.addresses import every_server
 from inference.engine import Engine, EngineError
 from inference.fleet import split_urls
 from inference.hf import HFEngine
@@ -149,7 +150,7 @@ def vllm_policy(
 ) -> VLLMPolicy:
     """Put the servers' engine and its weight sync together; speaks to nobody yet."""
     grpo = trainer.args
-    urls = server_urls(grpo)
+    urls = every_server(server_urls(grpo))
     engine = VLLMEngine(
         urls,
         stop_ids=renderer.stop_ids,

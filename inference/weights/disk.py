@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -89,5 +90,5 @@ class DiskTransport:
             return
         for path in self._written:
             shutil.rmtree(path, ignore_errors=True)
-        if self._folder.is_dir() and not any(self._folder.iterdir()):
+        with suppress(OSError):  # it holds something else, or is a volume
             self._folder.rmdir()

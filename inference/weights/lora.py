@@ -127,7 +127,7 @@ class LoraTransport:
         """Remove the adapters' folders."""
         for path in self._paths[-KEPT:]:
             shutil.rmtree(path, ignore_errors=True)
-        if self._folder.is_dir() and not any(self._folder.iterdir()):
+        with suppress(OSError):  # it holds something else, or is a volume
             self._folder.rmdir()
 
 

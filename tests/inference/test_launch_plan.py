@@ -67,13 +67,14 @@ def test_unset_limits_are_left_to_vllm() -> None:
     assert (value(replica, "--max-model-len"), value(replica, "--max-num-seqs")) == ("77", "5")
 
 
-def test_a_cpu_replica_is_eager_unpinned_and_has_its_share_of_the_cores() -> None:
+def test_a_cpu_replica_compiles_nothing_is_unpinned_and_has_its_share_of_the_cores() -> None:
     replicas = plan(LaunchSettings("m", replicas=3, cpu_kv_cache_gb=0.5), FOLDER, ON_CPU)
     for replica in replicas:
         assert "--enforce-eager" in replica.arguments
         assert value(replica, "--kv-cache-memory-bytes") == str(2**29)
         assert replica.environment["OMP_NUM_THREADS"] == "1"
         assert replica.environment["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+        assert replica.environment["TORCH_COMPILE_DISABLE"] == "1"
     assert one(LaunchSettings("m")).environment["OMP_NUM_THREADS"] == "3"
 
 

@@ -1,0 +1,42 @@
+# The trainer, `sqlenv train`; and evaluation, reports and everything else that the command does.
+#   docker build -f docker/trainer.Dockerfile -t sqlenv/trainer .
+#   with vLLM beside it, which --weight_sync nccl needs:  --build-arg EXTRAS=train,vllm
+ARG PYTHON_IMAGE=python:3.11-slim-bookworm
+
+FROM ${PYTHON_IMAGE} AS requirements
+WORKDIR /src
+COPY docker/requirements.py pyproject.toml ./
+ARG EXTRAS=train
+RUN python requirements.py train --only torch > torch.txt \
+    && python requirements.py $(echo "$EXTRAS" | tr , ' ') > requirements.txt
+
+FROM ${PYTHON_IMAGE} AS build
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+RUN python -m venv /opt/sqlenv
+ENV PATH=/opt/sqlenv/bin:$PATH
+WORKDIR /src
+# The index of torch's CPU builds, as pytorch.org names it. Without, pip takes the CUDA build.
+ARG TORCH_INDEX_URL=
+COPY --from=requirements /src/torch.txt ./
+RUN pip install ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} -r torch.txt
+# Before the sources: this layer stays until a requirement changes.
+COPY --from=requirements /src/requirements.txt ./
+RUN pip install -r requirements.txt
+COPY pyproject.toml README.md LICENSE sqlenv.py ./
+COPY env_server env_server
+COPY inference inference
+COPY trainer trainer
+RUN pip install --no-deps .
+
+FROM ${PYTHON_IMAGE}
+RUN install -d -m 1777 /cache /hub /weights /runs /home/sqlenv
+COPY --from=build /opt/sqlenv /opt/sqlenv
+WORKDIR /app
+COPY trainer/tiny/base trainer/tiny/base
+COPY configs configs
+ENV PATH=/opt/sqlenv/bin:$PATH HOME=/home/sqlenv USER=sqlenv PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
+    HF_HOME=/hub XDG_CACHE_HOME=/cache SQLENV_CACHE_DIR=/cache MPLCONFIGDIR=/cache/matplotlib \
+    TRITON_CACHE_DIR=/cache/triton TORCHINDUCTOR_CACHE_DIR=/cache/inductor
+USER 1000:1000
+ENTRYPOINT ["sqlenv"]
+CMD ["--help"]
