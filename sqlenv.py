@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from env_server.errors import SQLEnvError
 
@@ -67,9 +70,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _train(argv: Sequence[str]) -> int:
-    from trainer import train
+    with _nothing_to_save():
+        from trainer import train
 
     return train.run(argv)
+
+
+@contextmanager
+def _nothing_to_save() -> Iterator[None]:
+    """End with status 0 on SIGTERM, as a run does that is stopped: the packages of training take seconds to import."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _evaluate(argv: Sequence[str]) -> int:

@@ -238,3 +238,25 @@ def test_a_data_set_can_be_validated(capsys: Captured) -> None:
     assert summary["problem"] == ""
     assert summary["gold_answers_correct"] == summary["usable"] == summary["questions"] > 3_000
     assert len(summary["split"]) == summary["databases"] == 64
+
+
+def test_a_run_that_is_stopped_while_it_is_imported_has_nothing_to_save() -> None:
+    """The finder stands for a slow import: it says so, and waits for the signal."""
+    program = (
+        "import sys, signal, importlib.abc\n"
+        "class Slow(importlib.abc.MetaPathFinder):\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'trainer':\n"
+        "            print('importing', flush=True)\n"
+        "            signal.pause()\n"
+        "sys.meta_path.insert(0, Slow())\n"
+        "import sqlenv\n"
+        "sys.exit(sqlenv.main(['train']))\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], cwd=Path(sqlenv.__file__).parent, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "importing\n"
+        process.terminate()
+        assert process.wait(30) == 0

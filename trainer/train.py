@@ -5,7 +5,7 @@ that a run writes is in its `output_dir`: config.json, metrics.jsonl, episodes.j
 model/ and report.html.
 
 On several ranks (`accelerate launch`, `torchrun`) each plays and trains on its part of a batch, and plays its part of
-an evaluation. Rank 0 alone writes and speaks.
+an evaluation. Rank 0 alone writes and speaks. SIGTERM stops a run so that it can go on later; see `trainer.stopping`.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ from trainer.rollout import RolloutClient, RolloutSettings, derive_seed, request
 from trainer.run_files import Evaluation, RunFolder
 from trainer.run_log import RunLog
 from trainer.statistics import summarize
+from trainer.stopping import StopAfterStep, Stopping
 from trainer.summary_table import difficulty_table, interval_text, percent, summary_table
 from trainer.tiny import BASE_NOTES
 from trainer.transcript import TokenBudget
@@ -69,16 +70,16 @@ LABELS = ("random", "before", "after", "oracle")
 
 
 def run(argv: Sequence[str]) -> int:
-    """Parse the arguments, then evaluate, train, evaluate and report. Raises SQLEnvError."""
+    """Parse the arguments, then evaluate, train, evaluate and report; returns the exit status. Raises SQLEnvError."""
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experimental, and TRL is pinned
-    with ending_together("sqlenv train"):
+    with ending_together("sqlenv train"), Stopping("sqlenv train") as stopping:
         arguments, grpo, model_config = parse_arguments(argv)
         if arguments.torch_threads:
             torch.set_num_threads(arguments.torch_threads)
         ranks = Ranks.of(grpo)
         ranks.hush_others()
-        Training(arguments, grpo, model_config, ranks, Console(quiet=not ranks.is_main)).run()
-    return 0
+        Training(arguments, grpo, model_config, ranks, Console(quiet=not ranks.is_main), stopping).run()
+    return stopping.status
 
 
 def parse_arguments(argv: Sequence[str]) -> tuple[SQLEnvArguments, GRPOConfig, ModelConfig]:
@@ -96,6 +97,10 @@ def parse_arguments(argv: Sequence[str]) -> tuple[SQLEnvArguments, GRPOConfig, M
         check_vllm_flags(arguments, grpo, model_config)
     if grpo.max_completion_length is None or grpo.max_completion_length <= 0:
         raise ConfigError(f"--max_completion_length must be positive, not {grpo.max_completion_length}")
+    if grpo.enable_jit_checkpoint:
+        raise ConfigError(
+            "leave --enable_jit_checkpoint out: SIGTERM saves a checkpoint anyway, at the end of the step"
+        )
     if str(grpo.resume_from_checkpoint).lower() == "true":
         grpo.resume_from_checkpoint = get_last_checkpoint(grpo.output_dir) if Path(grpo.output_dir).is_dir() else None
         if grpo.resume_from_checkpoint is None:
@@ -130,6 +135,7 @@ class Training:
         model_config: ModelConfig,
         ranks: Ranks,
         console: Console,
+        stopping: Stopping,
     ) -> None:
         self._arguments = arguments
         self._grpo = grpo
@@ -138,6 +144,7 @@ class Training:
         self._model_config = model_config
         self._ranks = ranks
         self._console = console
+        self._stopping = stopping
         self._answer_mode = AnswerMode(arguments.answer_mode)
         self._env_settings = EnvSettings(step_budget=arguments.step_budget)
         with ranks.one_goes_first():
@@ -149,7 +156,7 @@ class Training:
         self._folder = RunFolder(Path(grpo.output_dir))
 
     def run(self) -> None:
-        """Evaluate, train, evaluate and report."""
+        """Evaluate, train, evaluate and report, or stop on the way."""
         grpo = self._grpo
         with ExitStack() as stack:
             environments = stack.enter_context(closing(self._open_environments()))
@@ -165,6 +172,7 @@ class Training:
             log = self._open_log(stack) if self._ranks.is_main else None
             if log is not None:
                 trainer.add_callback(log)
+            trainer.add_callback(StopAfterStep(self._stopping))
             rollout.play_with(RolloutClient(policy.engine, environments, renderer, settings), log and log.write_batch)
             greedy = RolloutClient(policy.engine, environments, renderer, replace(settings, temperature=0.0))
 
@@ -172,9 +180,9 @@ class Training:
                 policy.sync_weights()
                 self._evaluate_policy(label, name, greedy, runner)
 
-            self._train(trainer, environments, evaluate)
+            whole = self._train(trainer, environments, evaluate)
         self._ranks.part()
-        if self._ranks.is_main:
+        if self._ranks.is_main and whole:
             self._conclude()
 
     def _open_engine(self, trainer: GRPOTrainer, renderer: ChatRenderer, settings: RolloutSettings) -> PolicyEngine:
@@ -185,6 +193,7 @@ class Training:
 
     def _open_log(self, stack: ExitStack) -> RunLog:
         self._folder = self._open_folder()
+        stack.callback(self._leave_room)
         return stack.enter_context(closing(RunLog(self._folder, self._console)))
 
     def _open_environments(self) -> AnyEnvironments:
@@ -198,19 +207,27 @@ class Training:
             arguments.env_threads,
         )
 
-    def _train(self, trainer: GRPOTrainer, environments: AnyEnvironments, evaluate: Callable[[str, str], None]) -> None:
+    def _train(self, trainer: GRPOTrainer, environments: AnyEnvironments, evaluate: Callable[[str, str], None]) -> bool:
+        """Evaluate, train and evaluate; returns False when that was stopped."""
         resuming = self._grpo.resume_from_checkpoint
         if not resuming:
             if self._ranks.is_main:
                 self._evaluate_scripted("random", environments)
                 self._evaluate_scripted("oracle", environments)
             evaluate("before", str(self._model_config.model_name_or_path))
+        self._stopping.begin_training(self._ranks)
         trainer.train(resume_from_checkpoint=resuming)
-        path = str(self._folder.path / MODEL)
-        trainer.save_model(path)
+        if self._stopping.stopped_after is not None:
+            return False
+        path = self._folder.path / MODEL
+        trainer.save_model(str(path))
         if self._ranks.is_main:
             self._tokenizer.save_pretrained(path)
-        evaluate("after", path)
+        if self._stopping.end_training(path, self._arguments.data):
+            return False
+        evaluate("after", str(path))
+        self._stopping.conclude()
+        return True
 
     def _open_folder(self) -> RunFolder:
         path = Path(self._grpo.output_dir)
@@ -225,6 +242,12 @@ class Training:
         if notes.is_file():
             config["base_notes"] = notes.read_text(encoding="utf-8")
         return RunFolder.create(path, config)
+
+    def _leave_room(self) -> None:
+        """Let the same command start again, when it was stopped before it has trained: a folder holds but one run."""
+        if self._stopping.in_vain and not self._grpo.resume_from_checkpoint:
+            for path in (*self._folder.evaluations_path.glob("*"), self._folder.config_path):
+                path.unlink(missing_ok=True)
 
     def _build_trainer(self, rollout: SQLEnvRollout) -> GRPOTrainer:
         """TRL's trainer, with our rewards and rollout. Raises PolicyError."""

@@ -1,0 +1,255 @@
+"""How `sqlenv train` ends when SIGTERM asks it to: `docker stop`, or a cluster that takes its machine back.
+
+Promises:
+
+1. While GRPO trains, the running step ends, a checkpoint is saved whatever `save_strategy` says, and training stops. A
+   run that has made its last step saves its model instead; one that has only the report to write, writes it.
+2. At any other time all is closed at once, as by Ctrl-C.
+3. Either way the exit status is 0, and one line says what there is and how to go on.
+4. A second SIGTERM closes all at once, whatever is done, and the exit status is 143. What follows within ECHO_S is
+   the same signal, and is ignored: clusters tell every process of a job, and launchers pass on what they are told.
+5. On several ranks all stop after the same step, also when one alone was asked.
+6. SIGINT does what it did. So does SIGTERM after the block, echoes apart, and nothing changes outside the main thread.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from enum import Enum, auto
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, NoReturn, Self
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from trainer.ranks import Ranks
+
+ECHO_S = 1.0
+"""How long a signal's copies may take to arrive."""
+TERMINATED = 128 + signal.SIGTERM
+"""The exit status that a shell gives a process which SIGTERM has ended."""
+
+NOT_BEGUN = "stopped before training began; start again with the same command"
+
+
+def half_trained(step: int, steps: int, checkpoint: Path) -> str:
+    """Say what a run has that has stopped between two steps."""
+    return (
+        f"stopped after step {step} of {steps}, which is saved in {checkpoint}; to go on, give the same command and "
+        "output_dir with --resume_from_checkpoint true"
+    )
+
+
+def trained(model: Path, data: str) -> str:
+    """Say what a run has that has stopped before or in its last evaluation."""
+    return (
+        f"the policy is trained and saved in {model}, but not evaluated; to do so, run "
+        f"sqlenv evaluate --policy {model} --data {data}"
+    )
+
+
+class Stage(Enum):
+    """How far a run is, as far as stopping goes."""
+
+    BEFORE = auto()
+    STARTING = auto()
+    """The ranks agree that training begins."""
+    TRAINING = auto()
+    """Steps, and the saving of the model."""
+    TRAINED = auto()
+    CONCLUDING = auto()
+
+
+_PATIENT = (Stage.STARTING, Stage.TRAINING, Stage.CONCLUDING)
+"""Where a signal lets the work go on up to where it can be left."""
+
+
+class Reaction(Enum):
+    """What to do about a signal."""
+
+    NONE = auto()
+    FINISH = auto()
+    """What is being done, and stop then."""
+    END = auto()
+    """At once."""
+
+
+@dataclass(slots=True)
+class StopRequest:
+    """What a run was asked so far, and what follows from it. No clock, no signals: it is told of both."""
+
+    stage: Stage = Stage.BEFORE
+    asked: bool = False
+    """To stop, here or at another rank."""
+    ending: bool = False
+    """All is being closed at once."""
+    status: int = 0
+    heard_at: float | None = None
+    """When this process got its last signal that was no echo."""
+
+    def signalled(self, now: float) -> Reaction:
+        """Take a signal that came at `now`, in seconds."""
+        if self.is_echo(now):
+            return Reaction.NONE
+        first, self.heard_at = self.heard_at is None, now
+        known, self.asked = self.asked, True
+        if first and known:
+            return Reaction.NONE
+        if first and self.stage in _PATIENT:
+            return Reaction.FINISH
+        self.ending = True
+        self.status = 0 if first else TERMINATED
+        return Reaction.END
+
+    def is_echo(self, now: float) -> bool:
+        """Whether a signal that comes at `now` is one that was heard before."""
+        return self.heard_at is not None and now - self.heard_at < ECHO_S
+
+    def explains(self, error: BaseException | None, alone: bool) -> bool:
+        """Whether what came out of the run is how it ends at once."""
+        if self.ending and isinstance(error, KeyboardInterrupt):
+            return True
+        # Ranks that were asked, too, may have ended while this one went to meet them. But a training step that fails
+        # is never kept quiet.
+        in_between = self.stage in (Stage.BEFORE, Stage.STARTING, Stage.TRAINED)
+        return self.heard_at is not None and in_between and not alone and isinstance(error, Exception)
+
+
+class Stopping:
+    """Listens to SIGTERM in its `with` block, and says farewell at the block's end when the run was stopped.
+
+    An end at once leaves the block as KeyboardInterrupt, and goes no further. On several ranks the process ends there;
+    see `ranks.ending_together`.
+    """
+
+    def __init__(self, command: str) -> None:
+        self._command = command
+        self._request = StopRequest()
+        self._ranks = Ranks()
+        self._there_is = NOT_BEGUN
+        self._before: Any = None
+        self._listens = threading.current_thread() is threading.main_thread()
+        # A launcher says so long before the ranks have met.
+        self._alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
+        self._speaks = int(os.environ.get("RANK", "0")) == 0
+        self.stopped_after: int | None = None
+        """The step that training stopped after, before its last one."""
+
+    @property
+    def status(self) -> int:
+        """The exit status of a run that came to its end, or was stopped."""
+        return self._request.status
+
+    @property
+    def in_vain(self) -> bool:
+        """True in a run that is stopped before it has trained."""
+        return self._request.asked and self._request.stage in (Stage.BEFORE, Stage.STARTING)
+
+    def begin_training(self, ranks: Ranks) -> None:
+        """From here on steps are finished. A meeting. Raises KeyboardInterrupt on all ranks when one was asked."""
+        self._ranks = ranks
+        # Before the meeting: whoever comes to it no longer ends at once, so none that has passed it is left alone.
+        self._request.stage = Stage.STARTING
+        if self.agreed():
+            self._end()
+        self._request.stage = Stage.TRAINING
+
+    def agreed(self) -> bool:
+        """Whether to stop, as all ranks see it. A meeting."""
+        agreed = any(self._ranks.gather([self._request.asked]))
+        if agreed:
+            self._request.asked = True
+        return agreed
+
+    def stop_after(self, step: int, steps: int, checkpoint: Path) -> None:
+        """Take note that training stops after a step, which gets saved."""
+        self.stopped_after = step
+        self._there_is = half_trained(step, steps, checkpoint)
+
+    def end_training(self, model: Path, data: str) -> bool:
+        """From here on a signal ends the run at once; returns whether to stop for one that came before. A meeting."""
+        self._there_is = trained(model, data)
+        agreed = self.agreed()
+        self._request.stage = Stage.TRAINED
+        if self._request.asked and not agreed:
+            self._end()  # it came when the others had been told that there was none
+        return agreed
+
+    def conclude(self) -> None:
+        """From here on the run is finished, since it takes but seconds."""
+        self._request.stage = Stage.CONCLUDING
+
+    def __enter__(self) -> Self:
+        if self._listens:
+            self._before = signal.signal(signal.SIGTERM, self._on_signal)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if self._listens:
+            signal.signal(signal.SIGTERM, self._before if self._request.heard_at is None else self._on_late_signal)
+        explained = self._request.explains(error, self._alone)
+        if explained or error is None:
+            self._say_farewell()
+        if explained and not self._alone:
+            # Not by `sys.exit`, as in `ranks`: the interpreter's end may wait for ranks that wait for this one.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(self.status)
+        return explained
+
+    def _end(self) -> NoReturn:
+        self._request.ending = True
+        raise KeyboardInterrupt
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        match self._request.signalled(time.monotonic()):
+            case Reaction.FINISH:
+                if self._request.stage is not Stage.CONCLUDING:
+                    self._notify("stopping after this step; a second signal stops at once")
+            case Reaction.END:
+                # Its handler knows how to get out of what runs: in asyncio's loops it cancels their main task.
+                interrupt = signal.getsignal(signal.SIGINT)
+                (interrupt if callable(interrupt) else signal.default_int_handler)(number, frame)
+
+    def _on_late_signal(self, number: int, frame: FrameType | None) -> None:
+        """Ignore echoes, and do what was done before the block about others."""
+        if not self._request.is_echo(time.monotonic()):
+            signal.signal(number, self._before)
+            signal.raise_signal(number)
+
+    def _notify(self, words: str) -> None:
+        if self._speaks:
+            # Not through `sys.stderr`, which the signal may have found in the middle of a write.
+            os.write(2, f"{self._command}: {words}\n".encode())
+
+    def _say_farewell(self) -> None:
+        if not self._speaks or not self._request.asked or self._request.stage is Stage.CONCLUDING:
+            return
+        if self.status:
+            sys.stderr.write(f"{self._command}: ended at once by a second SIGTERM\n")
+        else:
+            sys.stdout.write(f"{self._there_is}\n")
+
+
+class StopAfterStep(TrainerCallback):  # type: ignore[misc]  # transformers carries no types
+    """Has the trainer save and stop at the end of a step, when the run was asked to stop; every rank needs one."""
+
+    def __init__(self, stopping: Stopping) -> None:
+        self._stopping = stopping
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Agree with the other ranks. After the last step the trainer stops anyway, and the model gets saved."""
+        if state.global_step >= state.max_steps or not self._stopping.agreed():
+            return
+        # What was measured since the last log is in no checkpoint.
+        control.should_log = control.should_save = control.should_training_stop = True
+        checkpoint = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+        self._stopping.stop_after(state.global_step, state.max_steps, checkpoint)
