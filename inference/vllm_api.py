@@ -20,6 +20,9 @@ import httpx
 
 from inference.engine import EngineError, FinishReason, Sampling
 
+NEW_PROCESS = "default"
+"""The weight version of a server that nobody has pushed to."""
+
 _BUSY = frozenset((429, 503))
 _SHOWN_CHARS = 300
 """Of an error's text."""

@@ -11,7 +11,7 @@ import asyncio
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import asdict
 from itertools import chain, zip_longest
@@ -29,17 +29,21 @@ from env_server.errors import SQLEnvError
 from env_server.settings import EnvSettings
 from env_server.types import AnswerMode
 from inference.hf import HFEngine
+from inference.vllm import VLLMEngine
 from trainer.config import ENV_HELP, TOKEN_HELP, token_of
 from trainer.environments import LOCAL, AnyEnvironments, Environments, open_environments
 from trainer.episodes import Episode, EpisodeRecord, record
 from trainer.players import OraclePlayer, Player, RandomPlayer, play
 from trainer.prompts import ChatRenderer
 from trainer.rollout import RolloutClient, RolloutSettings, derive_seed, request_for
+from trainer.served import ServedPolicy
 from trainer.statistics import EvaluationSummary, summarize
 from trainer.summary_table import difficulty_table, summary_table
 from trainer.transcript import TokenBudget
 
 SCRIPTED = ("random", "oracle")
+VLLM_URL = "http://127.0.0.1:8000"
+"""Where `sqlenv inference` serves, if it is not told otherwise."""
 
 
 class PolicyError(SQLEnvError):
@@ -104,11 +108,23 @@ def play_model(
     settings: RolloutSettings,
     seed: int,
     on_episode: Callable[[Episode], None],
-    template_kwargs: Mapping[str, Any] | None = None,
 ) -> list[Episode]:
-    """Play the questions with a model in this process. `template_kwargs` are the chat template's variables."""
-    renderer = ChatRenderer(tokenizer, template_kwargs)
+    """Play the questions with a model in this process."""
+    renderer = ChatRenderer(tokenizer)
     engine = in_process_engine(model, tokenizer, renderer, settings)
+    return play_on(engine, renderer, environments, questions, settings, seed, on_episode)
+
+
+def play_on(
+    engine: HFEngine | VLLMEngine,
+    renderer: ChatRenderer,
+    environments: Environments,
+    questions: Sequence[Question],
+    settings: RolloutSettings,
+    seed: int,
+    on_episode: Callable[[Episode], None],
+) -> list[Episode]:
+    """Play the questions with an engine, and close it."""
     requests = [request_for(question, derive_seed(seed, index)) for index, question in enumerate(questions)]
 
     async def run() -> list[Episode]:
@@ -145,7 +161,8 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="examples:\n  sqlenv evaluate --policy oracle --split all\n"
         "  sqlenv evaluate --policy runs/tiny/model --episodes 300 --json\n"
         "  sqlenv evaluate --policy Qwen/Qwen2.5-0.5B-Instruct --data spider:PATH\n"
-        "  sqlenv evaluate --policy runs/tiny/model --env ws://host:8000,ws://other:8000",
+        "  sqlenv evaluate --policy runs/tiny/model --env ws://host:8000,ws://other:8000\n"
+        "  sqlenv evaluate --policy runs/tiny/model --use_vllm      (after: sqlenv inference --model runs/tiny/model)",
     )
     parser.add_argument("--policy", required=True, help="random, oracle, a checkpoint folder, or a model on the Hub")
     parser.add_argument("--data", default="synthetic", help=f"{SYNTAX} (default: synthetic)")
@@ -157,6 +174,10 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--step_budget", type=_positive, default=15, help="steps in an episode")
     parser.add_argument("--env", default=LOCAL, help=ENV_HELP)
     parser.add_argument("--env_token", help=TOKEN_HELP)
+    parser.add_argument("--use_vllm", action="store_true", help="generate on vLLM servers that serve the policy")
+    parser.add_argument(
+        "--vllm_server_base_url", default=VLLM_URL, help=f"their URLs, separated by commas (default: {VLLM_URL})"
+    )
     parser.add_argument("--max_concurrency", type=_positive, default=64, help="episodes in flight")
     parser.add_argument("--max_completion_length", type=_positive, default=4_096, help="tokens of an episode")
     parser.add_argument("--max_turn_length", type=_positive, default=256, help="tokens of one turn")
@@ -189,15 +210,7 @@ def run(argv: Sequence[str]) -> int:
         if args.policy in SCRIPTED:
             episodes = play_scripted(args.policy, environments, questions, args.answer_mode, args.seed, advance)
         else:
-            model, tokenizer = load_policy(args.policy)
-            context = model.config.max_position_embeddings
-            settings = RolloutSettings(
-                budget=TokenBudget(args.max_completion_length, context, args.max_turn_length),
-                temperature=args.temperature,
-                max_concurrency=args.max_concurrency,
-                answer_mode=args.answer_mode,
-            )
-            episodes = play_model(model, tokenizer, environments, questions, settings, args.seed, advance)
+            episodes = _play_policy(args, environments, questions, advance)
     records = [record(episode) for episode in episodes]
     summary = summarize(records, excluded_by_reason(dataset))
     rows = [(args.policy, summary)]
@@ -222,6 +235,30 @@ def run(argv: Sequence[str]) -> int:
             )
         )
     return 0
+
+
+def _play_policy(
+    args: argparse.Namespace,
+    environments: Environments,
+    questions: Sequence[Question],
+    advance: Callable[[Episode], None],
+) -> list[Episode]:
+    def settings(context: int) -> RolloutSettings:
+        return RolloutSettings(
+            budget=TokenBudget(args.max_completion_length, context, args.max_turn_length),
+            temperature=args.temperature,
+            max_concurrency=args.max_concurrency,
+            answer_mode=args.answer_mode,
+        )
+
+    if not args.use_vllm:
+        model, tokenizer = load_policy(args.policy)
+        room = settings(model.config.max_position_embeddings)
+        return play_model(model, tokenizer, environments, questions, room, args.seed, advance)
+    served = ServedPolicy.load(args.policy)
+    renderer = ChatRenderer(served.tokenizer)
+    engine = served.engine(args.vllm_server_base_url, renderer)
+    return play_on(engine, renderer, environments, questions, settings(served.context), args.seed, advance)
 
 
 def write_records(path: str, records: Sequence[EpisodeRecord]) -> None:

@@ -33,13 +33,11 @@ from urllib.parse import urlsplit
 import torch
 
 from inference.engine import EngineError
-from inference.vllm_api import ReplicaUnavailableError, VLLMServer
+from inference.vllm_api import NEW_PROCESS, ReplicaUnavailableError, VLLMServer
 from inference.weights.transport import WeightSyncError
 
 BUFFER_BYTES = 256 * 2**20
 """Of the GPU, for a chunk of the weights; a larger tensor makes it larger."""
-NEW_PROCESS = "default"
-"""The weight version of a server that nobody has pushed to."""
 
 _VLLM = "vllm.distributed.weight_transfer"
 _START = "start the server with `sqlenv inference --weight_sync {name}`"

@@ -26,8 +26,10 @@ from trainer.evaluate import (
     PolicyError,
     choose_questions,
     excluded_by_reason,
+    in_process_engine,
     load_policy,
     play_model,
+    play_on,
     play_scripted,
     summary_json,
     write_records,
@@ -140,9 +142,9 @@ def test_the_variables_of_the_chat_template_reach_the_prompt(
     model: Qwen3ForCausalLM,
 ) -> None:
     tokenizer.chat_template = str(tokenizer.chat_template).replace("<act>{% endif %}", "<act>{{ opening }}{% endif %}")
-    (played,) = play_model(
-        model, tokenizer, environments, pets.questions[:1], SETTINGS, 0, lambda _: None, {"opening": "pets"}
-    )
+    renderer = ChatRenderer(tokenizer, {"opening": "pets"})
+    engine = in_process_engine(model, tokenizer, renderer, SETTINGS)
+    (played,) = play_on(engine, renderer, environments, pets.questions[:1], SETTINGS, 0, lambda _: None)
     opening = first_message(environment.reset(question_id=pets.questions[0].question_id))
     assert tokenizer.decode(played.row.prompt_ids) == f"<obs>{opening}<act>pets"
 
