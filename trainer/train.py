@@ -270,6 +270,11 @@ class Training:
                 rollout_func=rollout,
             )
         except OSError as error:
+            if error.filename is not None and str(error.filename).startswith(grpo.output_dir):
+                raise ConfigError(
+                    f"--output_dir {grpo.output_dir}: {error.strerror}; it has to belong to the user who runs this, "
+                    f"number {os.getuid()}"
+                ) from error
             raise PolicyError(f"{self._model_config.model_name_or_path}: {' '.join(str(error).split())}") from error
         trainer.remove_callback(PrinterCallback)
         trainer.remove_callback(ProgressCallback)

@@ -283,3 +283,12 @@ def test_a_data_set_that_does_not_fill_one_step_is_refused(
     assert sqlenv.main([*command, "--output_dir", str(tmp_path / "run")]) == 2
     assert "one step plays 2 questions, and the data set has 1 for training" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_named(
+    policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    command = ["train", "--model_name_or_path", str(policy), "--output_dir", str(tmp_path / "file" / "run"), *FLAGS]
+    assert sqlenv.main(command) == 2
+    assert f"--output_dir {tmp_path / 'file' / 'run'}: Not a directory" in capsys.readouterr().err
