@@ -105,7 +105,20 @@ class Stack:
 
     def close(self) -> None:
         """Remove all that was started."""
-        self.run("--profile", "env", "down", "--volumes", "--remove-orphans", "--timeout", "5", check=False)
+        self.run(
+            "--profile",
+            "env",
+            "--profile",
+            "inference",
+            "--profile",
+            "trainer",
+            "down",
+            "--volumes",
+            "--remove-orphans",
+            "--timeout",
+            "5",
+            check=False,
+        )
 
 
 def state(container: str) -> dict[str, object]:

@@ -9,10 +9,13 @@ import json
 import os
 import secrets
 import stat
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +24,7 @@ from tests.docker.stack import USER, Stack, contains, docker, exit_code, page, s
 
 pytestmark = pytest.mark.skipif(not os.environ.get("SQLENV_COMPOSE_TEST"), reason="make compose-test runs it")
 
+SERVICES = ("env", "env-public", "inference", "inference-public", "model", "trainer", "trainer-remote")
 IMAGES = ("sqlenv/env", "sqlenv/inference-cpu", "sqlenv/trainer")
 BASE = "python:3.11-slim-bookworm"
 TOKEN = secrets.token_hex(16)
@@ -174,6 +178,31 @@ def test_a_published_environment_wants_a_token(stack: Stack) -> None:
         assert b"sqlenv_steps" in reply.read()
 
 
+def test_a_trainer_alone_plays_on_it(stack: Stack) -> None:
+    """With Hugging Face `generate`; the token reaches it as a variable."""
+    flags = " ".join(("--max_steps", "1", *FLAGS))
+    remote = ("--profile", "trainer", "run", "--rm", "trainer-remote")
+    done = stack.run(*remote, ENV_URL="ws://env-public:8000", RUN="remote", TRAIN_FLAGS=flags)
+    assert (stack.runs / "remote" / "report.html").exists(), done.stdout[-4000:]
+    answers = total(page(stack.container("env-public"), "/metrics", TOKEN), "sqlenv_steps_total", action="ANSWER")
+    assert answers > 0
+
+
+def test_a_trainer_outside_the_containers_uses_their_vllm(stack: Stack, tmp_path: Path) -> None:
+    port, weights = free_port(), tmp_path / "weights"
+    weights.mkdir()
+    started = ("--profile", "inference", "up", "--detach", "inference-public")
+    stack.run(*started, INFERENCE_PORT=str(port), WEIGHTS_DIR=str(weights))
+    server = stack.container("inference-public")
+    stack.until(lambda: health(server) == "healthy", "the published vLLM")
+    assert docker("port", server).strip() == f"8000/tcp -> 127.0.0.1:{port}"
+    flags = ("--config", "configs/tiny.yaml", "--output_dir", str(tmp_path / "run"), "--max_steps", "2", *FLAGS)
+    vllm = ("--use_vllm", "true", "--vllm_server_base_url", f"http://127.0.0.1:{port}")
+    command = [sys.executable, "sqlenv.py", "train", *flags, *vllm, "--weight_sync_dir", str(weights)]
+    subprocess.run(command, cwd=ROOT, check=True)
+    assert json.loads(page(server, "/weight_info"))["weight_version"].endswith("/2")
+
+
 def test_the_token_is_nowhere_to_be_read(stack: Stack) -> None:
     assert TOKEN not in stack.logs()
     for path in stack.runs.rglob("*.json*"):
@@ -193,4 +222,4 @@ def health(container: str) -> str:
 
 def test_nothing_is_left(stack: Stack) -> None:
     stack.close()
-    assert not any(stack.containers(service) for service in ("env", "env-public", "inference", "model", "trainer"))
+    assert not any(stack.containers(service) for service in SERVICES)

@@ -7,14 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from env_server.service.allowance import FIRST_S, FREE_S, LEAST_S, MOST_S, RATE, Allowance
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1_000.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.clock import Clock
 
 
 @pytest.fixture

@@ -23,12 +23,12 @@ from env_server.data.loading import load_dataset
 from env_server.data.questions import Dataset, Split
 from env_server.settings import EnvSettings
 from tests.integration.test_training import CHECKPOINTS, FLAGS, NO_CHECKPOINTS, token_exact, weights_of
+from tests.integration.training import save_policy
 from trainer.environments import LocalEnvironments
 from trainer.episodes import record
 from trainer.evaluate import choose_questions, load_policy, play_model
 from trainer.rollout import RolloutSettings
 from trainer.run_files import RunFolder
-from trainer.tiny.tokenizer import build_tokenizer
 from trainer.transcript import TokenBudget
 
 LAUNCHER = [
@@ -60,13 +60,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def policy(random_policy: Callable[..., Qwen3ForCausalLM], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random policy that likes the words of actions, so that rewards within a group differ."""
-    tokenizer = build_tokenizer(["How many are there"], max_words=60)
-    liked = {"<end>": 6.0, "ANSWER ": 4.5, "DESCRIBE ": 4.5, "SAMPLE ": 4.5, "QUERY ": 3.0, "1": 3.0, "2": 3.0}
-    folder = tmp_path_factory.mktemp("policy")
-    random_policy(tokenizer, liked=liked).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return save_policy(random_policy, ["How many are there"], tmp_path_factory.mktemp("policy"))
 
 
 @pytest.fixture(scope="module")

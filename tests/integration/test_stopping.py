@@ -13,19 +13,17 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
-import torch
 from transformers import Qwen3ForCausalLM
 
 import sqlenv
 from benchmarks.server_process import ROOT
-from env_server.cache import CACHE_VARIABLE
 from env_server.data.loading import load_dataset
 from tests.integration.service import until
 from tests.integration.test_ranks import LAUNCHER
 from tests.integration.test_training import FLAGS, NO_CHECKPOINTS, weights_of
+from tests.integration.training import save_policy, surroundings_in
 from trainer.run_files import RunFolder
 from trainer.stopping import ECHO_S
-from trainer.tiny.tokenizer import build_tokenizer
 
 END_S = 240.0
 """Far beyond what the end of a run takes, also on a crowded machine."""
@@ -98,24 +96,14 @@ Start = Callable[..., AbstractContextManager[Process]]
 
 @pytest.fixture(scope="module", autouse=True)
 def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    threads = torch.get_num_threads()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(CACHE_VARIABLE, str(tmp_path_factory.mktemp("cache")))
-        patch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    with surroundings_in(tmp_path_factory.mktemp("cache")):
         load_dataset("synthetic")  # into the cache, so that no wait is for it
         yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
 def policy(random_policy: Callable[..., Qwen3ForCausalLM], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random policy that likes the words of actions."""
-    tokenizer = build_tokenizer(["How many are there"], max_words=60)
-    liked = {"<end>": 6.0, "ANSWER ": 4.5, "DESCRIBE ": 4.5, "SAMPLE ": 4.5, "QUERY ": 3.0, "1": 3.0, "2": 3.0}
-    folder = tmp_path_factory.mktemp("policy")
-    random_policy(tokenizer, liked=liked).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return save_policy(random_policy, ["How many are there"], tmp_path_factory.mktemp("policy"))
 
 
 @pytest.fixture

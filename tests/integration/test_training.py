@@ -19,16 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from transformers import Qwen3ForCausalLM
 
 import sqlenv
-from env_server.cache import CACHE_VARIABLE
 from env_server.data.loading import load_dataset
 from env_server.data.questions import Dataset, Split
 from tests.integration.service import metric, serving, until
+from tests.integration.training import save_policy, surroundings_in
 from trainer.run_files import RunFolder
-from trainer.tiny.tokenizer import build_tokenizer
 
 FLAGS = [
     *("--data", "synthetic", "--eval_episodes", "8", "--step_budget", "6", "--max_turn_length", "16"),
@@ -46,12 +44,8 @@ Run = Callable[..., RunFolder]
 
 @pytest.fixture(scope="module", autouse=True)
 def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    threads = torch.get_num_threads()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(CACHE_VARIABLE, str(tmp_path_factory.mktemp("cache")))
-        patch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    with surroundings_in(tmp_path_factory.mktemp("cache")):
         yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -63,14 +57,8 @@ def dataset(surroundings: None) -> Dataset:
 def policy(
     dataset: Dataset, random_policy: Callable[..., Qwen3ForCausalLM], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """A random policy that likes the words of actions, so that rewards within a group differ."""
-    tokenizer = build_tokenizer([question.text for question in dataset.questions], max_words=60)
-    liked = {"<end>": 6.0, "ANSWER ": 4.5, "DESCRIBE ": 4.5, "SAMPLE ": 4.5, "QUERY ": 3.0, "1": 3.0, "2": 3.0}
-    model = random_policy(tokenizer, liked=liked)
-    folder = tmp_path_factory.mktemp("policy")
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    texts = [question.text for question in dataset.questions]
+    return save_policy(random_policy, texts, tmp_path_factory.mktemp("policy"))
 
 
 @pytest.fixture(scope="module")

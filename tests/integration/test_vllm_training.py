@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 import sqlenv
 from benchmarks.server_process import ROOT, free_port
-from env_server.cache import CACHE_VARIABLE
 from inference.launch_plan import WeightSyncMode
 from tests.integration.service import until
+from tests.integration.training import surroundings_in
 from tests.integration.vllm_server import VLLMHandle, meanwhile, vllm_server
 from trainer.run_files import RunFolder
 from trainer.tiny import BASE_CHECKPOINT
@@ -39,12 +38,8 @@ Train = Callable[..., RunFolder]
 
 @pytest.fixture(scope="module", autouse=True)
 def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    threads = torch.get_num_threads()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(CACHE_VARIABLE, str(tmp_path_factory.mktemp("cache")))
-        patch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    with surroundings_in(tmp_path_factory.mktemp("cache")):
         yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 
 import trainer.run_log
 from env_server.types import ActionType, RewardComponents
+from tests.clock import Clock
 from trainer.episodes import Episode, Outcome, TokenRow, Turn, record
 from trainer.run_files import RunFolder
 from trainer.run_log import RunLog
@@ -21,16 +22,6 @@ TURN = Turn("QUERY x", ActionType.QUERY, "x", True, "", "no such table: x", Rewa
 EPISODE = Episode("e#1", "e", "db", "?", "easy", "f", Outcome.WRONG, (TURN,), TokenRow([1], [2], [-0.1], [1]))
 OTHER = replace(EPISODE, episode_id="e#2")
 ROLLOUT = {"rollout/success_rate": 0.25, "rollout/steps": 3.0}
-
-
-class Clock:
-    """Stands for the `time` module: says what the test sets."""
-
-    def __init__(self) -> None:
-        self.now = 1_000.0
-
-    def monotonic(self) -> float:
-        return self.now
 
 
 @pytest.fixture

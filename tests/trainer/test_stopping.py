@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 import trainer.stopping
+from tests.clock import Clock
 from tests.trainer.test_ranks import run_on_two
 from trainer.ranks import Ranks
 from trainer.stopping import ECHO_S, TERMINATED, Reaction, Stage, StopAfterStep, Stopping, StopRequest
@@ -109,16 +110,6 @@ def test_a_failure_is_explained_by_peers_that_ended_but_never_in_a_step(stage: S
     lost = RuntimeError("connection closed by peer")
     assert not request.explains(lost, alone=True)
     assert request.explains(lost, alone=False) == (stage not in (Stage.TRAINING, Stage.CONCLUDING))
-
-
-class Clock:
-    """Stands for the `time` module: says what the test sets."""
-
-    def __init__(self) -> None:
-        self.now = 1_000.0
-
-    def monotonic(self) -> float:
-        return self.now
 
 
 @pytest.fixture

@@ -1,0 +1,36 @@
+"""What tests of `sqlenv train` share: where a run in this process finds its things, and a policy that plays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Qwen3ForCausalLM
+
+from env_server.cache import CACHE_VARIABLE
+from trainer.tiny.tokenizer import build_tokenizer
+
+LIKED = {"<end>": 6.0, "ANSWER ": 4.5, "DESCRIBE ": 4.5, "SAMPLE ": 4.5, "QUERY ": 3.0, "1": 3.0, "2": 3.0}
+"""The words of actions, so that rewards within a group differ."""
+
+
+@contextmanager
+def surroundings_in(cache: Path) -> Iterator[None]:
+    """Keep what a run in this process changes, or leaves in the user's cache, to the `with` block."""
+    threads = torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CACHE_VARIABLE, str(cache))
+        patch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+        yield
+    torch.set_num_threads(threads)
+
+
+def save_policy(random_policy: Callable[..., Qwen3ForCausalLM], texts: Sequence[str], folder: Path) -> Path:
+    """Save a random policy that likes the words of actions, with a tokenizer for the texts."""
+    tokenizer = build_tokenizer(texts, max_words=60)
+    random_policy(tokenizer, liked=LIKED).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
