@@ -2,14 +2,14 @@
 
 `SessionDatabases.query` tries the statement under bounds so narrow that it ends within about
 three milliseconds whatever it is: few steps, small values, a small database, functions whose time is linear, a short
-text with few wildcards. Most statements of an agent fit. What does not raises `Pending`, with the job for the lanes;
-once `supply` has been given the lane's answer, the same query gives it. A session whose allowance is used up is not
-tried: everybody else waits meanwhile.
+text with few wildcards. Most statements of an agent fit. What does not, or differs only in its numbers from one that
+did not, raises `Pending`, with the job for the lanes; once `supply` has been given the lane's answer, the same query
+gives it. A session whose allowance is used up is not tried: everybody else waits meanwhile.
 
 Promises:
 - The answer does not depend on the way: tried or from a lane, it has the same bytes, the same row count and the same
   virtual-machine steps. What the narrow bounds stop is never an answer.
-- Memory is bounded: by `CACHE_BYTES` for what statements gave, by `MAX_IDLE` connections.
+- Memory is bounded: by `CACHE_BYTES` for what statements gave, `MAX_IDLE` connections, `MAX_SHAPES` texts.
 
 Used by one thread, the event loop's.
 """
@@ -42,6 +42,9 @@ LARGEST_ENTRY = 256_000
 MAX_IDLE = 64
 """Databases that stay open; each holds up to 1 MiB of page cache."""
 
+MAX_SHAPES = 2_000
+"""Statements that are remembered as too long for a trial, apart from the numbers in them: up to a kilobyte each."""
+
 TRIAL_STEPS = 10_000
 TRIAL_INTERVAL = 1_000
 TRIAL_S = 0.003
@@ -60,6 +63,7 @@ TRIAL_FUNCTIONS = frozenset(
 
 # A NATURAL JOIN of many tables takes milliseconds to plan, before a step is counted.
 _SLOW_WORDS = re.compile(r"\|\||\b(?:recursive|natural|window|over)\b", re.IGNORECASE)
+_NUMBERS = re.compile(r"\d+")
 _ENTRY_BYTES = 600
 """What an entry takes besides its texts."""
 _STOPPED = frozenset(("budget", "size", "denied"))
@@ -164,6 +168,7 @@ class ServiceDatabases:
         )
         self._open: OrderedDict[str, Sandbox] = OrderedDict()
         self._small: dict[str, bool] = {}
+        self._too_long: OrderedDict[tuple[str, str], None] = OrderedDict()
         self.outcomes = OutcomeCache()
         """What statements gave; for the environments that play on these databases."""
 
@@ -175,13 +180,18 @@ class ServiceDatabases:
         """Answer a statement within the narrow bounds. Raises SQLError, DataError, and Pending."""
         if not self._is_tried(job):
             raise Pending(job)
+        shape = (job.db_id, _NUMBERS.sub("0", job.sql))
+        if shape in self._too_long:
+            raise Pending(job)
         try:
             result = self._sandbox(job.db_id).query(job.sql, job.max_rows)
         except SQLError as error:
             if error.kind in _STOPPED or not error.deterministic:
+                self._remember(shape)
                 raise Pending(job) from None
             raise
         if result.row_count is None:  # counting was stopped
+            self._remember(shape)
             raise Pending(job)
         return result
 
@@ -191,6 +201,11 @@ class ServiceDatabases:
         for sandbox in self._open.values():
             sandbox.close()
         self._open.clear()
+
+    def _remember(self, shape: tuple[str, str]) -> None:
+        self._too_long[shape] = None
+        if len(self._too_long) > MAX_SHAPES:
+            self._too_long.popitem(last=False)
 
     def _is_tried(self, job: QueryJob) -> bool:
         if len(job.sql) > TRIAL_SQL_CHARS or job.sql.count("%") > TRIAL_WILDCARDS or _SLOW_WORDS.search(job.sql):

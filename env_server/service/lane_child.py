@@ -1,13 +1,18 @@
-"""The server's side of one child process (`lane_process`): started, asked, and ended without leaving a trace."""
+"""The server's side of one child process (`lane_process`): started, asked, and ended without leaving a trace.
+
+An answer is handed on from the callback of the process's pipe, and the next job can be sent from there: on a busy event
+loop every task in between would wait its turn, and the process with it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import pickle
 import sys
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import PIPE
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 from env_server.errors import SQLEnvError
 from env_server.service.lane_process import CANCEL, HEADER, Answer, Job, LaneSetup, frame
@@ -17,7 +22,7 @@ START_S = 60.0
 END_S = 1.0
 """What a child gets to end by itself when its pipe is closed."""
 
-_READ_BYTES = 1_048_576
+_REQUESTS, _REPLIES = 0, 1
 # Its modules are found where the server found them. Polite from then on: a server under load waits for its start.
 _PROGRAM = (
     "import os, sys; sys.path[:] = sys.argv[2:]; from env_server.service.lane_process import main; "
@@ -29,29 +34,28 @@ class ChildLostError(SQLEnvError):
     """A child process ended, or did not start."""
 
 
-class LaneChild:
+class LaneChild(asyncio.SubprocessProtocol):
     """One child process. It is asked one job at a time."""
 
-    def __init__(self, process: Process) -> None:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        self._process = process
-        self._requests = process.stdin
-        self._replies = process.stdout
+    def __init__(self) -> None:
+        self._received = bytearray()
+        self._tell: Callable[[Any], None] | None = None
+        self._at_end = False
+        self._exited = False
+        self._gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @classmethod
     async def start(cls, setup: LaneSetup, niceness: int) -> LaneChild:
         """Start a child and wait until it is ready. Raises ChildLostError."""
         command = (sys.executable, "-c", _PROGRAM, str(niceness), *sys.path)
+        loop = asyncio.get_running_loop()
         try:
-            process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, limit=_READ_BYTES)
+            _, child = await loop.subprocess_exec(cls, *command, stdin=PIPE, stdout=PIPE, stderr=None)
         except OSError as error:
             raise ChildLostError(f"a process for SQL cannot be started: {error.strerror}") from error
-        child = cls(process)
         try:
             async with asyncio.timeout(START_S):
-                child._send(setup)
-                await child._receive()
+                await child._is_ready(setup)
         except BaseException as error:
             child.kill()
             await child.end()
@@ -63,18 +67,17 @@ class LaneChild:
     @property
     def pid(self) -> int:
         """Its process id."""
-        return self._process.pid
+        return self._transport.get_pid()
 
     @property
     def alive(self) -> bool:
         """Whether it is worth asking; it may be lost all the same."""
-        return self._process.returncode is None and not self._replies.at_eof()
+        return not self._at_end and not self._exited
 
-    async def ask(self, job: Job) -> Answer:
-        """Send a job and wait for its answer. Raises ChildLostError."""
+    def ask(self, job: Job, tell: Callable[[Answer | ChildLostError], None]) -> None:
+        """Send a job to a child that is alive. `tell` is called once, with the answer or when the child is lost."""
+        self._tell = tell
         self._send(job)
-        answer: Answer = await self._receive()
-        return answer
 
     def cancel(self) -> None:
         """Have the job that is being run answered soon, whatever the answer."""
@@ -83,32 +86,71 @@ class LaneChild:
     def kill(self) -> None:
         """Kill it; `end` is still to be awaited."""
         with suppress(ProcessLookupError):
-            self._process.kill()
+            self._transport.kill()
 
     async def end(self) -> None:
-        """Close its pipe, upon which it ends; kill it when it does not. No `ask` may be waiting."""
-        end = asyncio.ensure_future(self._ended())
-        await asyncio.wait({end}, timeout=END_S)
-        if not end.done():
-            self.kill()
-        await end
-
-    async def _ended(self) -> None:
+        """Close its pipe, upon which it ends; kill it when it does not. Whoever asked it something is not told."""
+        self._tell = None
         self._requests.close()
-        # What it still has to say would keep its pipe, and on some event loops the wait, from ending.
-        with suppress(OSError):
-            while await self._replies.read(_READ_BYTES):
-                pass
-        await self._process.wait()
+        await asyncio.wait({self._gone}, timeout=END_S)
+        if not self._gone.done():
+            self.kill()
+        await asyncio.shield(self._gone)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the process's pipes; called by the event loop, as are the following."""
+        self._transport = cast(asyncio.SubprocessTransport, transport)
+        self._requests = cast(asyncio.WriteTransport, self._transport.get_pipe_transport(_REQUESTS))
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        """Hand on what is complete."""
+        self._received += data
+        while len(self._received) >= HEADER.size:
+            (size,) = HEADER.unpack_from(self._received)
+            end = HEADER.size + size
+            if len(self._received) < end:
+                return
+            message = pickle.loads(bytes(self._received[HEADER.size : end]))
+            del self._received[:end]
+            self._hand_on(message)
+
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+        """Nothing will come any more."""
+        if fd == _REPLIES:
+            self._at_end = True
+            self._hand_on(ChildLostError("it has ended"))
+            self._close_when_all_is_over()
+
+    def process_exited(self) -> None:
+        """Its last words may still come."""
+        self._exited = True
+        self._close_when_all_is_over()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing is left of it."""
+        if not self._gone.done():
+            self._gone.set_result(None)
+
+    async def _is_ready(self, setup: LaneSetup) -> None:
+        ready: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        self._tell = lambda message: None if ready.done() else ready.set_result(message)
+        if self._at_end:
+            raise ChildLostError("it has ended")
+        self._send(setup)
+        message = await ready
+        if isinstance(message, ChildLostError):
+            raise message
+
+    def _hand_on(self, message: object) -> None:
+        tell, self._tell = self._tell, None
+        if tell is not None:
+            tell(message)
+
+    def _close_when_all_is_over(self) -> None:
+        if self._at_end and self._exited:
+            self._transport.close()
 
     def _send(self, message: object) -> None:
-        # Of a process that is lost, `_receive` tells.
+        # Of a process that is lost, its pipe's end tells.
         if not self._requests.is_closing():
             self._requests.write(frame(message))
-
-    async def _receive(self) -> Any:
-        try:
-            (size,) = HEADER.unpack(await self._replies.readexactly(HEADER.size))
-            return pickle.loads(await self._replies.readexactly(size))
-        except (asyncio.IncompleteReadError, ConnectionError) as error:
-            raise ChildLostError("it has ended") from error

@@ -22,21 +22,17 @@ Promises:
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections import deque
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import overload
 
-from env_server.errors import SQLEnvError
 from env_server.judging import Judgement
 from env_server.sandbox import QueryResult
 from env_server.service.allowance import Allowance
-from env_server.service.lane_child import ChildLostError, LaneChild
-from env_server.service.lane_process import Answer, Failure, Job, JudgeJob, LaneSetup, QueryJob, Reply
+from env_server.service.lane import Entry, Lane, LanesClosedError, LaneStats, Outcome, Place
+from env_server.service.lane_process import Failure, Job, JudgeJob, LaneSetup, QueryJob
 from env_server.settings import EnvSettings
 from env_server.types import AnswerMode
 
@@ -48,35 +44,12 @@ MEDIUM_VALUE_BYTES = 100_000
 """On texts of a megabyte, a single step can take longer than all others together."""
 MEDIUM_DEADLINE_S = 0.2
 """For statements whose steps are slow all the same."""
-OVERRUN_S = 1.0
-"""A process gets this long beyond the deadline, and to stop a job that is not wanted any more."""
 JUDGING_S = 60.0
 """A last resort as well, for making variants and running a query on them; it usually takes a second at most."""
-HANDICAP_S = 0.25
-TRIES = 2
 KEPT_NICENESS = 0
 NICENESS = 5
 SLOW_NICENESS = 19
 """The server and those who ask little of it come first, then what answers soon."""
-
-logger = logging.getLogger(__name__)
-
-
-class LanesClosedError(SQLEnvError):
-    """The server is shutting down, so the job is not answered. Another server can."""
-
-    def __init__(self) -> None:
-        super().__init__("the server is shutting down; use another one")
-
-
-@dataclass(frozen=True, slots=True)
-class LaneStats:
-    """A lane at this moment: jobs that wait and run, processes replaced so far, process ids."""
-
-    waiting: int
-    running: int
-    restarts: int
-    pids: tuple[int, ...]
 
 
 class Lanes:
@@ -102,16 +75,16 @@ class Lanes:
         }
         medium = LaneSetup(files, sandbox.model_copy(update=bounds), trial=True, judging=judging)
         kept = sizes[0] // 2
-        places = [_Place(KEPT_NICENESS, kept=True)] * kept + [_Place(NICENESS)] * (sizes[0] - kept)
-        self._medium = _Lane("medium", medium, places, bounds["deadline_s"] + OVERRUN_S)
+        places = [Place(KEPT_NICENESS, kept=True)] * kept + [Place(NICENESS)] * (sizes[0] - kept)
+        self._medium = Lane("medium", medium, places, bounds["deadline_s"])
         slow = LaneSetup(files, sandbox, judging=judging)
-        self._slow = _Lane("slow", slow, [_Place(SLOW_NICENESS)] * sizes[1], sandbox.deadline_s + OVERRUN_S)
+        self._slow = Lane("slow", slow, [Place(SLOW_NICENESS)] * sizes[1], sandbox.deadline_s)
         self._lanes = [self._medium, self._slow]
         self._joint: dict[Job, _Joint] = {}
-        self._judge: _Lane | None = None
+        self._judge: Lane | None = None
         if judging is not None and judging.variants:
             judge = LaneSetup(files, sandbox, judging=judging, suites_dir=cache_dir)
-            self._judge = _Lane("judge", judge, [_Place(NICENESS)], JUDGING_S + OVERRUN_S)
+            self._judge = Lane("judge", judge, [Place(NICENESS)], JUDGING_S)
             self._lanes.append(self._judge)
 
     async def start(self) -> None:
@@ -154,218 +127,69 @@ class Lanes:
         """
         joint = self._joint.get(job)
         if joint is None:
-            task = asyncio.ensure_future(self._answer(job, allowance or Allowance()))
-            joint = self._joint[job] = _Joint(task)
-            task.add_done_callback(lambda _: self._forget(job, joint))
-        joint.waiting += 1
+            joint = _Joint(job, allowance or Allowance())
+            self._enter(joint, self._medium)
+            self._joint[job] = joint
+        answer: asyncio.Future[QueryResult | Judgement] = asyncio.get_running_loop().create_future()
+        joint.waiting.add(answer)
         try:
-            return await asyncio.shield(joint.task)
+            return await answer
         finally:
-            joint.waiting -= 1
-            if not joint.waiting and not joint.task.done():
-                self._forget(job, joint)
-                joint.task.cancel()
+            joint.waiting.discard(answer)
+            if not joint.waiting and self._joint.get(job) is joint:
+                del self._joint[job]
+                joint.lane.drop(joint.entry)
 
-    def _forget(self, job: Job, joint: _Joint) -> None:
-        if self._joint.get(job) is joint:
-            del self._joint[job]
-        if joint.task.done() and not joint.task.cancelled():
-            joint.task.exception()  # nobody may be left to ask for it
+    def _enter(self, joint: _Joint, lane: Lane) -> None:
+        """Put a job into a lane. Raises LanesClosedError."""
+        joint.lane = lane
+        joint.entry = Entry(joint.job, joint.allowance, partial(self._came_out, joint))
+        lane.submit(joint.entry)
 
-    async def _answer(self, job: Job, allowance: Allowance) -> QueryResult | Judgement:
-        reply = await self._medium.run(job, allowance)
-        if reply is None:
-            reply = await self._slow.run(job, allowance)
-        if self._judge is not None and isinstance(reply, Judgement) and reply.correct:
-            reply = await self._judge.run(job, allowance)
-        if isinstance(reply, Failure):
-            raise reply.error()
-        assert reply is not None, "only jobs on trial are left unanswered"
-        return reply
+    def _came_out(self, joint: _Joint, outcome: Outcome) -> None:
+        """Take what a lane made of a job: the answer, or a reason for another lane."""
+        if self._joint.get(joint.job) is not joint:
+            return  # nobody wants it any more
+        following = self._lane_after(joint.lane, outcome)
+        if following is not None:
+            try:
+                self._enter(joint, following)
+            except LanesClosedError as error:
+                outcome = error
+            else:
+                return
+        del self._joint[joint.job]
+        joint.tell(outcome)
 
-
-@dataclass(slots=True)
-class _Joint:
-    """A job that runs once for all who ask for it."""
-
-    task: asyncio.Future[QueryResult | Judgement]
-    waiting: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a process of a lane stands. `kept`: for sessions that have some of their allowance left."""
-
-    niceness: int
-    kept: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class _Entry:
-    """A job in a lane. `outcome` is done when it is answered or not wanted any more; an exception is never set."""
-
-    job: Job
-    allowance: Allowance
-    arrived: float
-    outcome: asyncio.Future[Reply | LanesClosedError]
-
-    def turn(self) -> float:
-        """Return what decides who is next: the least."""
-        return self.arrived if self.allowance.left_s > 0 else self.arrived + HANDICAP_S
-
-
-class _Lane:
-    """A queue of jobs, and processes that work it off."""
-
-    def __init__(self, name: str, setup: LaneSetup, places: Sequence[_Place], limit_s: float) -> None:
-        self.name = name
-        self._setup = setup
-        self.places = places
-        self._limit_s = limit_s
-        self._waiting: deque[_Entry] = deque()
-        self._running: set[_Entry] = set()
-        self._arrived = asyncio.Event()
-        self._closed = True
-        self._keepers: list[asyncio.Task[None]] = []
-        self._children: set[LaneChild] = set()
-        self._restarts = 0
-
-    @property
-    def stats(self) -> LaneStats:
-        """The lane at this moment."""
-        pids = tuple(child.pid for child in self._children)
-        return LaneStats(len(self._waiting), len(self._running), self._restarts, pids)
-
-    async def open(self, place: _Place) -> None:
-        """Start one of the lane's processes. Raises ChildLostError."""
-        child = await self._started(place)
-        self._keepers.append(asyncio.create_task(self._keep(place, child)))
-        self._closed = False
-
-    async def run(self, job: Job, allowance: Allowance) -> Reply:
-        """Answer a job when its turn comes. Raises LanesClosedError."""
-        if self._closed:
-            raise LanesClosedError
-        loop = asyncio.get_running_loop()
-        entry = _Entry(job, allowance, loop.time(), loop.create_future())
-        self._waiting.append(entry)
-        self._arrived.set()
-        try:
-            outcome = await entry.outcome
-        except asyncio.CancelledError:
-            with suppress(ValueError):
-                self._waiting.remove(entry)
-            raise
-        if isinstance(outcome, LanesClosedError):
-            raise outcome
-        return outcome
-
-    async def aclose(self) -> None:
-        """Fail all jobs and end the processes."""
-        self._closed = True
-        for entry in (*self._waiting, *self._running):
-            _resolve(entry, LanesClosedError())
-        self._waiting.clear()
-        self._arrived.set()
-        if self._keepers:
-            await asyncio.wait(self._keepers)
-
-    async def _keep(self, place: _Place, child: LaneChild | None) -> None:
-        """Keep one process at work, and replace it when it is lost."""
-        try:
-            while entry := await self._next(place):
-                self._running.add(entry)
-                try:
-                    child = await self._work(entry, place, child)
-                finally:
-                    self._running.discard(entry)
-                if child is None and not self._closed:
-                    child = await self._replacement(place)
-        finally:
-            if child is not None:
-                await self._ended(child)
-
-    async def _next(self, place: _Place) -> _Entry | None:
-        """Return the next job for a process; None when the lane is closed."""
-        while not self._closed:
-            entry = min(self._waiting, key=_Entry.turn, default=None)
-            if entry is not None and not (place.kept and entry.allowance.left_s <= 0):
-                self._waiting.remove(entry)
-                return entry
-            self._arrived.clear()
-            await self._arrived.wait()
+    def _lane_after(self, lane: Lane, outcome: Outcome) -> Lane | None:
+        if outcome is None:
+            return self._slow
+        if isinstance(outcome, Judgement) and outcome.correct and lane is not self._judge:
+            return self._judge
         return None
 
-    async def _work(self, entry: _Entry, place: _Place, child: LaneChild | None) -> LaneChild | None:
-        """Have the job answered, and return the process if it can take another one."""
-        for _ in range(TRIES):
-            if child is not None and not child.alive:
-                await self._lost(child, "it was lost while it was idle")
-                child = None
-            child = child or await self._replacement(place)
-            if entry.outcome.done():
-                return child
-            if child is None:
+
+class _Joint:
+    """A job that runs once for all who ask for it. `entry` is it in the `lane` where it is now."""
+
+    lane: Lane
+    entry: Entry
+
+    def __init__(self, job: Job, allowance: Allowance) -> None:
+        self.job = job
+        self.allowance = allowance
+        self.waiting: set[asyncio.Future[QueryResult | Judgement]] = set()
+
+    def tell(self, outcome: Outcome) -> None:
+        """Tell all who wait for it."""
+        for answer in self.waiting:
+            if answer.done():
                 continue
-            asked = asyncio.ensure_future(child.ask(entry.job))
-            loop = asyncio.get_running_loop()
-            began = loop.time()
-            await self._answered(asked, entry, child)
-            if not asked.done():
-                entry.allowance.charge(loop.time() - began)
-                _resolve(entry, self._overrun())
-                child.kill()
-                await asyncio.gather(asked, return_exceptions=True)
-                await self._lost(child, f"it did not answer within {self._limit_s:g} s, or did not stop")
-                return None
-            if (error := asked.exception()) is None:
-                answer = asked.result()
-                entry.allowance.charge(answer.cpu_s)
-                _resolve(entry, answer.reply)
-                return child
-            await self._lost(child, str(error))
-            child = None
-        _resolve(entry, Failure("runtime", "the process that ran the query was lost", deterministic=False))
-        return child
-
-    async def _answered(self, asked: asyncio.Future[Answer], entry: _Entry, child: LaneChild) -> None:
-        """Wait until the job is answered, or has overrun its time, or does not stop when it is not wanted."""
-        either: Sequence[asyncio.Future[object]] = (asked, entry.outcome)  # type: ignore[assignment]
-        await asyncio.wait(either, timeout=self._limit_s, return_when=asyncio.FIRST_COMPLETED)
-        if entry.outcome.done() and not asked.done() and not self._closed:
-            child.cancel()
-            await asyncio.wait({asked}, timeout=OVERRUN_S)
-
-    def _overrun(self) -> Failure | None:
-        if self._setup.trial:
-            return None
-        message = f"the query takes longer than {self._limit_s - OVERRUN_S:g} s"
-        return Failure("budget", message, deterministic=False)
-
-    async def _started(self, place: _Place) -> LaneChild:
-        child = await LaneChild.start(self._setup, place.niceness)
-        self._children.add(child)
-        return child
-
-    async def _replacement(self, place: _Place) -> LaneChild | None:
-        try:
-            return await self._started(place)
-        except ChildLostError as error:
-            logger.error("the %s lane has no process: %s", self.name, error)
-            return None
-
-    async def _lost(self, child: LaneChild, reason: str) -> None:
-        """Clear away a process that has ended, or will."""
-        await self._ended(child)
-        if not self._closed:
-            self._restarts += 1
-            logger.warning("process %d of the %s lane is replaced: %s", child.pid, self.name, reason)
-
-    async def _ended(self, child: LaneChild) -> None:
-        await child.end()
-        self._children.discard(child)
-
-
-def _resolve(entry: _Entry, outcome: Reply | LanesClosedError) -> None:
-    if not entry.outcome.done():
-        entry.outcome.set_result(outcome)
+            # An error each: whoever raises it adds to its traceback.
+            if isinstance(outcome, Failure):
+                answer.set_exception(outcome.error())
+            elif isinstance(outcome, LanesClosedError):
+                answer.set_exception(LanesClosedError())
+            else:
+                assert outcome is not None, "only jobs on trial are left unanswered"
+                answer.set_result(outcome)

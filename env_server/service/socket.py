@@ -15,7 +15,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from env_server.service.access import DRAINING, SUBPROTOCOL, Access, Refusal
 from env_server.service.capacity import Capacity, CapacityReachedError
@@ -26,6 +26,7 @@ from env_server.service.session import Session
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+T = TypeVar("T")
 
 MAX_WAITING = 32
 """Requests of one session that wait while one runs; then its socket is not read."""
@@ -220,6 +221,8 @@ class _Link:
         self.reading = False
         """Whether the session waits for its client."""
         self.playing = False
+        self._watching = False
+        """Whether frames are taken in besides work."""
 
     async def frame(self) -> str | bytes:
         """Return the next frame; raises _Closed."""
@@ -243,26 +246,49 @@ class _Link:
             await self.send({"type": "websocket.send", "text": error_frame(code, message, **details)})
             await self.send({"type": "websocket.close", "code": 1000})
 
-    async def unless_gone(self, work: Awaitable[Any]) -> Any:
+    async def unless_gone(self, work: Awaitable[T]) -> T:
         """Wait for work and take in frames meanwhile; cancels it and raises _Closed when the client goes."""
-        task = asyncio.ensure_future(work)
+        if self._receiving is not None and self._receiving.done():
+            self._take_in(self._receiving)
+        if self._is_gone():
+            asyncio.ensure_future(work).cancel()
+            raise _Closed("disconnect")
+        self._watching = True
+        self._watch()
         try:
-            while not task.done():
-                if self._receiving is None and len(self._inbox) < MAX_WAITING:
-                    self._receiving = asyncio.ensure_future(self._receive())
-                waits: set[asyncio.Future[Any]] = {task} if self._receiving is None else {task, self._receiving}
-                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-                if self._receiving is not None and self._receiving.done():
-                    message, self._receiving = self._receiving.result(), None
-                    self._inbox.append(message)
-                    if message["type"] == "websocket.disconnect":
-                        raise _Closed("disconnect")
-            return task.result()
+            return await work
+        except asyncio.CancelledError:
+            if not self._is_gone():
+                raise
+            self.task.uncancel()
+            raise _Closed("disconnect") from None
         finally:
-            if not task.done():
-                task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
+            self._watching = False
+
+    def _watch(self) -> None:
+        """Wait for a frame beside the work, if there is room for one."""
+        if self._receiving is None and len(self._inbox) < MAX_WAITING:
+            self._receiving = asyncio.ensure_future(self._receive())
+            self._receiving.add_done_callback(self._arrived)
+
+    def _arrived(self, receiving: asyncio.Future[Message]) -> None:
+        if not self._watching or receiving is not self._receiving:
+            return  # whoever needs it next takes it
+        self._take_in(receiving)
+        if self._is_gone():
+            self.task.cancel()
+        else:
+            self._watch()
+
+    def _take_in(self, receiving: asyncio.Future[Message]) -> None:
+        if receiving.cancelled() or receiving.exception() is not None:
+            return  # for `_next` to raise
+        message, self._receiving = receiving.result(), None
+        self._inbox.append(message)
+
+    def _is_gone(self) -> bool:
+        """Whether the client has gone, as far as the frames say that were taken in."""
+        return bool(self._inbox) and self._inbox[-1]["type"] == "websocket.disconnect"
 
     async def _next(self) -> Message:
         self.since = self._loop.time()

@@ -20,7 +20,7 @@ from env_server.errors import DataError, SQLEnvError, SQLError
 from env_server.judging import Judgement
 from env_server.pool import DatabasePool
 from env_server.sandbox import QueryResult
-from env_server.service import lane_child, lanes
+from env_server.service import lane, lane_child, lanes
 from env_server.service.allowance import LEAST_S, Allowance
 from env_server.service.lane_child import ChildLostError, LaneChild
 from env_server.service.lanes import JudgeJob, Lanes, LanesClosedError, QueryJob
@@ -316,7 +316,7 @@ def test_a_cancelled_job_that_waits_is_never_run(runner: asyncio.Runner, shared:
 def test_a_process_that_does_not_stop_is_replaced(
     runner: asyncio.Runner, shared: Lanes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lanes, "OVERRUN_S", 0.05)
+    monkeypatch.setattr(lane, "OVERRUN_S", 0.05)
 
     async def scenario() -> None:
         before = shared.stats["slow"]
@@ -335,7 +335,7 @@ def test_a_process_that_does_not_stop_is_replaced(
 def test_a_process_that_overruns_is_replaced_and_its_job_fails_or_moves_on(
     runner: asyncio.Runner, databases: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lanes, "OVERRUN_S", 0.2)
+    monkeypatch.setattr(lane, "OVERRUN_S", 0.2)
     settings = EnvSettings(sandbox=SandboxSettings(deadline_s=0.3))
 
     async def scenario() -> None:

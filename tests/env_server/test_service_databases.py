@@ -16,7 +16,8 @@ from env_server.errors import DataError, SQLError
 from env_server.explorer import ActionOutcome
 from env_server.judging import Judgement
 from env_server.pool import DatabasePool
-from env_server.sandbox import QueryResult
+from env_server.sandbox import QueryResult, Sandbox
+from env_server.service import databases as service_databases
 from env_server.service.allowance import FREE_S, Allowance
 from env_server.service.databases import (
     TRIAL_DATABASE_BYTES,
@@ -122,6 +123,34 @@ def test_who_has_used_up_the_allowance_is_not_tried(worker: ServiceDatabases, po
     greedy.supply(job, from_lane(pool, job))
     assert outcome(greedy, AT_ONCE[0]) == outcome(modest, AT_ONCE[0])
     assert (greedy.way, modest.way) == ("lane", "inline")
+
+
+def test_what_differs_in_numbers_alone_from_a_long_statement_is_not_tried(
+    databases: SessionDatabases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+    query = Sandbox.query
+
+    def recorded(sandbox: Sandbox, sql: str, max_rows: int) -> QueryResult:
+        tried.append(sql)
+        return query(sandbox, sql, max_rows)
+
+    monkeypatch.setattr(Sandbox, "query", recorded)
+    monkeypatch.setattr(service_databases, "MAX_SHAPES", 2)
+    long = "SELECT COUNT(*) FROM pets a, pets b, pets c, pets d, pets e, pets f WHERE a.age > {}"
+
+    def is_tried(sql: str) -> bool:
+        with pytest.raises(Pending) as pending:
+            databases.query("pets", sql, 20)
+        assert pending.value.job == QueryJob("pets", sql, 20)
+        return tried[-1:] == [sql]
+
+    assert is_tried(long.format(1))
+    assert not is_tried(long.format(23))
+    assert is_tried(long.format(1).replace("a.age", "b.age"))
+    assert is_tried(long.format(1).replace("a.age", "c.age"))
+    assert is_tried(long.format(2)), "the oldest is forgotten"
+    assert databases.query("pets", "SELECT COUNT(*) FROM pets WHERE age > 2", 20).rows == ((3,),)
 
 
 def test_what_an_attempt_costs_is_charged_whether_it_ends_or_not(
