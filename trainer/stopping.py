@@ -9,9 +9,7 @@ Promises:
 4. A second SIGTERM closes all at once, whatever is done, and the exit status is 143. What follows within ECHO_S is
    the same signal, and is ignored: clusters tell every process of a job, and launchers pass on what they are told.
 5. On several ranks all stop after the same step, also when one alone was asked.
-6. SIGINT does what it did, and is not lost: KeyboardInterrupt comes out of any line, and compiled code that calls
-   Python may swallow it, as `hasattr` does in C. One that was swallowed is raised again at the end of the step.
-7. After the block signals do what they did before, echoes apart. Nothing changes outside the main thread.
+6. SIGINT does what it did. So does SIGTERM after the block, echoes apart, and nothing changes outside the main thread.
 """
 
 from __future__ import annotations
@@ -140,7 +138,6 @@ class Stopping:
         # A launcher says so long before the ranks have met.
         self._alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
         self._speaks = int(os.environ.get("RANK", "0")) == 0
-        self._signals = _SignalRecord()
         self.stopped_after: int | None = None
         """The step that training stopped after, before its last one."""
 
@@ -188,14 +185,8 @@ class Stopping:
         """From here on the run is finished, since it takes but seconds."""
         self._request.stage = Stage.CONCLUDING
 
-    def raise_lost_interrupt(self) -> None:
-        """Raise the KeyboardInterrupt that SIGINT has raised, and that has not come out."""
-        if self._listens and signal.SIGINT in self._signals.read():
-            raise KeyboardInterrupt
-
     def __enter__(self) -> Self:
         if self._listens:
-            self._signals.begin()
             self._before = signal.signal(signal.SIGTERM, self._on_signal)
         return self
 
@@ -204,7 +195,6 @@ class Stopping:
     ) -> bool:
         if self._listens:
             signal.signal(signal.SIGTERM, self._before if self._request.heard_at is None else self._on_late_signal)
-            self._signals.end()
         explained = self._request.explains(error, self._alone)
         if explained or error is None:
             self._say_farewell()
@@ -249,30 +239,6 @@ class Stopping:
             sys.stdout.write(f"{self._there_is}\n")
 
 
-class _SignalRecord:
-    """Which signals this process got, whatever became of their handlers: the interpreter's C code notes them."""
-
-    def begin(self) -> None:
-        """Begin to record."""
-        self._reading, self._writing = os.pipe()
-        for end in (self._reading, self._writing):
-            os.set_blocking(end, False)
-        self._before = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
-
-    def read(self) -> bytes:
-        """Return the numbers of the signals since the last time."""
-        try:
-            return os.read(self._reading, 4_096)
-        except BlockingIOError:
-            return b""
-
-    def end(self) -> None:
-        """Stop, and leave nothing open."""
-        signal.set_wakeup_fd(self._before)
-        os.close(self._reading)
-        os.close(self._writing)
-
-
 class StopAfterStep(TrainerCallback):  # type: ignore[misc]  # transformers carries no types
     """Has the trainer save and stop at the end of a step, when the run was asked to stop; every rank needs one."""
 
@@ -281,7 +247,6 @@ class StopAfterStep(TrainerCallback):  # type: ignore[misc]  # transformers carr
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Agree with the other ranks. After the last step the trainer stops anyway, and the model gets saved."""
-        self._stopping.raise_lost_interrupt()
         if state.global_step >= state.max_steps or not self._stopping.agreed():
             return
         # What was measured since the last log is in no checkpoint.

@@ -44,26 +44,6 @@ sys.exit(sqlenv.main(sys.argv[1:]))
 """
 """A run whose first rollout never ends."""
 
-SWALLOWS = """
-import os, signal, sys
-import sqlenv
-from trainer.run_log import RunLog
-
-write_batch = RunLog.write_batch
-
-def swallow(self, step, episodes, metrics):
-    try:
-        if step == 2:
-            os.kill(os.getpid(), signal.SIGINT)
-    except KeyboardInterrupt:
-        print("swallowed", flush=True)
-    write_batch(self, step, episodes, metrics)
-
-RunLog.write_batch = swallow
-sys.exit(sqlenv.main(sys.argv[1:]))
-"""
-"""A run in which an interrupt is lost, as it may be in compiled code."""
-
 LEAVES_STATUS = """
 import os, sys
 from pathlib import Path
@@ -257,11 +237,3 @@ def test_ranks_stop_after_the_same_step(started: Start, arguments: list[str], tm
     for rank in (0, 1):
         assert (folder.path / f"checkpoint-{last}" / f"rng_state_{rank}.pth").exists()
     assert "sqlenv train: rank" not in run.errors
-
-
-def test_an_interrupt_that_was_swallowed_ends_the_run_all_the_same(started: Start, arguments: list[str]) -> None:
-    with started(sys.executable, "-c", SWALLOWS, *arguments, "--eval_episodes", "0", "--max_steps", "50") as run:
-        assert run.end() == 130
-    assert "swallowed" in run.said
-    assert run.errors.splitlines()[-1] == "sqlenv train: interrupted"
-    assert "step    3" not in run.said
