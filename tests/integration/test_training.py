@@ -185,9 +185,14 @@ def test_an_interrupted_run_ends_at_once_and_leaves_whole_files(policy: Path, tm
     command = [sys.executable, "-m", "sqlenv", "train", "--model_name_or_path", str(policy), *FLAGS, *NO_CHECKPOINTS]
     command += ["--output_dir", str(tmp_path / "run"), "--max_steps", "100000", "--eval_episodes", "0"]
     errors = tmp_path / "stderr"
+
+    def listen() -> None:
+        """Undo what a shell does to its background processes, of which this may be one: they ignore SIGINT."""
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
     with (
         errors.open("w") as stderr,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True) as process,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, preexec_fn=listen) as process,
     ):
         assert process.stdout is not None
         assert any(line.startswith("step    2") for line in process.stdout), errors.read_text()
