@@ -212,7 +212,8 @@ class Stopping:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         match self._request.signalled(time.monotonic()):
             case Reaction.FINISH:
-                if self._request.stage is not Stage.CONCLUDING:
+                # A launcher that ends the ranks after a failure sends the same signal, and the failure has the word.
+                if self._request.stage is not Stage.CONCLUDING and self._alone:
                     self._notify("stopping after this step; a second signal stops at once")
             case Reaction.END:
                 # Its handler knows how to get out of what runs: in asyncio's loops it cancels their main task.
