@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 import urllib.error
 import urllib.request
 from collections import Counter
@@ -189,8 +191,8 @@ def test_a_trainer_alone_plays_on_it(stack: Stack) -> None:
 
 
 def test_a_trainer_outside_the_containers_uses_their_vllm(stack: Stack, tmp_path: Path) -> None:
-    port, weights = free_port(), tmp_path / "weights"
-    weights.mkdir()
+    port, weights = free_port(), Path(tempfile.mkdtemp(prefix="sqlenv-weights-", dir="/var/tmp"))
+    weights.chmod(0o755)
     started = ("--profile", "inference", "up", "--detach", "inference-public")
     stack.run(*started, INFERENCE_PORT=str(port), WEIGHTS_DIR=str(weights))
     server = stack.container("inference-public")
@@ -199,7 +201,10 @@ def test_a_trainer_outside_the_containers_uses_their_vllm(stack: Stack, tmp_path
     flags = ("--config", "configs/tiny.yaml", "--output_dir", str(tmp_path / "run"), "--max_steps", "2", *FLAGS)
     vllm = ("--use_vllm", "true", "--vllm_server_base_url", f"http://127.0.0.1:{port}")
     command = [sys.executable, "sqlenv.py", "train", *flags, *vllm, "--weight_sync_dir", str(weights)]
-    subprocess.run(command, cwd=ROOT, check=True)
+    try:
+        subprocess.run(command, cwd=ROOT, check=True)
+    finally:
+        shutil.rmtree(weights, ignore_errors=True)
     assert json.loads(page(server, "/weight_info"))["weight_version"].endswith("/2")
 
 
