@@ -366,6 +366,8 @@ def _appearing(folder: Path) -> Iterator[Path]:
     partial.mkdir(parents=True)
     try:
         yield partial
+        for path in partial.iterdir():
+            path.chmod(0o644)  # safetensors makes it for its owner alone, and the server may run as somebody else
         for path in [*partial.iterdir(), partial]:
             _sync(path)
         partial.rename(folder)
