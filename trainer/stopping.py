@@ -14,6 +14,7 @@ Promises:
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
@@ -113,7 +114,7 @@ class StopRequest:
 
     def explains(self, error: BaseException | None, alone: bool) -> bool:
         """Whether what came out of the run is how it ends at once."""
-        if self.ending and isinstance(error, KeyboardInterrupt):
+        if self.ending and isinstance(error, KeyboardInterrupt | asyncio.CancelledError):
             return True
         # Ranks that were asked, too, may have ended while this one went to meet them. But a training step that fails
         # is never kept quiet.
@@ -124,8 +125,8 @@ class StopRequest:
 class Stopping:
     """Listens to SIGTERM in its `with` block, and says farewell at the block's end when the run was stopped.
 
-    An end at once leaves the block as KeyboardInterrupt, and goes no further. On several ranks the process ends there;
-    see `ranks.ending_together`.
+    An end at once leaves the block as KeyboardInterrupt or CancelledError, and goes no further. On several ranks the
+    process ends there; see `ranks.ending_together`.
     """
 
     def __init__(self, command: str) -> None:
@@ -138,6 +139,7 @@ class Stopping:
         # A launcher says so long before the ranks have met.
         self._alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
         self._speaks = int(os.environ.get("RANK", "0")) == 0
+        self._cancelled = False
         self.stopped_after: int | None = None
         """The step that training stopped after, before its last one."""
 
@@ -216,9 +218,24 @@ class Stopping:
                 if self._request.stage is not Stage.CONCLUDING and self._alone:
                     self._notify("stopping after this step; a second signal stops at once")
             case Reaction.END:
-                # Its handler knows how to get out of what runs: in asyncio's loops it cancels their main task.
-                interrupt = signal.getsignal(signal.SIGINT)
-                (interrupt if callable(interrupt) else signal.default_int_handler)(number, frame)
+                self._interrupt(number, frame)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        """Get out of what runs. Tasks are cancelled; an exception from within would leave them undone."""
+        handler = signal.getsignal(signal.SIGINT)
+        if callable(handler):
+            handler(number, frame)  # in asyncio's loops it is theirs, and cancels
+            return
+        # Ignored, as in the background of a shell. Then asyncio's loops have no handler.
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            loop = None
+        if loop is None or self._cancelled:
+            signal.default_int_handler(number, frame)
+        self._cancelled = True
+        for task in asyncio.all_tasks(loop):
+            loop.call_soon_threadsafe(task.cancel)
 
     def _on_late_signal(self, number: int, frame: FrameType | None) -> None:
         """Ignore echoes, and do what was done before the block about others."""
@@ -227,9 +244,8 @@ class Stopping:
             signal.raise_signal(number)
 
     def _notify(self, words: str) -> None:
-        if self._speaks:
-            # Not through `sys.stderr`, which the signal may have found in the middle of a write.
-            os.write(2, f"{self._command}: {words}\n".encode())
+        # Not through `sys.stderr`, which the signal may have found in the middle of a write.
+        os.write(2, f"{self._command}: {words}\n".encode())
 
     def _say_farewell(self) -> None:
         if not self._speaks or not self._request.asked or self._request.stage is Stage.CONCLUDING:

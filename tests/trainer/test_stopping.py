@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -129,11 +130,13 @@ def before() -> Iterator[list[int]]:
 
 
 @pytest.fixture(params=[signal.default_int_handler, signal.SIG_IGN], ids=["", "SIGINT is ignored"])
-def interrupts(request: pytest.FixtureRequest) -> Iterator[None]:
-    """With and without a handler of SIGINT, which a shell's background processes lack."""
+def interrupts(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """With and without a handler of SIGINT, which a shell's background processes lack; no task is left undone."""
     earlier = signal.signal(signal.SIGINT, request.param)
     yield
     signal.signal(signal.SIGINT, earlier)
+    gc.collect()  # asyncio complains of a task when it is freed
+    assert not caplog.messages
 
 
 def terminate() -> None:
@@ -268,6 +271,26 @@ def test_a_second_signal_closes_all_in_a_step_too(
     assert stopping.status == 143
     said = capfd.readouterr()
     assert (said.out, said.err.splitlines()[-1]) == ("", "sqlenv train: ended at once by a second SIGTERM")
+
+
+def test_a_second_signal_ends_what_does_not_react_to_the_first(interrupts: None, clock: Clock) -> None:
+    cancelled: list[str] = []
+
+    async def shrug() -> None:
+        terminate()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        cancelled.append("by the first")
+        clock.now += LATER
+        terminate()
+        await asyncio.Event().wait()
+
+    with Stopping("sqlenv train") as stopping:
+        with asyncio.Runner() as runner:
+            runner.run(shrug())
+        pytest.fail("the run went on")
+    assert cancelled == ["by the first"]
+    assert stopping.status == 143
 
 
 def test_an_interrupt_and_an_error_are_none_of_its_business(capfd: pytest.CaptureFixture[str]) -> None:
