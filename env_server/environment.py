@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from functools import partial
 
 from env_server.data.questions import Dataset, Question, Split
 from env_server.errors import EpisodeOverError, NoEpisodeError, SQLEnvError
@@ -21,6 +22,7 @@ from env_server.explorer import ActionOutcome, Explorer, Outcomes, one_line
 from env_server.judging import judge_value
 from env_server.pool import Databases
 from env_server.reward import EpisodeRewards
+from env_server.scores import Scores
 from env_server.settings import EnvSettings
 from env_server.sql_judge import QueryJudge, SQLJudge
 from env_server.types import (
@@ -57,7 +59,8 @@ class SQLEnvironment:
 
     `databases` must hold the data set's. `answer_mode` decides what ANSWER carries: a value, or a query
     that yields it, which `sql_judge` judges (when None, on the database alone). `outcomes` may be shared by all
-    environments of the same databases and display settings. `EnvironmentFactory` puts it together.
+    environments of the same databases and display settings, `scores` by all of one thread that play the same data set
+    with the same settings. `EnvironmentFactory` puts it together.
     """
 
     def __init__(
@@ -68,12 +71,14 @@ class SQLEnvironment:
         answer_mode: AnswerMode = AnswerMode.VALUE,
         sql_judge: QueryJudge | None = None,
         outcomes: Outcomes | None = None,
+        scores: Scores | None = None,
     ) -> None:
         self._dataset = dataset
         self._databases = databases
         self._settings = settings or EnvSettings()
         self._answer_mode = answer_mode
         self._outcomes = outcomes
+        self._scores = scores or Scores(max_scores=0)
         self._sql_judge: QueryJudge = sql_judge or SQLJudge(databases, settings=self._settings.judging)
         self._episode: _Episode | None = None
 
@@ -95,7 +100,12 @@ class SQLEnvironment:
             episode_id=episode_id or f"{question.question_id}#{seed if seed is not None else 0}",
             question=question,
             explorer=Explorer(self._databases, question.db_id, self._settings.display, self._outcomes),
-            rewards=EpisodeRewards(question.gold, self._settings.reward, row_limit=self._settings.display.max_rows),
+            rewards=EpisodeRewards(
+                question.gold,
+                self._settings.reward,
+                row_limit=self._settings.display.max_rows,
+                remember=partial(self._scores.phi.get, question.question_id),
+            ),
             schema_info="Tables: " + ", ".join(schema.table_names),
         )
         return self._observe(episode, ActionOutcome(), RewardComponents())
@@ -175,7 +185,9 @@ class SQLEnvironment:
 
     def _judge(self, question: Question, argument: str) -> bool:
         if self._answer_mode is AnswerMode.VALUE:
-            return judge_value(argument, question.gold).correct
+            return self._scores.correct.get(
+                question.question_id, argument, lambda: judge_value(argument, question.gold).correct
+            )
         return self._sql_judge.judge(question, argument).correct
 
     def _observe(

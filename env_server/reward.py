@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 from env_server.data.questions import Gold, Row
 from env_server.progress import ROW_LIMIT, Target
@@ -38,6 +39,9 @@ _SQL_TOKEN = re.compile(
 )
 _PLAIN_TOKEN = re.compile(r"[\w.$]+|[<>=!|]+|[^\s]")
 _QUOTED_OR_COMMENTED = re.compile(r"""['"`\[]|--|/\*""")
+_MAX_REMEMBERED = 4_096
+_LONGEST_REMEMBERED = 1_000
+"""Statements, and characters of one, whose identity is remembered: the rollouts of a group send the same ones."""
 _NAME_QUOTES = {'"': '"', "'": "'", "`": "`", "[": "]"}
 
 
@@ -50,7 +54,8 @@ def normalize_action(action_type: str, argument: str) -> str:
     kind = action_type.strip().upper()
     if kind in (ActionType.DESCRIBE, ActionType.SAMPLE):
         return f"{kind} {_normalize_name(argument)}"
-    return f"{kind} {_normalize_sql(argument)}"
+    normalize = _normalize_sql if len(argument) > _LONGEST_REMEMBERED else _remembered_sql
+    return f"{kind} {normalize(argument)}"
 
 
 def _normalize_name(name: str) -> str:
@@ -72,6 +77,9 @@ def _normalize_sql(sql: str) -> str:
     while tokens and tokens[-1] == ";":
         tokens.pop()
     return " ".join(tokens)
+
+
+_remembered_sql = lru_cache(_MAX_REMEMBERED)(_normalize_sql)
 
 
 def wrong_total_bound(settings: RewardSettings, step_budget: int) -> float:
@@ -96,9 +104,20 @@ def _clip(value: float, settings: RewardSettings) -> float:
 class EpisodeRewards:
     """The rewards of one episode, in the order of its steps. Holds the actions taken and the best phi."""
 
-    def __init__(self, gold: Gold, settings: RewardSettings, *, row_limit: int = ROW_LIMIT) -> None:
-        """`row_limit`: how many rows of a query `explore` is given at most; phi compares that many."""
+    def __init__(
+        self,
+        gold: Gold,
+        settings: RewardSettings,
+        *,
+        row_limit: int = ROW_LIMIT,
+        remember: Callable[[str, Callable[[], float]], float] | None = None,
+    ) -> None:
+        """`row_limit`: how many rows of a query `explore` is given at most; phi compares that many.
+
+        `remember` may know a query's phi for this gold, and is given the way to compute it.
+        """
         self._gold = gold
+        self._remember = remember or (lambda _, compute: compute())
         self._target: Target | None = None
         self._settings = settings
         self._row_limit = row_limit
@@ -124,7 +143,7 @@ class EpisodeRewards:
             success=self._settings.success if ok else 0.0,
             new_information=self._settings.new_information if new_query else 0.0,
             repeat=self._settings.repeat if repeated else 0.0,
-            progress=0.0 if rows is None else self._progress(rows, row_count),
+            progress=0.0 if rows is None else self._progress(argument, rows, row_count),
         )
 
     def answer(self, argument: str, *, correct: bool) -> RewardComponents:
@@ -142,11 +161,14 @@ class EpisodeRewards:
         self._taken.add(action)
         return repeated
 
-    def _progress(self, rows: Sequence[Row], row_count: int | None) -> float:
+    def _progress(self, query: str, rows: Sequence[Row], row_count: int | None) -> float:
         before = self._potential
-        self._target = self._target or Target(self._gold, self._row_limit)
-        self._potential = max(before, self._target.phi(rows, row_count))
+        self._potential = max(before, self._remember(query, lambda: self._phi(rows, row_count)))
         return self._settings.progress_scale * (self._potential - before)
+
+    def _phi(self, rows: Sequence[Row], row_count: int | None) -> float:
+        self._target = self._target or Target(self._gold, self._row_limit)
+        return self._target.phi(rows, row_count)
 
     def _components(
         self,

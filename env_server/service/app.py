@@ -23,6 +23,7 @@ from env_server.data.questions import Dataset
 from env_server.environment import SQLEnvironment
 from env_server.judging import Judgement
 from env_server.sandbox import QueryResult
+from env_server.scores import Scores
 from env_server.service import http, pages
 from env_server.service.access import Access
 from env_server.service.allowance import Allowance
@@ -56,6 +57,7 @@ class Service:
         self._metrics = metrics
         self._environment_settings = settings.environment
         self.databases = ServiceDatabases(dataset.databases, self._environment_settings.sandbox)
+        self._scores = Scores()
         self.lanes = Lanes(
             dataset.databases, self._environment_settings, settings.answer_mode, settings.cache_dir, settings.lanes
         )
@@ -124,6 +126,7 @@ class Service:
             self._settings.answer_mode,
             judge,
             self.databases.outcomes,
+            self._scores,
         )
 
     def _new_session(self) -> Session:
