@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -32,23 +33,41 @@ class ServerError(Exception):
     """The server did not start or did not stop; the text holds the end of its log."""
 
 
-def free_port() -> int:
-    """Return a port of the loopback interface that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+@contextmanager
+def reserved_ports(count: int = 1) -> Iterator[list[int]]:
+    """Successive ports of the loopback interface that nobody but the caller's servers gets while the block lasts.
+
+    They are bound without listening: the kernel gives them to no other process and no outgoing connection, connections
+    to them are refused, and a server can listen on them when it sets SO_REUSEADDR, as servers do. Only an asking for
+    the number itself is not kept out.
+    """
+    while True:
+        with ExitStack() as stack:
+            first = _bound(stack, 0)
+            try:
+                for port in range(first + 1, first + count):
+                    _bound(stack, port)
+            except (OSError, OverflowError):  # one of them is taken, or beyond the last
+                continue
+            yield list(range(first, first + count))
+            return
+
+
+def _bound(stack: ExitStack, port: int) -> int:
+    held = stack.enter_context(socket.socket())
+    held.bind(("127.0.0.1", port))
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # after the bind: it shares with no one who came first
+    found: int = held.getsockname()[1]
+    return found
 
 
 class ServerProcess:
     """A running server; a context manager. `command` holds `{port}` where the port goes; output goes to `log`."""
 
-    def __init__(
-        self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None, port: int = 0
-    ) -> None:
-        self.port = port or free_port()
+    def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> None:
         self.log = log
-        with log.open("ab") as output:
+        with ExitStack() as stack, log.open("ab") as output:
+            (self.port,) = stack.enter_context(reserved_ports())
             self.process = subprocess.Popen(
                 [part.replace("{port}", str(self.port)) for part in command],
                 cwd=ROOT,
@@ -57,21 +76,24 @@ class ServerProcess:
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
+            self._reservation = stack.pop_all()
 
     def __enter__(self) -> ServerProcess:
         try:
             self.wait_until_healthy()
         except BaseException:
-            self.process.kill()
-            self.process.wait()
+            with self._reservation:
+                self.process.kill()
+                self.process.wait()
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.process.poll() is None:
-            self.stop()
+        with self._reservation:
+            if self.process.poll() is None:
+                self.stop()
 
     @property
     def url(self) -> str:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.server_process import ROOT, free_port
+from benchmarks.server_process import ROOT, reserved_ports
 from tests.docker.stack import USER, Stack, contains, docker, exit_code, page, sizes, state, total
 
 pytestmark = pytest.mark.skipif(not os.environ.get("SQLENV_COMPOSE_TEST"), reason="make compose-test runs it")
@@ -169,8 +169,8 @@ def test_a_published_environment_wants_a_token(stack: Stack) -> None:
     refused = stack.run("--profile", "env", "run", "--rm", "env-public", check=False, SQLENV_TOKEN="")
     assert refused.returncode == 2
     assert "Set SQLENV_TOKEN" in refused.stdout
-    port = free_port()
-    stack.run("--profile", "env", "up", "--detach", "env-public", ENV_PORT=str(port))
+    with reserved_ports() as (port,):
+        stack.run("--profile", "env", "up", "--detach", "env-public", ENV_PORT=str(port))
     server = stack.container("env-public")
     stack.until(lambda: health(server) == "healthy", "the published server")
     with pytest.raises(urllib.error.HTTPError, match="401"):
@@ -191,10 +191,11 @@ def test_a_trainer_alone_plays_on_it(stack: Stack) -> None:
 
 
 def test_a_trainer_outside_the_containers_uses_their_vllm(stack: Stack, tmp_path: Path) -> None:
-    port, weights = free_port(), Path(tempfile.mkdtemp(prefix="sqlenv-weights-", dir="/var/tmp"))
+    weights = Path(tempfile.mkdtemp(prefix="sqlenv-weights-", dir="/var/tmp"))
     weights.chmod(0o755)
     started = ("--profile", "inference", "up", "--detach", "inference-public")
-    stack.run(*started, INFERENCE_PORT=str(port), WEIGHTS_DIR=str(weights))
+    with reserved_ports() as (port,):
+        stack.run(*started, INFERENCE_PORT=str(port), WEIGHTS_DIR=str(weights))
     server = stack.container("inference-public")
     stack.until(lambda: health(server) == "healthy", "the published vLLM")
     assert docker("port", server).strip() == f"8000/tcp -> 127.0.0.1:{port}"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
 
+from benchmarks.server_process import reserved_ports
 from env_server.client_connection import MAX_FRAME_BYTES, Connection, Timeouts
 from env_server.client_errors import (
     AuthenticationError,
@@ -78,12 +78,6 @@ async def tcp_server(talk: Talk) -> AsyncIterator[Server]:
     yield server_at(f"ws://127.0.0.1:{listening.sockets[0].getsockname()[1]}")
     listening.close()
     await asyncio.gather(*talks)
-
-
-def unused_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 async def test_requests_are_frames_of_the_wire_format(server: PlayingServer) -> None:
@@ -163,8 +157,8 @@ async def test_a_refused_handshake(server: PlayingServer, status: int, kind: typ
 
 
 async def test_a_port_where_nothing_listens() -> None:
-    with pytest.raises(ConnectionLostError, match=r"cannot be reached: .*Is it running"):
-        await Connection.open(server_at(f"ws://127.0.0.1:{unused_port()}"))
+    with reserved_ports() as (port,), pytest.raises(ConnectionLostError, match=r"cannot be reached: .*Is it running"):
+        await Connection.open(server_at(f"ws://127.0.0.1:{port}"))
 
 
 async def test_a_server_that_accepts_and_says_nothing() -> None:

@@ -8,15 +8,15 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from benchmarks.server_process import reserved_ports
 from inference.launch_plan import Device, LaunchError, WeightSyncMode
 from inference.launcher import read_arguments, run
 from inference.supervisor import backoff_s, exit_status
@@ -70,14 +70,11 @@ except LaunchError as error:
 """
 
 
-def free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports = [int(probe.getsockname()[1]) for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
+@pytest.fixture
+def ports() -> Iterator[list[int]]:
+    """Two ports that only the test's servers get."""
+    with reserved_ports(2) as found:
+        yield found
 
 
 class Launched:
@@ -86,20 +83,19 @@ class Launched:
     def __init__(
         self,
         folder: Path,
+        ports: Sequence[int],
         how: str = "good",
-        replicas: int = 1,
         restart: bool = False,
         logs: bool = False,
         wait_s: float = 60,
     ) -> None:
-        self.ports = free_ports(replicas)
         self.log_dir = folder / "logs"
         self.log_dir.mkdir()
         self.err = folder / "stderr"
         command = [sys.executable, "-c", SUPERVISE, STAND_IN, how, str(restart), str(self.log_dir) if logs else ""]
         with self.err.open("wb") as output:
             self.process = subprocess.Popen(
-                [*command, str(wait_s), *map(str, self.ports)],
+                [*command, str(wait_s), *map(str, ports)],
                 stdout=subprocess.PIPE,
                 stderr=output,
                 cwd=ROOT,
@@ -148,9 +144,9 @@ def nothing_is_left(launched: Launched) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_all_replicas_with_status_0(number: int, tmp_path: Path) -> None:
-    launched = Launched(tmp_path, replicas=2)
-    assert launched.ready() == ",".join(f"http://127.0.0.1:{port}" for port in launched.ports)
+def test_a_signal_ends_all_replicas_with_status_0(number: int, ports: list[int], tmp_path: Path) -> None:
+    launched = Launched(tmp_path, ports)
+    assert launched.ready() == ",".join(f"http://127.0.0.1:{port}" for port in ports)
     until(lambda: len(launched.family()) == 4)
     launched.process.send_signal(number)
     assert launched.wait() == 0
@@ -158,8 +154,8 @@ def test_a_signal_ends_all_replicas_with_status_0(number: int, tmp_path: Path) -
     assert "--vllm_server_base_url http" in launched.errors()
 
 
-def test_what_ignores_sigterm_is_killed_with_its_children(tmp_path: Path) -> None:
-    launched = Launched(tmp_path, "stubborn")
+def test_what_ignores_sigterm_is_killed_with_its_children(ports: list[int], tmp_path: Path) -> None:
+    launched = Launched(tmp_path, ports[:1], "stubborn")
     launched.ready()
     until(lambda: len(launched.family()) == 2)
     launched.process.terminate()
@@ -167,8 +163,8 @@ def test_what_ignores_sigterm_is_killed_with_its_children(tmp_path: Path) -> Non
     until(lambda: nothing_is_left(launched))
 
 
-def test_the_command_ends_with_the_engine(tmp_path: Path) -> None:
-    launched = Launched(tmp_path, replicas=2, logs=True)
+def test_the_command_ends_with_the_engine(ports: list[int], tmp_path: Path) -> None:
+    launched = Launched(tmp_path, ports, logs=True)
     launched.ready()
     until(lambda: len(launched.family()) == 4)
     os.kill(launched.pids("the stand-in runs")[1], signal.SIGKILL)
@@ -178,8 +174,8 @@ def test_the_command_ends_with_the_engine(tmp_path: Path) -> None:
     assert "the stand-in runs" not in launched.errors(), "the logs are in their files"
 
 
-def test_an_engine_that_ends_by_itself_is_no_success(tmp_path: Path) -> None:
-    launched = Launched(tmp_path, "quits")
+def test_an_engine_that_ends_by_itself_is_no_success(ports: list[int], tmp_path: Path) -> None:
+    launched = Launched(tmp_path, ports[:1], "quits")
     launched.ready()
     until(lambda: len(launched.family()) == 2)
     os.kill(launched.pids("the stand-in runs")[0], signal.SIGUSR1)
@@ -187,8 +183,8 @@ def test_an_engine_that_ends_by_itself_is_no_success(tmp_path: Path) -> None:
     until(lambda: nothing_is_left(launched))
 
 
-def test_a_killed_launcher_takes_its_servers_along(tmp_path: Path) -> None:
-    launched = Launched(tmp_path, replicas=2)
+def test_a_killed_launcher_takes_its_servers_along(ports: list[int], tmp_path: Path) -> None:
+    launched = Launched(tmp_path, ports)
     launched.ready()
     until(lambda: len(launched.family()) == 4)
     launched.process.kill()
@@ -200,23 +196,23 @@ def test_a_killed_launcher_takes_its_servers_along(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("logs", [True, False])
-def test_a_server_that_does_not_come_up_shows_the_end_of_its_log(logs: bool, tmp_path: Path) -> None:
-    launched = Launched(tmp_path, "broken", logs=logs)
+def test_a_server_that_does_not_come_up_shows_the_end_of_its_log(logs: bool, ports: list[int], tmp_path: Path) -> None:
+    launched = Launched(tmp_path, ports[:1], "broken", logs=logs)
     assert launched.wait() == 2
     said = launched.errors().partition("replica 0 ended with status 3 before it answered; its log ends with:")[2]
     assert "RuntimeError: no memory" in said
     assert "--cpu_kv_cache_gb" in said
 
 
-def test_a_server_that_never_answers_is_given_up(tmp_path: Path) -> None:
-    launched = Launched(tmp_path, "mute", wait_s=2)
+def test_a_server_that_never_answers_is_given_up(ports: list[int], tmp_path: Path) -> None:
+    launched = Launched(tmp_path, ports[:1], "mute", wait_s=2)
     assert launched.wait() == 2
     assert "replica 0 does not answer after 2 s (--startup_timeout_s)" in launched.errors()
     until(lambda: nothing_is_left(launched))
 
 
-def test_with_restart_a_replica_that_dies_is_started_again(tmp_path: Path) -> None:
-    launched = Launched(tmp_path, restart=True)
+def test_with_restart_a_replica_that_dies_is_started_again(ports: list[int], tmp_path: Path) -> None:
+    launched = Launched(tmp_path, ports[:1], restart=True)
     launched.ready()
     for life in (1, 2):
         until(lambda life=life: launched.errors().count("answers after") == life)  # type: ignore[misc]
@@ -227,13 +223,13 @@ def test_with_restart_a_replica_that_dies_is_started_again(tmp_path: Path) -> No
     until(lambda: nothing_is_left(launched))
 
 
-def test_a_port_in_use_is_not_taken_for_our_server(tmp_path: Path) -> None:
-    launched = Launched(tmp_path)
+def test_a_port_in_use_is_not_taken_for_our_server(ports: list[int], tmp_path: Path) -> None:
+    launched = Launched(tmp_path, ports[:1])
     url = launched.ready()
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
         again = subprocess.run(
-            [sys.executable, "-c", SUPERVISE, STAND_IN, "good", "False", "", "60", str(launched.ports[0])],
+            [sys.executable, "-c", SUPERVISE, STAND_IN, "good", "False", "", "60", str(ports[0])],
             capture_output=True, text=True, check=False,
         )  # fmt: skip
     assert again.returncode == 2

@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import torch
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
-from benchmarks.server_process import ROOT, free_port
+from benchmarks.server_process import ROOT, reserved_ports
 from tests.integration.service import until
 from tests.integration.vllm_server import PYTHON, START_S, skip_without_vllm, vllm_server
 
@@ -58,11 +57,6 @@ def group_of(leader: int) -> list[int]:
     return found
 
 
-def is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) != 0
-
-
 def children_of(launcher: int) -> list[int]:
     return [int(pid) for pid in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()]
 
@@ -73,18 +67,25 @@ def engine_of(leader: int) -> int:
     return found
 
 
+def launch(folder: Path, errors: IO[bytes], port: int, *flags: str) -> subprocess.Popen[str]:
+    """Start `sqlenv inference`, to be ended by the caller."""
+    command = [sys.executable, str(ROOT / "sqlenv.py"), "inference", "--model", str(BASE), "--python", str(PYTHON)]
+    command += ["--port", str(port), "--log_dir", str(folder), "--cpu_kv_cache_gb", "0.25"]
+    command += ["--startup_timeout_s", str(START_S), *flags]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+
+
 def test_two_replicas_serve_and_end_together(tmp_path: Path) -> None:
     skip_without_vllm()
-    port = next(port for port in iter(free_port, 0) if is_free(port + 1))
-    command = [sys.executable, str(ROOT / "sqlenv.py"), "inference", "--model", str(BASE), "--python", str(PYTHON)]
-    command += ["--replicas", "2", "--port", str(port), "--log_dir", str(tmp_path), "--cpu_kv_cache_gb", "0.25"]
-    command += ["--startup_timeout_s", str(START_S)]
-    with (tmp_path / "stderr").open("wb") as errors:
-        launcher = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
-    with launcher:
+    errors = tmp_path / "stderr"
+    with (
+        reserved_ports(2) as ports,
+        errors.open("wb") as output,
+        launch(tmp_path, output, ports[0], "--replicas", "2") as launcher,
+    ):
         assert launcher.stdout is not None
         urls = launcher.stdout.readline().strip().split(",")
-        assert urls == [f"http://127.0.0.1:{port}", f"http://127.0.0.1:{port + 1}"], (tmp_path / "stderr").read_text()
+        assert urls == [f"http://127.0.0.1:{port}" for port in ports], errors.read_text()
         servers = children_of(launcher.pid)
         assert all(len(group_of(server)) > 1 for server in servers)
 
@@ -96,17 +97,20 @@ def test_two_replicas_serve_and_end_together(tmp_path: Path) -> None:
         os.kill(engine_of(servers[0]), signal.SIGKILL)
         status = launcher.wait(REPLY_S)
     assert status != 0
-    assert "stopping" in (tmp_path / "stderr").read_text()
+    assert "stopping" in errors.read_text()
     until(lambda: not any(group_of(server) for server in servers))
 
 
 def test_a_killed_launcher_leaves_no_server(tmp_path: Path) -> None:
     skip_without_vllm()
-    command = [sys.executable, str(ROOT / "sqlenv.py"), "inference", "--model", str(BASE), "--python", str(PYTHON)]
-    command += ["--port", str(free_port()), "--log_dir", str(tmp_path), "--cpu_kv_cache_gb", "0.25"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as launcher:
+    errors = tmp_path / "stderr"
+    with (
+        reserved_ports() as (port,),
+        errors.open("wb") as output,
+        launch(tmp_path, output, port) as launcher,
+    ):
         assert launcher.stdout is not None
-        assert launcher.stdout.readline()
+        assert launcher.stdout.readline(), errors.read_text()
         (server,) = children_of(launcher.pid)
         launcher.kill()
     until(lambda: not group_of(server))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import sqlenv
-from benchmarks.server_process import free_port
+from benchmarks.server_process import reserved_ports
 from env_server.cache import CACHE_VARIABLE
 from inference.vllm import VLLMEngine
 from inference.vllm_api import NEW_PROCESS, VLLMServer
@@ -69,8 +69,8 @@ def test_the_weights_of_a_training_run_are_refused(server: VLLMHandle, capsys: C
 
 
 def test_no_server_is_said_at_once(capsys: Captured, tmp_path: Path) -> None:
-    url = f"http://127.0.0.1:{free_port()}"
-    assert evaluate(BASE_CHECKPOINT, "--use_vllm", "--vllm_server_base_url", url) == 2
+    with reserved_ports() as (port,):
+        assert evaluate(BASE_CHECKPOINT, "--use_vllm", "--vllm_server_base_url", f"http://127.0.0.1:{port}") == 2
     assert "sqlenv inference --model" in capsys.readouterr().err
     assert evaluate(BASE_CHECKPOINT, "--use_vllm", "--vllm_server_base_url", "nowhere") == 2
     assert "--vllm_server_base_url: 'nowhere'" in capsys.readouterr().err

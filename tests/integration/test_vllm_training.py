@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import sqlenv
-from benchmarks.server_process import ROOT, free_port
+from benchmarks.server_process import ROOT
 from inference.launch_plan import WeightSyncMode
 from tests.integration.service import until
 from tests.integration.training import surroundings_in
@@ -157,8 +157,8 @@ def test_a_server_that_never_comes_back_stops_the_run_and_its_checkpoint_resumes
 
 
 def test_two_ranks_share_one_server(well: VLLMHandle, tmp_path: Path) -> None:
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    launch += ["--master-addr", "127.0.0.1", "--master-port", str(free_port()), str(ROOT / "sqlenv.py")]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    launch += [str(ROOT / "sqlenv.py")]
     flags = ("--max_steps", "20", "--per_device_train_batch_size", "4", "--eval_episodes", "8")
     arguments = command(tmp_path / "run", well.url, *NO_CHECKPOINTS, *flags, "--ddp_find_unused_parameters", "false")
     with (tmp_path / "output").open("w") as output:

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import pytest
 
-from benchmarks.server_process import ROOT, free_port
+from benchmarks.server_process import ROOT, reserved_ports
 from inference.launch_plan import Device, LaunchSettings, WeightSyncMode, plan
 from inference.vllm_process import VLLMProcess, see_machine, see_model
 
@@ -127,7 +127,6 @@ def vllm_server(
     model_dir: Path | str,
     folder: Path,
     *flags: str,
-    port: int | None = None,
     weight_sync: WeightSyncMode = WeightSyncMode.DISK,
     wait: bool = True,
 ) -> Iterator[VLLMHandle]:
@@ -136,23 +135,23 @@ def vllm_server(
     Without `wait` it is launched only, so that several can start at once: call `wait_until_healthy` on each.
     """
     skip_without_vllm()
-    settings = LaunchSettings(
-        model=str(model_dir),
-        device=Device.CPU,
-        weight_sync=weight_sync,
-        port=port or free_port(),
-        cpu_kv_cache_gb=0.25,
-        max_model_len=2048,
-        max_num_seqs=16,
-        extra=flags,
-    )
-    (replica,) = plan(settings, see_model(settings.model), see_machine(str(PYTHON), os.environ))
-    log = folder / f"vllm-{settings.port}.log"
-    handle = VLLMHandle(VLLMProcess(replica), log)
-    handle.launch()
-    try:
-        if wait:
-            handle.wait_until_healthy()
-        yield handle
-    finally:
-        handle.stop()
+    with reserved_ports() as (port,):
+        settings = LaunchSettings(
+            model=str(model_dir),
+            device=Device.CPU,
+            weight_sync=weight_sync,
+            port=port,
+            cpu_kv_cache_gb=0.25,
+            max_model_len=2048,
+            max_num_seqs=16,
+            extra=flags,
+        )
+        (replica,) = plan(settings, see_model(settings.model), see_machine(str(PYTHON), os.environ))
+        handle = VLLMHandle(VLLMProcess(replica), folder / f"vllm-{port}.log")
+        handle.launch()
+        try:
+            if wait:
+                handle.wait_until_healthy()
+            yield handle
+        finally:
+            handle.stop()
