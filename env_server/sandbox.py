@@ -5,9 +5,9 @@ The text comes from a language model and is treated as hostile. Promises:
 - `query` returns a QueryResult or raises SQLError, whatever the text is; the database file never changes, no
   other file is read or written, and the connection serves the next statement as if it were new.
 - The same text on the same file gives the same columns, rows, row count and error, on a fresh connection and on
-  a used one. What decides is counted (virtual-machine steps, bytes), not timed; the deadline and the process's
-  heap limit are last resorts for a slow or crowded machine. Sources of chance and of the date are refused or
-  fixed (`env_server.vfs`).
+  a used one. What decides is counted (virtual-machine steps, bytes), not timed; the deadline, in processor time,
+  and the process's heap limit are last resorts for a slow or small machine. Sources of chance and of the date are
+  refused or fixed (`env_server.vfs`).
 - At most `max_rows + 1` rows are fetched, and no more than a bounded number of bytes.
 
 Layers, from the outside in: the text's admission (`statement_body`), the authorizer (`authorize`), SQLite's own
@@ -78,14 +78,15 @@ class QueryResult:
 
 
 class _Meter:
-    """The budget of one statement; `tick` is SQLite's progress handler."""
+    """The budget of one statement; `tick` is SQLite's progress handler, in the thread that made the meter."""
 
     def __init__(self, settings: SandboxSettings, interval: int) -> None:
         self.interval = min(interval, settings.vm_steps)
         self._limit = settings.vm_steps
         self._spent = 0
         self._deadline_s = settings.deadline_s
-        self._deadline = time.monotonic() + settings.deadline_s
+        self._due = time.thread_time() + settings.deadline_s
+        self._look_at = time.monotonic() + settings.deadline_s
         self.steps = 0
         self.exceeded = ""
         self.out_of_steps = False
@@ -97,11 +98,20 @@ class _Meter:
         if self._spent > self._limit:
             self.exceeded = f"the query needs more than {self._limit} steps"
             self.out_of_steps = True
-        elif time.monotonic() > self._deadline:
+        elif self._is_due():
             self.exceeded = f"the query takes longer than {self._deadline_s:g} s"
         elif self.interrupted:
             self.exceeded = "the query was interrupted"
         return bool(self.exceeded)
+
+    def _is_due(self) -> bool:
+        """Whether the thread has used the time; it is asked for only when that may be, since asking is slow."""
+        now = time.monotonic()
+        if now <= self._look_at:
+            return False
+        left = self._due - time.thread_time()
+        self._look_at = now + left
+        return left < 0
 
     def record(self, event: dict[str, object]) -> None:
         """Add the steps of a finished statement, a virtual table's own ones included; SQLite's profile trace."""

@@ -15,7 +15,8 @@ class SandboxSettings(BaseModel):
     vm_steps: int = Field(default=20_000_000, gt=0)
     """SQLite virtual-machine steps; the bound that decides an observation, the same on every machine."""
     deadline_s: float = Field(default=5.0, gt=0)
-    """Wall-clock seconds; the last resort, for a machine too slow for `vm_steps`."""
+    """Seconds of processor time, so that a crowded machine changes nothing; the last resort, for a machine too slow for
+    `vm_steps`."""
     sql_bytes: int = Field(default=20_000, gt=0)
     """Longest statement accepted, in UTF-8 bytes."""
     value_bytes: int = Field(default=1_000_000, gt=0)

@@ -19,7 +19,7 @@ from env_server.service.lane_child import ChildLostError, LaneChild
 from env_server.service.lane_process import Answer, Failure, Job, LaneSetup, Reply
 
 OVERRUN_S = 1.0
-"""A process gets this long beyond the deadline, and to stop a job that is not wanted any more."""
+"""A process gets this long beyond the lane's patience, and to stop a job that is not wanted any more."""
 HANDICAP_S = 0.25
 TRIES = 2
 
@@ -74,13 +74,13 @@ class Entry:
 
 
 class Lane:
-    """A queue, and a worker for each place. `deadline_s`: what a job may take, by the clock."""
+    """A queue, and a worker for each place. `patience_s`: what a job may take, by the clock."""
 
-    def __init__(self, name: str, setup: LaneSetup, places: Sequence[Place], deadline_s: float) -> None:
+    def __init__(self, name: str, setup: LaneSetup, places: Sequence[Place], patience_s: float) -> None:
         self.name = name
         self.setup = setup
         self.places = places
-        self.deadline_s = deadline_s
+        self.patience_s = patience_s
         self.closed = True
         self.restarts = 0
         self._waiting: deque[Entry] = deque()
@@ -164,7 +164,7 @@ class _Worker:
             self._replace("it was lost while it was idle")
             return
         self._began = _now()
-        self._limit(self._lane.deadline_s + OVERRUN_S)
+        self._limit(self._lane.patience_s + OVERRUN_S)
         self.child.ask(entry.job, self._told)
 
     def stop(self) -> None:
@@ -211,12 +211,12 @@ class _Worker:
         self.entry.allowance.charge(_now() - self._began)
         self._finish(self._overrun())
         self.child.kill()
-        self._replace(f"it did not answer within {self._lane.deadline_s + OVERRUN_S:g} s, or did not stop")
+        self._replace(f"it did not answer within {self._lane.patience_s + OVERRUN_S:g} s, or did not stop")
 
     def _overrun(self) -> Failure | None:
         if self._lane.setup.trial:
             return None
-        message = f"the query takes longer than {self._lane.deadline_s:g} s"
+        message = f"the query takes longer than {self._lane.patience_s:g} s"
         return Failure("budget", message, deterministic=False)
 
     def _finish(self, outcome: Outcome) -> None:

@@ -13,7 +13,7 @@ Promises:
 - A job that is there already is not run twice: who asks for the same waits for the one answer, as the sessions of a
   group do, which ask the same at the same moment.
 - When nobody awaits a job any more, the statement is stopped at once and its process takes the next job.
-  A process that does not react, or that overruns the deadline, is killed and replaced.
+  A process that does not react, or that takes `CROWDED` times the deadline by the clock, is killed and replaced.
 - A job whose process is lost runs again, once. Then it fails with an SQLError that is not deterministic.
 - `aclose` fails what waits or runs with LanesClosedError and leaves no process behind. Should the server die instead,
   its processes end as well.
@@ -44,6 +44,9 @@ MEDIUM_VALUE_BYTES = 100_000
 """On texts of a megabyte, a single step can take longer than all others together."""
 MEDIUM_DEADLINE_S = 0.2
 """For statements whose steps are slow all the same."""
+CROWDED = 5
+"""A statement may take this many times its deadline, which is processor time, by the clock: the processes are nice, and
+get little of a machine that has other work. Less than what a client waits for an answer."""
 JUDGING_S = 60.0
 """A last resort as well, for making variants and running a query on them; it usually takes a second at most."""
 KEPT_NICENESS = 0
@@ -76,9 +79,9 @@ class Lanes:
         medium = LaneSetup(files, sandbox.model_copy(update=bounds), trial=True, judging=judging)
         kept = sizes[0] // 2
         places = [Place(KEPT_NICENESS, kept=True)] * kept + [Place(NICENESS)] * (sizes[0] - kept)
-        self._medium = Lane("medium", medium, places, bounds["deadline_s"])
+        self._medium = Lane("medium", medium, places, CROWDED * bounds["deadline_s"])
         slow = LaneSetup(files, sandbox, judging=judging)
-        self._slow = Lane("slow", slow, [Place(SLOW_NICENESS)] * sizes[1], sandbox.deadline_s)
+        self._slow = Lane("slow", slow, [Place(SLOW_NICENESS)] * sizes[1], CROWDED * sandbox.deadline_s)
         self._lanes = [self._medium, self._slow]
         self._joint: dict[Job, _Joint] = {}
         self._judge: Lane | None = None

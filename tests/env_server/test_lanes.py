@@ -53,6 +53,12 @@ def runner(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner]:
         yield runner
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a crowded machine, the slow lane's process may wait for more than a second until it can stop a statement."""
+    monkeypatch.setattr(lane, "OVERRUN_S", 60.0)
+
+
 @pytest.fixture(scope="module")
 def databases(pets: Dataset, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("databases")
@@ -336,7 +342,7 @@ def test_a_process_that_overruns_is_replaced_and_its_job_fails_or_moves_on(
     runner: asyncio.Runner, databases: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lane, "OVERRUN_S", 0.2)
-    settings = EnvSettings(sandbox=SandboxSettings(deadline_s=0.3))
+    settings = EnvSettings(sandbox=SandboxSettings(deadline_s=0.1))
 
     async def scenario() -> None:
         async with Lanes(databases, settings, AnswerMode.VALUE, tmp_path) as both:
@@ -345,7 +351,7 @@ def test_a_process_that_overruns_is_replaced_and_its_job_fails_or_moves_on(
             os.kill(both.stats["slow"].pids[0], signal.SIGSTOP)
             with pytest.raises(SQLError) as caught:
                 await both.run(QueryJob("pets", ENDLESS, 5))
-            assert described(caught.value) == ("budget", "the query takes longer than 0.3 s", False)
+            assert described(caught.value) == ("budget", "the query takes longer than 0.5 s", False)
             await until(lambda: [stats.restarts for stats in both.stats.values()] == [1, 1])
 
     runner.run(scenario())

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import apsw
 import pytest
@@ -177,6 +180,18 @@ def test_the_deadline_stops_a_statement_that_the_step_budget_lets_run(pets: Path
     box = Sandbox(pets, SandboxSettings(vm_steps=10**15, deadline_s=0.02))
     error = failure(box, "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n")
     assert (error.kind, error.message) == ("budget", "the query takes longer than 0.02 s")
+    box.close()
+
+
+def test_the_deadline_is_processor_time(pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two looks at the clock an hour goes by, as if the process had not been let run."""
+    hours = itertools.count(0.0, 3600.0)
+    clocks = SimpleNamespace(monotonic=lambda: next(hours), thread_time=time.thread_time)
+    monkeypatch.setattr("env_server.sandbox.time", clocks)
+    box = Sandbox(pets, SandboxSettings(vm_steps=50_000, deadline_s=60))
+    error = failure(box, "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n")
+    assert error.message == "the query needs more than 50000 steps"
+    assert next(hours) > 10 * 3600
     box.close()
 
 

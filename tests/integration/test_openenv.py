@@ -52,6 +52,8 @@ OLD = UPSTREAM / "old"
 SCRIPT_TIMEOUT_S = 120.0
 SLOW = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
 MEDIUM = SLOW.replace("FROM n)", "FROM n LIMIT 20000)")
+LONG = SLOW.replace("FROM n)", "FROM n LIMIT 200000)")
+"""More steps than the medium lane allows, but so few that a process which is nice gets through on a crowded machine."""
 Plan = list[dict[str, Any]]
 
 
@@ -376,7 +378,7 @@ def script(dataset: Dataset) -> list[str]:
         requests.append(json.dumps({"type": "reset", "data": each["reset"]}))
         requests += [json.dumps({"type": "step", "data": given}) for given in each["actions"]]
     requests.append(json.dumps(reset(seed=11)))
-    requests.append(json.dumps(step("QUERY", SLOW)))
+    requests.append(json.dumps(step("QUERY", LONG)))
     return requests
 
 
@@ -394,7 +396,7 @@ def test_a_replay_on_another_server_gives_the_same_bytes(
 ) -> None:
     requests = script(dataset)
     first = replies(server, requests)
-    assert "needs more than" in first[-1], "the last query runs out of budget"
+    assert '"result":"count(*)\\n200000"' in first[-1], "the slow lane has answered"
     assert replies(server, requests) == first, "from the cache of results"
     with serving(tmp_path, data, "--workers", "2", "--lanes", "2,2") as other:
         assert replies(other, requests) == first
