@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import httpx
 
@@ -138,17 +138,23 @@ class VLLMServer:
             )
         return ServerCompletion(token_ids, logprobs, FinishReason(reason), reply.get("system_fingerprint"))
 
-    async def pause(self, mode: Literal["abort", "wait", "keep"]) -> None:
-        """Stop generating: `keep` freezes what is in flight, `wait` lets it end first. Raises ReplicaError."""
-        await self.post("/pause", params={"mode": mode})
+    async def pause(self, *, freeze: bool) -> None:
+        """Stop generating: freeze what is in flight, or let it end first. Raises ReplicaError."""
+        await self.post("/pause", params={"mode": "keep" if freeze else "wait"})
 
     async def resume(self) -> None:
         """Go on generating. Raises ReplicaError."""
         await self.post("/resume")
 
     async def reset_prefix_cache(self) -> None:
-        """Forget what was computed with earlier weights. Raises ReplicaError."""
-        await self.post("/reset_prefix_cache")
+        """Forget what was computed with earlier weights. Raises ReplicaError.
+
+        Requests that run are computed again from their first token on, and go on: else the server would keep what they
+        hold, and requests to come would begin with it.
+        """
+        reply = await self.post("/reset_prefix_cache", params={"reset_running_requests": "true"})
+        if reply != {"success": True}:
+            raise ReplicaUnavailableError(self.url, f"it did not reset its prefix cache: {reply}", answered=True)
 
     async def weight_version(self) -> str:
         """Return what `set_weight_version` set in this process of the server. Raises ReplicaError."""

@@ -6,16 +6,16 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any
 
 from env_server.errors import SQLEnvError
 from env_server.types import AnswerMode
 from inference.launch_plan import WeightSyncMode
+from inference.weights.transport import Pause
 
 TOKEN_VARIABLE = "SQLENV_TOKEN"
 WEIGHT_SYNCS = ("auto", *(mode.value for mode in WeightSyncMode))
-Pause = Literal["wait", "keep", "none"]
-PAUSES: tuple[Pause, ...] = get_args(Pause)
+PAUSES = tuple(mode.value for mode in Pause)
 ENV_HELP = (
     "Where episodes are played: 'local' (in this process), or the URLs of servers that `sqlenv serve` runs, "
     "separated by commas: ws://host:8000,ws://other:8000."
@@ -124,7 +124,7 @@ class SQLEnvArguments:
     @property
     def pause(self) -> Pause:
         """`weight_sync_pause`, as it was checked."""
-        return next(pause for pause in PAUSES if pause == self.weight_sync_pause)
+        return Pause(self.weight_sync_pause)
 
     def to_log(self) -> dict[str, Any]:
         """What a run's files may show: everything but the token."""

@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -60,18 +59,6 @@ def compare(ours: Sequence[float], theirs: Sequence[float], tolerance: Tolerance
         f"logprobs differ by {largest:.3g} at token {at} (trainer {ours[at]:.4f}, server {theirs[at]:.4f}) and by "
         f"{mean:.3g} on average, where {word} {limit:g} is allowed; {beyond} of {len(ours)} tokens are beyond that"
     )
-
-
-def probe_prompt(vocab_size: int, length: int, seed: int, avoid: Collection[int] = ()) -> tuple[int, ...]:
-    """Return `length` ids below `vocab_size`, none of them in `avoid`; the same ones for the same arguments.
-
-    `vocab_size` is the tokenizer's: a server refuses ids that its tokenizer does not know. `avoid` holds the special
-    tokens.
-    """
-    allowed = [token for token in range(vocab_size) if token not in avoid]
-    if not allowed:
-        raise ValueError(f"no token of a vocabulary of {vocab_size} is left to ask with")
-    return tuple(random.Random(seed).choices(allowed, k=length))
 
 
 def logprobs_of(

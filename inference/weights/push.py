@@ -21,7 +21,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import httpx
 from torch import nn
@@ -32,7 +32,7 @@ from inference.vllm import EngineUnavailableError, VLLMEngine
 from inference.vllm_api import ReplicaUnavailableError, VLLMServer
 from inference.weights.perturb import PerturbError, perturbed
 from inference.weights.probe import Tolerance, compare
-from inference.weights.transport import Transport, WeightSyncError
+from inference.weights.transport import Pause, Transport, WeightSyncError
 
 logger = logging.getLogger(__name__)
 
@@ -70,11 +70,11 @@ class OneRank:
 
 @dataclass(frozen=True, slots=True)
 class PushSettings:
-    """How to push. `pause` says what becomes of requests in flight: they end first, are frozen, or run on."""
+    """How to push."""
 
     timeout_s: float = 120.0
     """For one server to take the weights and generate the probe."""
-    pause: Literal["wait", "keep", "none"] = "wait"
+    pause: Pause = Pause.WAIT
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,14 +230,14 @@ class WeightPusher:
 
     async def _send(self, server: VLLMServer) -> None:
         pause = self._settings.pause
-        if pause != "none":
-            await server.pause(pause)
+        if pause is not Pause.NONE:
+            await server.pause(freeze=pause is Pause.KEEP)
         try:
             await self._transport.send(server)
             await server.reset_prefix_cache()
             await server.set_weight_version(self._stamp)
         finally:
-            if pause != "none":
+            if pause is not Pause.NONE:
                 await server.resume()
 
     def _check(self, sample: Sample) -> None:

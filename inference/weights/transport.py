@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Protocol
 
 from inference.engine import EngineError
@@ -10,6 +11,17 @@ from inference.vllm_api import VLLMServer
 
 class WeightSyncError(EngineError):
     """The weights cannot be brought to the servers, or were not what arrived; the text says what to do."""
+
+
+class Pause(StrEnum):
+    """What becomes of requests in flight when weights arrive."""
+
+    WAIT = "wait"
+    """They end first."""
+    KEEP = "keep"
+    """They are frozen, and go on with the new weights."""
+    NONE = "none"
+    """They run on."""
 
 
 class Transport(Protocol):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -160,7 +161,8 @@ def test_what_an_attempt_costs_is_charged_whether_it_ends_or_not(
     databases = SessionDatabases(worker, allowance)
     left = [allowance.left_s]
     for sql, cost in ((AT_ONCE[0], FREE_S / 2), (AT_ONCE[0], 0.002), (AT_ONCE[4], 0.002), (WITH_A_LANE[1], 0.002)):
-        monkeypatch.setattr("time.thread_time", iter((5.0, 5.0 + cost)).__next__)
+        clock = SimpleNamespace(thread_time=iter((5.0, 5.0 + cost)).__next__)
+        monkeypatch.setattr("env_server.service.databases.time", clock)
         with suppress(Pending, SQLError):
             databases.query("pets", sql, 20)
         left.append(allowance.left_s)

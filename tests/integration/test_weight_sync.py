@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
+import random
 import shutil
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import pytest
 import torch
 from accelerate import Accelerator
@@ -15,17 +19,19 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qw
 
 from inference.engine import Completion, Sampling
 from inference.vllm import EngineUnavailableError, VLLMEngine, VLLMSettings
-from inference.vllm_api import VLLMServer
+from inference.vllm_api import ServerCompletion, VLLMServer
 from inference.weights.disk import DiskTransport
 from inference.weights.gather import full_weights
-from inference.weights.probe import Tolerance, logprobs_of, probe_prompt
+from inference.weights.probe import Tolerance, logprobs_of
 from inference.weights.push import PushSettings, WeightPusher
-from inference.weights.transport import Transport, WeightSyncError
-from tests.integration.vllm_server import VLLMHandle, vllm_server
+from inference.weights.transport import Pause, Transport, WeightSyncError
+from tests.integration.service import metric, until
+from tests.integration.vllm_server import START_S, VLLMHandle, vllm_server
 from trainer.tiny import BASE_CHECKPOINT
 from trainer.tiny.model import build_model
 
 STOP = 3
+EXACT = 5e-4
 FLOAT32 = Tolerance.of(torch.float32)
 
 
@@ -58,6 +64,7 @@ class Pushing:
         *,
         transport: Transport | None = None,
         settings: VLLMSettings | None = None,
+        pause: Pause = Pause.WAIT,
     ) -> None:
         accelerator = Accelerator(cpu=True)
         self.model = model
@@ -67,9 +74,9 @@ class Pushing:
             self.engine,
             transport or DiskTransport(lambda: full_weights(model, accelerator), folder / "weights"),
             lambda prompt, tokens: logprobs_of(model, prompt, tokens),
-            probe_prompt(1_000, 16, seed=1, avoid=(0, 1, 2, STOP)),
+            tuple(random.Random(1).choices(range(STOP + 1, 1_000), k=16)),
             FLOAT32,
-            settings=PushSettings(timeout_s=60.0),
+            settings=PushSettings(timeout_s=60.0, pause=pause),
         )
         self.engine.restore_with(self.pusher.restore)
 
@@ -86,8 +93,13 @@ class Pushing:
     def is_exact(self, prompt: tuple[int, ...] = tuple(range(40, 70))) -> bool:
         """Whether the servers generate with the model's weights."""
         (completion,) = self.ask(prompt)
-        ours = logprobs_of(self.model, prompt, completion.token_ids)
-        return completion.logprobs == pytest.approx(ours, abs=5e-4)
+        return all(exact(self.model, prompt, completion))
+
+
+def exact(model: Qwen3ForCausalLM, prompt: tuple[int, ...], done: Completion | ServerCompletion) -> list[bool]:
+    """Whether the server drew each token with the model's weights."""
+    ours = logprobs_of(model, prompt, done.token_ids)
+    return [abs(our - their) < EXACT for our, their in zip(ours, done.logprobs, strict=True)]
 
 
 def change(model: Qwen3ForCausalLM) -> None:
@@ -120,6 +132,41 @@ def test_the_prefix_cache_does_not_outlive_the_weights(
     change(model)
     pushing.pusher.push(2)
     assert pushing.is_exact(prompt)
+
+
+async def complete(url: str, prompt: tuple[int, ...], tokens: int) -> ServerCompletion:
+    async with httpx.AsyncClient(timeout=START_S) as client:
+        server = VLLMServer(url, client)
+        server.model = (await server.served_model()).name
+        return await server.complete(prompt, Sampling(tokens), seed=1, stop_ids=())
+
+
+@pytest.mark.parametrize("pause", Pause)
+def test_weights_that_arrive_in_the_middle_of_a_request(
+    pause: Pause, model: Qwen3ForCausalLM, server: VLLMHandle, tmp_path: Path
+) -> None:
+    """A request that begins like one that was running is computed with the new weights from its first token on."""
+    pushing = Pushing(model, [server.url], tmp_path, pause=pause)
+    prompt = tuple(range(100, 300))
+    pushing.pusher.push(1)
+    old = copy.deepcopy(model)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(lambda: asyncio.run(complete(server.url, prompt, 1_500)))
+        until(lambda: metric(server, "vllm:num_requests_running") == 1)
+        change(model)
+        pushing.pusher.push(2)
+        done = running.result()
+    assert len(done.token_ids) == 1_500
+    is_old, is_new = (exact(each, prompt, done) for each in (old, model))
+    match pause:
+        case Pause.WAIT:
+            assert all(is_old)
+        case Pause.KEEP:
+            switch = is_old.index(False)
+            assert all(is_new[switch:]), "no token is of a mixture"
+        case Pause.NONE:
+            assert all(is_new[-100:]), "what was computed before is computed again"
+    assert pushing.is_exact(prompt + done.token_ids)
 
 
 def test_a_server_that_generates_from_other_weights_is_found_out(

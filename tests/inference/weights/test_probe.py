@@ -6,12 +6,10 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from inference.hf import evaluating
-from inference.weights.probe import Tolerance, compare, logprobs_of, probe_prompt
+from inference.weights.probe import Tolerance, compare, logprobs_of
 
 FLOAT32, HALF = Tolerance.of(torch.float32), Tolerance.of(torch.bfloat16)
 
@@ -98,19 +96,3 @@ def test_what_is_not_finite_is_never_the_same(broken: float, tolerance: Toleranc
 def test_missing_tokens_are_never_the_same() -> None:
     assert "for 2 tokens and the server for 1" in compare([-1.0, -2.0], [-1.0], HALF)
     assert "for 0 tokens" in compare([], [], HALF)
-
-
-@given(vocab=st.integers(1, 300), length=st.integers(0, 50), seed=st.integers(), avoid=st.sets(st.integers(-5, 400)))
-def test_a_prompt_holds_ids_that_a_server_accepts(vocab: int, length: int, seed: int, avoid: set[int]) -> None:
-    if set(range(vocab)) <= avoid:
-        with pytest.raises(ValueError, match="no token"):
-            probe_prompt(vocab, length, seed, avoid)
-        return
-    ids = probe_prompt(vocab, length, seed, avoid)
-    assert len(ids) == length
-    assert all(0 <= token < vocab and token not in avoid for token in ids)
-    assert ids == probe_prompt(vocab, length, seed, avoid)
-
-
-def test_another_seed_asks_something_else() -> None:
-    assert probe_prompt(61, 24, 0) != probe_prompt(61, 24, 1)
