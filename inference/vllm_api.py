@@ -142,9 +142,9 @@ class VLLMServer:
         """Stop generating: freeze what is in flight, or let it end first. Raises ReplicaError."""
         await self.post("/pause", params={"mode": "keep" if freeze else "wait"})
 
-    async def resume(self) -> None:
+    async def resume(self, timeout_s: float | None = None) -> None:
         """Go on generating. Raises ReplicaError."""
-        await self.post("/resume")
+        await self._call("POST", "/resume", timeout_s=timeout_s)
 
     async def reset_prefix_cache(self) -> None:
         """Forget what was computed with earlier weights. Raises ReplicaError.

@@ -19,7 +19,8 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -229,16 +230,26 @@ class WeightPusher:
         return Sample(server.url, done.token_ids, done.logprobs)
 
     async def _send(self, server: VLLMServer) -> None:
-        pause = self._settings.pause
-        if pause is not Pause.NONE:
-            await server.pause(freeze=pause is Pause.KEEP)
-        try:
+        async with self._paused(server):
             await self._transport.send(server)
             await server.reset_prefix_cache()
             await server.set_weight_version(self._stamp)
-        finally:
-            if pause is not Pause.NONE:
-                await server.resume()
+
+    @asynccontextmanager
+    async def _paused(self, server: VLLMServer) -> AsyncIterator[None]:
+        """Stop a server's requests as the settings say. After a failure, too, it goes on: others may use it."""
+        pause = self._settings.pause
+        if pause is Pause.NONE:
+            yield
+            return
+        try:
+            await server.pause(freeze=pause is Pause.KEEP)
+            yield
+        except BaseException:
+            with suppress(EngineError):  # it may be gone; what went wrong first is what counts
+                await server.resume(self._engine.settings.health_timeout_s)
+            raise
+        await server.resume()
 
     def _check(self, sample: Sample) -> None:
         """Compare with the trainer's model. Raises WeightSyncError."""

@@ -7,7 +7,7 @@ import copy
 import json
 import random
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -65,6 +65,7 @@ class Pushing:
         transport: Transport | None = None,
         settings: VLLMSettings | None = None,
         pause: Pause = Pause.WAIT,
+        timeout_s: float = 60.0,
     ) -> None:
         accelerator = Accelerator(cpu=True)
         self.model = model
@@ -76,7 +77,7 @@ class Pushing:
             lambda prompt, tokens: logprobs_of(model, prompt, tokens),
             tuple(random.Random(1).choices(range(STOP + 1, 1_000), k=16)),
             FLOAT32,
-            settings=PushSettings(timeout_s=60.0, pause=pause),
+            settings=PushSettings(timeout_s, pause),
         )
         self.engine.restore_with(self.pusher.restore)
 
@@ -213,6 +214,39 @@ def test_no_server_within_the_deadline_is_one_clear_error(model: Qwen3ForCausalL
         pushing.pusher.push(0)
     with pytest.raises(EngineUnavailableError, match=r"no inference server was ready within 0.5 s"):
         pushing.ask((50, 51))
+
+
+class Stuck(DiskTransport):
+    """Weights that never arrive: the server is frozen, or it is well and the way to it is not."""
+
+    freeze: Callable[[], None] | None = None
+
+    async def send(self, server: VLLMServer) -> None:
+        if self.freeze is None:
+            await asyncio.Event().wait()
+        else:
+            self.freeze()
+            await super().send(server)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_weights_that_never_arrive_are_given_up_in_time(
+    frozen: bool, model: Qwen3ForCausalLM, server: VLLMHandle, tmp_path: Path
+) -> None:
+    transport = Stuck(lambda: full_weights(model, Accelerator(cpu=True)), tmp_path / "stuck")
+    transport.freeze = server.freeze if frozen else None
+    hasty = VLLMSettings(server_timeout_s=0.5, health_timeout_s=5.0)
+    pushing = Pushing(model, [server.url], tmp_path, transport=transport, settings=hasty, timeout_s=1.0)
+    try:
+        with pytest.raises(WeightSyncError, match=r"did not take the weights within 1 s \(--weight_sync_timeout\)"):
+            pushing.pusher.push(0)
+    finally:
+        server.thaw()
+    if not frozen:
+        assert len(asyncio.run(complete(server.url, (50, 51), 4)).token_ids) == 4, "it is not left paused"
+    again = Pushing(model, [server.url], tmp_path)
+    again.pusher.push(0)
+    assert again.is_exact()
 
 
 class PlainReload(DiskTransport):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from pathlib import Path
 
@@ -44,7 +45,9 @@ def test_a_flag_wins_over_the_config_file(tmp_path: Path) -> None:
     assert (arguments.step_budget, arguments.max_turn_length, grpo.num_generations) == (8, 9, 4)
 
 
-@pytest.mark.parametrize("name", ["step_budget", "max_concurrency", "max_turn_length", "env_threads"])
+@pytest.mark.parametrize(
+    "name", ["step_budget", "max_concurrency", "max_turn_length", "env_threads", "weight_sync_timeout"]
+)
 @pytest.mark.parametrize("value", [0, -1])
 def test_numbers_of_things_are_positive(name: str, value: int) -> None:
     with pytest.raises(ValueError, match=f"--{name} must be positive, not {value}"):
@@ -78,9 +81,18 @@ def test_the_token_comes_from_the_flag_or_from_the_variable(monkeypatch: pytest.
     assert token_of("of the flag") == "of the flag"
 
 
-def test_an_unknown_answer_mode_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"\['value', 'sql'\], not 'prose'"):
-        SQLEnvArguments(answer_mode="prose")
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("answer_mode", ["value", "sql"]),
+        ("weight_sync", ["auto", "disk", "lora", "nccl", "ipc"]),
+        ("weight_sync_pause", ["wait", "keep", "none"]),
+    ],
+)
+def test_an_unknown_choice_is_refused_with_the_known_ones(name: str, known: list[str]) -> None:
+    with pytest.raises(ValueError, match=f"--{name} must be one of {re.escape(str(known))}, not 'prose'"):
+        SQLEnvArguments(**{name: "prose"})  # type: ignore[arg-type]
+    assert all(getattr(SQLEnvArguments(**{name: word}), name) == word for word in known)  # type: ignore[arg-type]
 
 
 def test_every_argument_is_explained() -> None:
