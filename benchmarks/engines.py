@@ -38,7 +38,8 @@ from inference.engine import Engine
 from inference.vllm import VLLMEngine
 from trainer.environments import Environments, EnvironmentSession, LocalEnvironments
 from trainer.episodes import Outcome
-from trainer.evaluate import in_process_engine, load_policy
+from trainer.evaluate import in_process_engine
+from trainer.policies import load_policy
 from trainer.prompts import ChatRenderer
 from trainer.rollout import RolloutClient, RolloutSettings, request_for
 from trainer.tiny import BASE_CHECKPOINT

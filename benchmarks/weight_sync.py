@@ -36,7 +36,7 @@ from inference.weights.lora import LoraTransport
 from inference.weights.probe import Tolerance, logprobs_of
 from inference.weights.push import WeightPusher
 from inference.weights.transport import Transport
-from trainer.evaluate import load_policy
+from trainer.policies import load_policy
 from trainer.prompts import ChatRenderer
 from trainer.tiny import BASE_CHECKPOINT
 

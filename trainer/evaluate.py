@@ -18,14 +18,12 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.progress import Progress
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from env_server.data.loading import SYNTAX, load_dataset
 from env_server.data.questions import Dataset, Question, Split
-from env_server.errors import SQLEnvError
 from env_server.settings import EnvSettings
 from env_server.types import AnswerMode
 from inference.hf import HFEngine
@@ -34,6 +32,7 @@ from trainer.config import ENV_HELP, TOKEN_HELP, token_of
 from trainer.environments import LOCAL, AnyEnvironments, Environments, open_environments
 from trainer.episodes import Episode, EpisodeRecord, record
 from trainer.players import OraclePlayer, Player, RandomPlayer, play
+from trainer.policies import load_policy
 from trainer.prompts import ChatRenderer
 from trainer.rollout import RolloutClient, RolloutSettings, derive_seed, request_for
 from trainer.served import ServedPolicy
@@ -44,10 +43,6 @@ from trainer.transcript import TokenBudget
 SCRIPTED = ("random", "oracle")
 VLLM_URL = "http://127.0.0.1:8000"
 """Where `sqlenv inference` serves, if it is not told otherwise."""
-
-
-class PolicyError(SQLEnvError):
-    """A policy cannot be loaded: no such folder or model, or not a causal language model with a tokenizer."""
 
 
 def choose_questions(dataset: Dataset, split: Split, limit: int) -> list[Question]:
@@ -265,22 +260,6 @@ def write_records(path: str, records: Sequence[EpisodeRecord]) -> None:
     """Write records as JSON lines."""
     with Path(path).open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(asdict(r), ensure_ascii=False) + "\n" for r in records)
-
-
-def load_policy(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a model and its tokenizer from a folder or the Hub, on the GPU when there is one (then in bfloat16).
-
-    Raises PolicyError.
-    """
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype)
-    except (OSError, ValueError) as error:
-        where = "is not a checkpoint" if Path(name).is_dir() else "is no folder here, and no model on the Hub"
-        raise PolicyError(f"the policy {name!r} {where}: {' '.join(str(error).split())}") from error
-    return model.to(device), tokenizer
 
 
 def _positive(text: str) -> int:

@@ -12,6 +12,7 @@ generator (`use_engine`): it calls `sync_weights()` once before the rollout of e
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -19,13 +20,16 @@ from statistics import fmean
 from typing import Any, Protocol
 
 from datasets import Dataset as HubDataset
-from trl import GRPOTrainer
+from transformers import PreTrainedTokenizerBase, PrinterCallback, ProgressCallback
+from trl import GRPOConfig, GRPOTrainer, ModelConfig, get_peft_config
 
 from env_server.data.questions import Dataset, Question
 from env_server.settings import RewardSettings
+from trainer.config import ConfigError
 from trainer.episodes import Episode, Outcome
+from trainer.policies import PolicyError
 from trainer.ranks import Ranks
-from trainer.rewards import reward_fields
+from trainer.rewards import REWARD_FUNCTIONS, reward_fields
 from trainer.rollout import RolloutClient, derive_seed, request_for
 
 OnBatch = Callable[[int, Sequence[Episode], dict[str, float]], None]
@@ -131,3 +135,39 @@ def use_engine(trainer: GRPOTrainer, weights: WeightSync) -> None:
     trainer.use_vllm = True
     trainer.vllm_generation = weights
     trainer._last_loaded_step = -1
+
+
+def build_trainer(
+    grpo: GRPOConfig,
+    model_config: ModelConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    questions: Sequence[Question],
+    rollout: SQLEnvRollout,
+) -> GRPOTrainer:
+    """TRL's trainer, with our rewards and rollout. Raises PolicyError, ConfigError."""
+    grpo.model_init_kwargs = {
+        "revision": model_config.model_revision,
+        "attn_implementation": model_config.attn_implementation,
+        "dtype": model_config.dtype,
+        **(grpo.model_init_kwargs or {}),
+    }
+    try:
+        trainer = GRPOTrainer(
+            model=model_config.model_name_or_path,
+            reward_funcs=list(REWARD_FUNCTIONS),
+            args=grpo,
+            train_dataset=prompt_rows(questions),
+            processing_class=tokenizer,
+            peft_config=get_peft_config(model_config),
+            rollout_func=rollout,
+        )
+    except OSError as error:
+        if error.filename is not None and str(error.filename).startswith(grpo.output_dir):
+            raise ConfigError(
+                f"--output_dir {grpo.output_dir}: {error.strerror}; it has to belong to the user who runs this, "
+                f"number {os.getuid()}"
+            ) from error
+        raise PolicyError(f"{model_config.model_name_or_path}: {' '.join(str(error).split())}") from error
+    trainer.remove_callback(PrinterCallback)
+    trainer.remove_callback(ProgressCallback)
+    return trainer

@@ -26,7 +26,8 @@ from tests.integration.test_training import CHECKPOINTS, FLAGS, NO_CHECKPOINTS, 
 from tests.integration.training import save_policy
 from trainer.environments import LocalEnvironments
 from trainer.episodes import record
-from trainer.evaluate import choose_questions, load_policy, play_model
+from trainer.evaluate import choose_questions, play_model
+from trainer.policies import load_policy
 from trainer.rollout import RolloutSettings
 from trainer.run_files import RunFolder
 from trainer.transcript import TokenBudget

@@ -23,17 +23,16 @@ from tests.env_server.serving import running_server
 from trainer.environments import LocalEnvironments
 from trainer.episodes import Episode, record
 from trainer.evaluate import (
-    PolicyError,
     choose_questions,
     excluded_by_reason,
     in_process_engine,
-    load_policy,
     play_model,
     play_on,
     play_scripted,
     summary_json,
     write_records,
 )
+from trainer.policies import PolicyError, load_policy
 from trainer.prompts import ChatRenderer, first_message
 from trainer.remote_environments import RemoteEnvironments
 from trainer.rollout import EpisodeRequest, RolloutClient, RolloutSettings, derive_seed

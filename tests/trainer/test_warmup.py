@@ -24,8 +24,8 @@ from env_server.environment import SQLEnvironment
 from inference.engine import Completion, FinishReason, Sampling
 from trainer.demonstrations import demonstrate
 from trainer.environments import LocalEnvironments
-from trainer.evaluate import load_policy
 from trainer.players import Conversation, OraclePlayer, play
+from trainer.policies import load_policy
 from trainer.prompts import ChatRenderer
 from trainer.rollout import EpisodeRequest, RolloutClient, RolloutSettings
 from trainer.tiny.tokenizer import build_tokenizer

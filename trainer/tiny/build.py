@@ -22,7 +22,8 @@ from env_server.data.questions import Split
 from trainer import warmup
 from trainer.environments import LocalEnvironments
 from trainer.episodes import record
-from trainer.evaluate import choose_questions, excluded_by_reason, load_policy, play_model
+from trainer.evaluate import choose_questions, excluded_by_reason, play_model
+from trainer.policies import load_policy
 from trainer.rollout import RolloutSettings
 from trainer.statistics import EvaluationSummary, summarize
 from trainer.summary_table import interval_text, percent
