@@ -1,40 +1,103 @@
-"""Policies by name: a checkpoint's folder, or a model on the Hub."""
+"""Policies by name, loaded: a checkpoint, or a LoRA adapter of PEFT on its base, from a folder, a run or the Hub.
+
+What a name stands for is `inference.adapters.find_policy`'s to say, for training, evaluation, export and servers alike.
+
+An adapter is loaded beside its base and not merged into it: that is the computation that trained it, and the one that
+vLLM makes. Merging rounds the sum to the dtype of the base, which in bfloat16 is another policy.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
+from peft import PeftModel
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from trl import ModelConfig
+from trl.trainer.utils import create_model_from_path
 
 from env_server.errors import SQLEnvError
+from inference.adapters import NamedPolicy, PolicyNameError, find_policy
+
+ADAPTER_NAME = "default"
+"""What PEFT and TRL call the adapter that is trained."""
 
 
 class PolicyError(SQLEnvError):
     """A policy cannot be loaded: no such folder or model, or not a causal language model with a tokenizer."""
 
 
-def load_tokenizer(model_config: ModelConfig) -> PreTrainedTokenizerBase:
-    """Load the policy's tokenizer. Raises PolicyError."""
-    name = model_config.model_name_or_path
+def resolve_policy(name: str, revision: str | None = None) -> NamedPolicy:
+    """Return what the name stands for, as `find_policy` does. Raises PolicyError."""
     try:
-        return AutoTokenizer.from_pretrained(name, revision=model_config.model_revision)
-    except (OSError, ValueError) as error:
-        raise PolicyError(f"the policy {name!r} cannot be loaded: {' '.join(str(error).split())}") from error
+        return find_policy(name, revision)
+    except PolicyNameError as error:
+        raise PolicyError(str(error)) from error
 
 
-def load_policy(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a model and its tokenizer from a folder or the Hub, on the GPU when there is one (then in bfloat16).
+def load_tokenizer(model_config: ModelConfig, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """Load the policy's tokenizer: an adapter's own where it has one, else its base's. Raises PolicyError."""
+    policy = resolve_policy(str(model_config.model_name_or_path), model_config.model_revision)
+    with _loading(policy):
+        return tokenizer_of(policy, trust_remote_code=trust_remote_code)
 
-    Raises PolicyError.
+
+def load_policy(
+    name: str, revision: str | None = None, *, dtype: torch.dtype | None = None, trust_remote_code: bool = False
+) -> tuple[PreTrainedModel | PeftModel, PreTrainedTokenizerBase]:
+    """Load a model and its tokenizer; an adapter comes as a PeftModel, beside its base.
+
+    `dtype` is that of the base, by default bfloat16 where there is a GPU, on which the model is put then, and float32
+    elsewhere. Raises PolicyError.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype)
-    except (OSError, ValueError) as error:
-        where = "is not a checkpoint" if Path(name).is_dir() else "is no folder here, and no model on the Hub"
-        raise PolicyError(f"the policy {name!r} {where}: {' '.join(str(error).split())}") from error
+    dtype = dtype or (torch.bfloat16 if device == "cuda" else torch.float32)
+    policy = resolve_policy(name, revision)
+    with _loading(policy):
+        tokenizer = tokenizer_of(policy, trust_remote_code=trust_remote_code)
+        model = AutoModelForCausalLM.from_pretrained(
+            policy.base.location, revision=policy.base.revision, dtype=dtype, trust_remote_code=trust_remote_code
+        )
+        if policy.adapter is not None:
+            model = _adapted(model, policy, is_trainable=False)
     return model.to(device), tokenizer
+
+
+def load_to_continue(policy: NamedPolicy, init_kwargs: dict[str, Any]) -> PeftModel:
+    """Load an adapter on its base to go on training it; `init_kwargs` are TRL's, for the base. Raises PolicyError."""
+    with _loading(policy):
+        base = create_model_from_path(policy.base.location, **{**init_kwargs, "revision": policy.base.revision})
+        return _adapted(base, policy, is_trainable=True)
+
+
+def tokenizer_of(policy: NamedPolicy, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """Load the tokenizer. Raises what transformers raises."""
+    place = policy.tokenizer
+    return AutoTokenizer.from_pretrained(place.location, revision=place.revision, trust_remote_code=trust_remote_code)
+
+
+def _adapted(base: PreTrainedModel, policy: NamedPolicy, *, is_trainable: bool) -> PeftModel:
+    assert policy.adapter is not None
+    place = policy.adapter.place
+    return PeftModel.from_pretrained(
+        base, place.location, ADAPTER_NAME, revision=place.revision, is_trainable=is_trainable
+    )
+
+
+@contextmanager
+def _loading(policy: NamedPolicy) -> Iterator[None]:
+    """Raise what goes wrong in loading as one line."""
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        text = " ".join(str(error).split())
+        if policy.adapter is not None:
+            raise PolicyError(
+                f"the policy {policy.name!r}, an adapter on {policy.base.location!r}, cannot be loaded: {text}"
+            ) from error
+        where = "is not a checkpoint" if Path(policy.name).is_dir() else "is no folder here, and no model on the Hub"
+        raise PolicyError(f"the policy {policy.name!r} {where}: {text}") from error

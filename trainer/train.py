@@ -26,6 +26,7 @@ from env_server.data.loading import load_dataset
 from env_server.data.questions import Split
 from env_server.settings import EnvSettings
 from env_server.types import AnswerMode
+from inference.adapters import RUN_MODEL
 from trainer.arguments import parse_arguments, require_questions
 from trainer.config import SQLEnvArguments, token_of
 from trainer.engines import PolicyEngine, hf_policy, vllm_policy
@@ -47,8 +48,6 @@ from trainer.transcript import TokenBudget
 
 TURN_S = 300.0
 """Longest turn of an engine that is there."""
-MODEL = "model"
-"""Where the trained policy is saved, inside the run's folder."""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -89,7 +88,7 @@ class Training:
         with ranks.one_goes_first():
             self._dataset = load_dataset(arguments.data, answer_mode=self._answer_mode)
         require_questions(len(self._dataset.select(Split.TRAIN)), grpo)
-        self._tokenizer = load_tokenizer(model_config)
+        self._tokenizer = load_tokenizer(model_config, trust_remote_code=grpo.trust_remote_code)
         self._folder = RunFolder(Path(grpo.output_dir))
         self._evaluations = RunEvaluations(
             self._folder,
@@ -167,7 +166,7 @@ class Training:
         trainer.train(resume_from_checkpoint=resuming)
         if self._stopping.stopped_after is not None:
             return False
-        path = self._folder.path / MODEL
+        path = self._folder.path / RUN_MODEL
         trainer.save_model(str(path))
         if self._ranks.is_main:
             self._tokenizer.save_pretrained(path)
@@ -218,4 +217,4 @@ class Training:
             self._console.print(summary_table(rows, title=f"{self._arguments.data}, {unseen}, greedy"))
             self._console.print(difficulty_table(rows))
         report = write_report(self._folder.path)
-        self._console.print(f"policy  {self._folder.path / MODEL}\nreport  {report}", highlight=False)
+        self._console.print(f"policy  {self._folder.path / RUN_MODEL}\nreport  {report}", highlight=False)

@@ -20,11 +20,11 @@ import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import torch
 from peft import LoraConfig
 
+from inference.adapters import unserved_settings
 from inference.vllm_api import ReplicaError, ReplicaRejectedError, VLLMServer
 from inference.weights.gather import write_adapter
 from inference.weights.transport import WeightSyncError
@@ -33,30 +33,6 @@ KEPT = 4
 """Adapters that stay. vLLM may read one again while a request that asked for it is in flight, over several pushes."""
 
 _FLAG = "start it with `sqlenv inference --weight_sync lora`"
-
-_UNSUPPORTED: Mapping[str, str] = {
-    "use_dora": "DoRA",
-    "modules_to_save": "modules_to_save",
-    "rank_pattern": "a rank_pattern",
-    "alpha_pattern": "an alpha_pattern",
-    "layer_replication": "layer_replication",
-    "trainable_token_indices": "trainable_token_indices",
-    "lora_bias": "lora_bias",
-}
-"""Settings of PEFT that vLLM refuses or, worse, does not read."""
-_CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
-"""Initialisations that change the base model, which the server would not know of."""
-
-
-def unsupported(config: Mapping[str, Any]) -> list[str]:
-    """Return what of a PEFT configuration (`adapter_config.json`) a vLLM server cannot serve exactly."""
-    found = [text for key, text in _UNSUPPORTED.items() if config.get(key)]
-    if config.get("bias", "none") != "none":
-        found.append(f"bias={config['bias']!r}")
-    start = config.get("init_lora_weights")
-    if isinstance(start, str) and start.lower().startswith(_CHANGES_BASE):
-        found.append(f"init_lora_weights={start!r}, which changes the base model")
-    return found
 
 
 def explain(error: ReplicaError, rank: int, folder: Path) -> WeightSyncError | None:
@@ -90,7 +66,7 @@ class LoraTransport:
     def prepare(self, version: int) -> None:
         """Write the adapter. Raises WeightSyncError, also when vLLM cannot serve such an adapter."""
         weights, config = self._gather()
-        if found := unsupported(config.to_dict()):
+        if found := unserved_settings(config.to_dict()):
             raise WeightSyncError(
                 f"vLLM cannot serve an adapter with {', '.join(found)}: use --weight_sync disk, which sends the whole "
                 "model, merged"

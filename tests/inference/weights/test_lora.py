@@ -8,8 +8,9 @@ import pytest
 import torch
 from peft import LoraConfig
 
+from inference.adapters import unserved_settings
 from inference.vllm_api import ReplicaError, ReplicaRejectedError, ReplicaUnavailableError
-from inference.weights.lora import KEPT, LoraTransport, explain, unsupported
+from inference.weights.lora import KEPT, LoraTransport, explain
 from inference.weights.transport import WeightSyncError
 
 URL = "http://127.0.0.1:8000"
@@ -53,7 +54,7 @@ MODULES = ReplicaUnavailableError(
     ],
 )
 def test_what_vllm_does_not_compute_exactly_is_named(settings: dict[str, Any], names: str | None) -> None:
-    found = unsupported(LoraConfig(r=8, target_modules=["q_proj"], **settings).to_dict())
+    found = unserved_settings(LoraConfig(r=8, target_modules=["q_proj"], **settings).to_dict())
     assert found == [] if names is None else len(found) == 1 and names in found[0]
 
 

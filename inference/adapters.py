@@ -1,0 +1,178 @@
+"""What a policy's name stands for: a full checkpoint, or a LoRA adapter of PEFT on the base that it was trained on.
+
+A policy is named by the folder of a checkpoint or of an adapter, by a run's folder (its `model/` is meant), or by a
+name on the Hub. `find_policy` looks at files alone: it loads no weights and imports no torch, so that the launcher of
+servers, training, evaluation and export agree on what a name means before anything is loaded.
+
+An adapter's configuration names its base as whoever trained it did. A relative path is looked for from the working
+directory first, then from the adapter's folder upwards, so that a folder that holds both may be moved.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import hf_hub_download
+
+from inference.engine import EngineError
+
+ADAPTER_CONFIG = "adapter_config.json"
+CONFIG = "config.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+RUN_MODEL = "model"
+"""Where a run saves its trained policy, inside its folder."""
+
+_UNSERVED: Mapping[str, str] = {
+    "use_dora": "DoRA",
+    "modules_to_save": "modules_to_save",
+    "rank_pattern": "a rank_pattern",
+    "alpha_pattern": "an alpha_pattern",
+    "layer_replication": "layer_replication",
+    "trainable_token_indices": "trainable_token_indices",
+    "lora_bias": "lora_bias",
+}
+"""Settings of PEFT that vLLM refuses or, worse, does not read."""
+_CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+"""Initialisations that change the base model, which a server would not know of."""
+
+
+class PolicyNameError(EngineError):
+    """A name stands for no policy, or for an adapter whose base is not to be found; the text says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A folder, or a repository on the Hub and its revision (None: the newest)."""
+
+    location: str
+    revision: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter: where it is, and what its adapter_config.json says."""
+
+    place: Place
+    config: Mapping[str, Any]
+
+    @property
+    def rank(self) -> int:
+        """LoRA's r."""
+        return int(self.config["r"])
+
+
+@dataclass(frozen=True, slots=True)
+class NamedPolicy:
+    """A policy as the user named it, and what it consists of: `base` alone, or `adapter` on `base`."""
+
+    name: str
+    base: Place
+    adapter: Adapter | None
+    tokenizer: Place
+    """The adapter's own tokenizer where it has one, else the base's."""
+
+    @property
+    def place(self) -> Place:
+        """Where the checkpoint is, or the adapter."""
+        return self.base if self.adapter is None else self.adapter.place
+
+
+def find_policy(name: str, revision: str | None = None) -> NamedPolicy:
+    """Return what the name stands for; `revision` is of what is named, on the Hub. Raises PolicyNameError.
+
+    A name that is no folder, and of which the Hub knows no adapter, is taken for a checkpoint on the Hub: whoever loads
+    it finds out.
+    """
+    place = Place(_folder_of_run(name), revision)
+    config = _read(place, ADAPTER_CONFIG)
+    if config is None:
+        return NamedPolicy(name, place, None, place)
+    if config.get("peft_type") != "LORA":
+        raise PolicyNameError(f"{name} is an adapter of type {config.get('peft_type')}; only LoRA is supported")
+    adapter = Adapter(place, config)
+    base = _base_of(adapter)
+    if _read(base, ADAPTER_CONFIG) is not None:
+        raise PolicyNameError(
+            f"the adapter {name} was trained on {base.location}, which is an adapter itself; merge that one into its "
+            f"base first (sqlenv export {base.location} --out FOLDER), and write FOLDER as base_model_name_or_path in "
+            f"{Path(place.location) / ADAPTER_CONFIG}"
+        )
+    tokenizer = base if _find(place, TOKENIZER_CONFIG) is None else place
+    return NamedPolicy(name, base, adapter, tokenizer)
+
+
+def unserved_settings(config: Mapping[str, Any]) -> list[str]:
+    """Return what of a PEFT configuration (`adapter_config.json`) a vLLM server cannot serve exactly."""
+    found = [text for key, text in _UNSERVED.items() if config.get(key)]
+    if config.get("bias", "none") != "none":
+        found.append(f"bias={config['bias']!r}")
+    start = config.get("init_lora_weights")
+    if isinstance(start, str) and start.lower().startswith(_CHANGES_BASE):
+        found.append(f"init_lora_weights={start!r}, which changes the base model")
+    return found
+
+
+def _folder_of_run(name: str) -> str:
+    """Return the folder of the policy where `name` is a run's folder, else the name. Raises PolicyNameError."""
+    folder = Path(name)
+    own = (ADAPTER_CONFIG, "*.safetensors", "*.bin")
+    if not folder.is_dir() or any(True for pattern in own for _ in folder.glob(pattern)):
+        return name
+    model = folder / RUN_MODEL
+    if any((model / file).is_file() for file in (CONFIG, ADAPTER_CONFIG)):
+        return str(model)
+    checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda path: path.stat().st_mtime)
+    if checkpoints:
+        raise PolicyNameError(
+            f"{name} is a run that has not saved its policy; name one of its checkpoints, such as {checkpoints[-1]}"
+        )
+    return name
+
+
+def _base_of(adapter: Adapter) -> Place:
+    """Return the place of the adapter's base. Raises PolicyNameError when a path leads nowhere."""
+    written = adapter.config.get("base_model_name_or_path")
+    file = Path(adapter.place.location) / ADAPTER_CONFIG
+    remedy = f"write the folder or the Hub name of the base as base_model_name_or_path in {file}"
+    if not written:
+        raise PolicyNameError(f"the adapter {adapter.place.location} does not say which model it is for; {remedy}")
+    here = Path(adapter.place.location)
+    above = [folder / written for folder in here.resolve().parents] if here.is_dir() else []
+    for folder in (Path(written), *above):
+        if (folder / CONFIG).is_file() or (folder / ADAPTER_CONFIG).is_file():
+            return Place(str(folder))
+    if Path(written).is_absolute() or written.startswith(".") or written.count("/") > 1:
+        raise PolicyNameError(
+            f"the adapter {adapter.place.location} was trained on {written}, which is not there any more; put it back, "
+            f"or {remedy}"
+        )
+    return Place(written, adapter.config.get("revision"))
+
+
+def _read(place: Place, file: str) -> dict[str, Any] | None:
+    """Return the object that a JSON file of the policy holds; None when there is no such file."""
+    found = _find(place, file)
+    if found is None:
+        return None
+    try:
+        config = json.loads(found.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise PolicyNameError(f"{found} cannot be read: {error}") from error
+    if not isinstance(config, dict):
+        raise PolicyNameError(f"{found} holds no JSON object")
+    return config
+
+
+def _find(place: Place, file: str) -> Path | None:
+    """Return the file of a folder or of a repository on the Hub (downloaded); None when there is none."""
+    if Path(place.location).is_dir():
+        found = Path(place.location) / file
+        return found if found.is_file() else None
+    try:
+        return Path(hf_hub_download(place.location, file, revision=place.revision))
+    except (OSError, ValueError):
+        return None  # no such repository or file, or no network: whoever loads the model says which

@@ -1,0 +1,82 @@
+"""Policies by name: an adapter is loaded on its base, exactly, with the right tokenizer; what is wrong is one line."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoTokenizer, Qwen3ForCausalLM
+from trl import ModelConfig
+
+from trainer.policies import PolicyError, load_policy, load_to_continue, load_tokenizer, resolve_policy
+from trainer.tiny.tokenizer import build_tokenizer
+
+IDS = torch.arange(5, 25)[None]
+
+
+@pytest.fixture(scope="module")
+def folders(
+    tmp_path_factory: pytest.TempPathFactory, random_policy: Callable[..., Qwen3ForCausalLM]
+) -> tuple[Path, Path, PeftModel]:
+    """A checkpoint with its tokenizer, a trained adapter on it without one, and the adapted model itself."""
+    base, adapter = tmp_path_factory.mktemp("policies") / "base", tmp_path_factory.mktemp("policies") / "adapter"
+    tokenizer = build_tokenizer(["How many cats are there"])
+    random_policy(tokenizer).save_pretrained(base)
+    tokenizer.save_pretrained(base)
+    model = get_peft_model(
+        Qwen3ForCausalLM.from_pretrained(base, dtype=torch.float32),
+        LoraConfig(r=4, target_modules=["q_proj", "down_proj"], task_type="CAUSAL_LM"),
+    )
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.normal_(std=0.1, generator=generator)
+    model.save_pretrained(adapter)
+    return base, adapter, model.eval()
+
+
+def test_an_adapter_is_loaded_beside_its_base(folders: tuple[Path, Path, PeftModel]) -> None:
+    base, adapter, expected = folders
+    model, tokenizer = load_policy(str(adapter), dtype=torch.float32)
+    assert isinstance(model, PeftModel)
+    assert tokenizer.get_vocab() == AutoTokenizer.from_pretrained(base).get_vocab()
+    ids = IDS.to(model.device)
+    with torch.no_grad():
+        assert torch.equal(model(ids).logits.cpu(), expected(IDS).logits)
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_an_adapter_to_go_on_with_trains_the_adapter_alone(folders: tuple[Path, Path, PeftModel]) -> None:
+    _, adapter, _ = folders
+    model = load_to_continue(resolve_policy(str(adapter)), {"dtype": "float32", "device_map": None})
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    assert trained
+    assert all("lora_" in name and ".default." in name for name in trained)
+
+
+def test_the_adapters_own_tokenizer_comes_before_the_bases(
+    folders: tuple[Path, Path, PeftModel], tmp_path: Path
+) -> None:
+    _, adapter, _ = folders
+    own = shutil.copytree(adapter, tmp_path / "own")
+    other = build_tokenizer(["words of its own"])
+    other.save_pretrained(own)
+    assert load_tokenizer(ModelConfig(model_name_or_path=str(own))).get_vocab() == other.get_vocab()
+
+
+def test_an_adapter_that_cannot_be_loaded_is_one_line(folders: tuple[Path, Path, PeftModel], tmp_path: Path) -> None:
+    base, adapter, _ = folders
+    broken = shutil.copytree(adapter, tmp_path / "broken")
+    (broken / "adapter_model.safetensors").write_bytes(b"\0")
+    with pytest.raises(PolicyError, match=f"an adapter on '{base}', cannot be loaded") as caught:
+        load_policy(str(broken))
+    assert "\n" not in str(caught.value)
+    config = (broken / "adapter_config.json").read_text()
+    (broken / "adapter_config.json").write_text(config.replace(str(base), "/gone"))
+    with pytest.raises(PolicyError, match="base_model_name_or_path"):
+        load_policy(str(broken))
