@@ -94,6 +94,13 @@ class SQLEnvArguments:
         },
     )
     env_token: str | None = field(default=None, repr=False, metadata={"help": TOKEN_HELP})
+    max_failure_share: float = field(
+        default=0.1,
+        metadata={
+            "help": "Share of the episodes of a batch, over all ranks, that may fail (a server is gone, a deadline has "
+            "passed) before the run ends with the first cause; one failure alone never ends it."
+        },
+    )
     env_threads: int = field(default=4, metadata={"help": "Threads that run SQL when the environment is in process."})
     torch_threads: int = field(
         default=0,
@@ -120,6 +127,8 @@ class SQLEnvArguments:
         for name in ("step_budget", "max_concurrency", "max_turn_length", "env_threads", "weight_sync_timeout"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"--{name} must be positive, not {getattr(self, name)}")
+        if not 0.0 <= self.max_failure_share <= 1.0:
+            raise ConfigError(f"--max_failure_share is a share and must lie in [0, 1], not {self.max_failure_share}")
 
     @property
     def pause(self) -> Pause:

@@ -30,7 +30,7 @@ from trainer.episodes import Episode, Outcome
 from trainer.policies import PolicyError
 from trainer.ranks import Ranks
 from trainer.rewards import REWARD_FUNCTIONS, reward_fields
-from trainer.rollout import RolloutClient, derive_seed, request_for
+from trainer.rollout import RolloutClient, check_failures, derive_seed, request_for
 
 OnBatch = Callable[[int, Sequence[Episode], dict[str, float]], None]
 """Called with the training step, the episodes of all ranks and their metrics."""
@@ -85,10 +85,12 @@ class SQLEnvRollout:
             for index, prompt in enumerate(prompts, start=first)
         ]
         started = time.perf_counter()
-        episodes = self._runner.run(self._client.play(requests))
+        episodes = self._runner.run(self._client.play(requests, batch=len(requests) * self._ranks.count))
         seconds = time.perf_counter() - started
         everyones = self._ranks.gather(episodes)
         slowest = max(self._ranks.gather([seconds]))
+        causes = [episode.failure for episode in everyones if episode.outcome is Outcome.FAILED]
+        check_failures(causes, len(everyones), self._client.max_failure_share)
         if self._on_batch is not None:
             # The trainer logs a step under the number it has after its update.
             self._on_batch(step + 1, everyones, rollout_metrics(everyones, slowest))

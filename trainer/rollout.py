@@ -8,8 +8,10 @@ Invariants:
 3. Budget. A row never exceeds its token budgets; when it is full the oldest turns go, the recent ones stay.
 4. No barrier. One asyncio task per episode; none waits for another one's SQL, generation or reset. The number
    in flight is bounded by `max_concurrency`.
-5. Survival. Every wait for an answer has a deadline. As soon as more than `max_failure_share` of the episodes have
-   failed, the rollout raises RolloutError with the first cause instead of handing noise to the trainer.
+5. Survival. Every wait for an answer has a deadline. As soon as more than `max_failure_share` of a batch's episodes
+   have failed here, the rollout raises RolloutError with the first cause instead of handing noise to the trainer.
+   The share is one of the batch of all ranks, and ranks do not wait for each other in a rollout: whoever gathers the
+   batch applies `check_failures` to all of it. One failed episode alone never ends a run.
 6. Determinism. An episode's sampling seeds depend on the run's seed, the round and the episode's place in it
    alone, never on timing.
 """
@@ -47,7 +49,7 @@ class RolloutSettings:
     max_concurrency: int = 64
     """Episodes in flight."""
     max_failure_share: float = 0.1
-    """Share of failed episodes above which a rollout raises."""
+    """Share of failed episodes in a batch of all ranks above which a rollout raises."""
     engine_timeout_s: float = 300.0
     """Deadline of one generated turn."""
     environment_timeout_s: float = 60.0
@@ -83,6 +85,18 @@ def request_for(question: Question, seed: int) -> EpisodeRequest:
     )
 
 
+def check_failures(causes: Sequence[str], episodes: int, allowed_share: float) -> None:
+    """Refuse a batch of `episodes` of which more than the allowed share has failed, for `causes`; one always may.
+
+    Raises RolloutError.
+    """
+    if len(causes) > max(1.0, allowed_share * episodes):
+        raise RolloutError(
+            f"{len(causes)} of {episodes} episodes failed, more than the share of {allowed_share:.0%} that "
+            f"--max_failure_share allows; the first cause: {causes[0]}"
+        )
+
+
 class RolloutClient:
     """Plays batches of episodes; keeps no state between them."""
 
@@ -98,13 +112,23 @@ class RolloutClient:
         self._renderer = renderer
         self._settings = settings
 
+    @property
+    def max_failure_share(self) -> float:
+        """The share of failed episodes that a batch of all ranks may have."""
+        return self._settings.max_failure_share
+
     async def play(
-        self, requests: Sequence[EpisodeRequest], on_episode: Callable[[Episode], None] | None = None
+        self,
+        requests: Sequence[EpisodeRequest],
+        on_episode: Callable[[Episode], None] | None = None,
+        *,
+        batch: int | None = None,
     ) -> list[Episode]:
         """Play every request and return the episodes in the same order.
 
-        `on_episode` is called as each one ends (progress). Raises RolloutError; anything that is not a failure of
-        the machinery is a bug and comes out in an ExceptionGroup.
+        `on_episode` is called as each one ends (progress). `batch` is the number of episodes that all ranks play
+        together, where there are others. Raises RolloutError; anything that is not a failure of the machinery is a
+        bug and comes out in an ExceptionGroup.
         """
         slots = asyncio.Semaphore(self._settings.max_concurrency)
         failures: list[str] = []
@@ -114,7 +138,7 @@ class RolloutClient:
                 episode = await self._play_or_fail(index, request)
             if episode.outcome is Outcome.FAILED:
                 failures.append(episode.failure)
-                self._check_failures(failures, len(requests))
+                check_failures(failures, batch or len(requests), self.max_failure_share)
             if on_episode is not None:
                 on_episode(episode)
             return episode
@@ -128,13 +152,6 @@ class RolloutClient:
                 raise
             raise stopped.exceptions[0] from None
         return [task.result() for task in tasks]
-
-    def _check_failures(self, failures: Sequence[str], episodes: int) -> None:
-        if len(failures) > self._settings.max_failure_share * episodes:
-            raise RolloutError(
-                f"{len(failures)} of {episodes} episodes failed, more than the allowed share of "
-                f"{self._settings.max_failure_share:.0%}; the first cause: {failures[0]}"
-            )
 
     async def _play_or_fail(self, index: int, request: EpisodeRequest) -> Episode:
         """Turn the failures that a machine can have into a masked episode; anything else is a bug and raises."""

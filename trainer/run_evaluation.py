@@ -15,10 +15,10 @@ from rich.progress import Progress
 from env_server.data.questions import Dataset, Question, Split
 from env_server.types import AnswerMode
 from trainer.environments import AnyEnvironments
-from trainer.episodes import Episode, EpisodeRecord, record
+from trainer.episodes import Episode, EpisodeRecord, Outcome, record
 from trainer.evaluate import excluded_by_reason, play_scripted
 from trainer.ranks import Ranks
-from trainer.rollout import RolloutClient, derive_seed, request_for
+from trainer.rollout import RolloutClient, check_failures, derive_seed, request_for
 from trainer.run_files import Evaluation, RunFolder
 from trainer.statistics import summarize
 from trainer.summary_table import interval_text, percent
@@ -69,8 +69,14 @@ class RunEvaluations:
         requests = [request_for(q, derive_seed(self._seed, i)) for i, q in enumerate(self._questions)]
         mine = self._ranks.share(requests)
         with self._progress(label, len(mine)) as advance:
-            episodes = runner.run(client.play(mine, advance))
+            episodes = runner.run(client.play(mine, advance, batch=len(requests)))
         records = self._ranks.gather([record(e) for e in episodes])
+        causes = [r.failure for r in records if r.outcome == Outcome.FAILED]
+        check_failures(causes, len(records), client.max_failure_share)
+        if len(causes) == len(records):
+            text = f"evaluated {label}: nothing, for every episode failed; the first cause: {causes[0]}"
+            self._console.print(text, highlight=False)
+            return
         if self._ranks.is_main:
             self._keep(label, policy, records)
 

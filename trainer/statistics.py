@@ -35,9 +35,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri, stdtrit
 
+from env_server.errors import SQLEnvError
 from trainer.episodes import EpisodeRecord, Outcome
 
 LEVEL = 0.95
+
+
+class NothingJudgedError(SQLEnvError):
+    """Every episode of an evaluation failed; the text has the first cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,11 +202,11 @@ def compare(before: Sequence[EpisodeRecord], after: Sequence[EpisodeRecord]) -> 
 
 
 def summarize(records: Sequence[EpisodeRecord], excluded: Mapping[str, int]) -> EvaluationSummary:
-    """Summarize an evaluation. Raises ValueError when no episode was judged, with the first failure's text."""
+    """Summarize an evaluation. Raises NothingJudgedError when every episode failed, with the first failure's text."""
     counted = judged(records)
     if not counted:
         cause = next((f": {r.failure}" for r in records if r.failure), "")
-        raise ValueError(f"no episode was judged, {len(records)} failed{cause}")
+        raise NothingJudgedError(f"no episode was judged, {len(records)} failed{cause}")
     whole = _group(counted)
     steps = sum(r.steps for r in counted)
     return EvaluationSummary(

@@ -205,6 +205,7 @@ class Training:
             budget=TokenBudget(self._grpo.max_completion_length, context, self._arguments.max_turn_length),
             temperature=self._grpo.temperature,
             max_concurrency=self._arguments.max_concurrency,
+            max_failure_share=self._arguments.max_failure_share,
             engine_timeout_s=TURN_S + waiting_s,
             answer_mode=self._answer_mode,
         )

@@ -188,6 +188,19 @@ def test_a_rank_that_fails_ends_the_run_and_says_why_once(
     assert {row.step for row in folder.episodes().rows} == {1}
 
 
+def test_the_share_of_failed_episodes_is_that_of_all_ranks(launch: Launch, tmp_path: Path) -> None:
+    once = launch(tmp_path / "once", *NO_CHECKPOINTS, "--max_steps", "1", script=(WORKER, "flaky", "1"))
+    assert once.status == 0, once.errors
+    folder = RunFolder.open(tmp_path / "once")
+    assert [row["rollout/failed"] for row in folder.metrics().rows] == [1.0], "one failure never ends a run"
+    assert {e.label: e.summary.failed for e in folder.evaluations()}["before"] == 1
+
+    both = launch(tmp_path / "both", *NO_CHECKPOINTS, "--eval_episodes", "0", script=(WORKER, "flaky", "all"))
+    assert both.status != 0
+    assert both.errors.count("2 of 16 episodes failed, more than the share of 10% that --max_failure_share allows") == 1
+    assert not RunFolder.open(tmp_path / "both").metrics().rows
+
+
 def test_what_is_wrong_on_every_rank_is_said_once(launch: Launch, tmp_path: Path) -> None:
     ended = launch(tmp_path / "run", "--answer_mode", "shout")
     assert ended.status != 0

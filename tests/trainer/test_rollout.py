@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
 
 from env_server.data.questions import Dataset
@@ -24,7 +26,7 @@ from trainer.environments import Environments, EnvironmentSession, LocalEnvironm
 from trainer.episodes import Episode, Outcome
 from trainer.prompts import ChatRenderer, first_message, observation_message
 from trainer.rewards import reward_fields
-from trainer.rollout import EpisodeRequest, RolloutClient, RolloutError, RolloutSettings, derive_seed
+from trainer.rollout import EpisodeRequest, RolloutClient, RolloutError, RolloutSettings, check_failures, derive_seed
 from trainer.tiny.tokenizer import build_tokenizer
 from trainer.transcript import TokenBudget
 
@@ -377,7 +379,7 @@ async def test_too_many_failures_stop_the_rollout_at_once_with_the_first_cause(
     watched = WatchedEnvironments(inline)
     client = RolloutClient(engine, watched, renderer, settings_with(max_failure_share=0.4))
     with pytest.raises(
-        RolloutError, match=r"^3 of 5 episodes failed, more than the allowed share of 40%; .*: EngineError: engine 2"
+        RolloutError, match=r"^3 of 5 episodes failed, more than the share of 40% that --max_failure_share .* engine 2"
     ):
         await client.play(requests_for(5))
     assert (engine.opened, watched.opened) == (5, 5)
@@ -395,6 +397,38 @@ async def test_the_allowed_share_of_failures_is_still_allowed(
     engine = WatchedEngine(SayingEngine(renderer, "ANSWER 2"), dies)
     client = RolloutClient(engine, inline, renderer, settings_with(max_failure_share=0.4))
     assert [e.outcome for e in await client.play(requests_for(5))].count(Outcome.FAILED) == 2
+
+
+async def test_a_rank_stops_when_it_alone_exceeds_the_share_of_the_batch_of_all(
+    renderer: ChatRenderer, inline: InlineEnvironments
+) -> None:
+    async def dies(key: int) -> None:
+        if key < 3:
+            raise EngineError("dead")
+
+    engine = WatchedEngine(SayingEngine(renderer, "ANSWER 2"), dies)
+    client = RolloutClient(engine, inline, renderer, settings_with(max_failure_share=0.25))
+    played = await client.play(requests_for(5), batch=12)
+    assert [e.outcome for e in played].count(Outcome.FAILED) == 3, "three of twelve"
+    with pytest.raises(RolloutError, match=r"^3 of 11 episodes failed"):
+        await client.play(requests_for(5), batch=11)
+
+
+@pytest.mark.parametrize("episodes", [1, 2, 5, 64])
+@pytest.mark.parametrize("share", [0.0, 0.01, 1.0])
+def test_one_failure_alone_never_ends_a_run(episodes: int, share: float) -> None:
+    check_failures(["dead"], episodes, share)
+    check_failures([], episodes, share)
+
+
+@given(st.integers(2, 200), st.integers(1, 200), st.floats(0.0, 1.0))
+def test_more_than_the_share_is_too_many(failed: int, played: int, share: float) -> None:
+    episodes = failed + played
+    if failed <= share * episodes:
+        check_failures(["dead"] * failed, episodes, share)
+    else:
+        with pytest.raises(RolloutError, match=f"^{failed} of {episodes} episodes failed.*: dead$"):
+            check_failures(["dead"] * failed, episodes, share)
 
 
 def test_a_failed_rollout_is_one_line_for_the_command() -> None:

@@ -12,6 +12,7 @@ from scipy.stats import binomtest
 from trainer.episodes import EpisodeRecord
 from trainer.statistics import (
     Interval,
+    NothingJudgedError,
     clustered_interval,
     compare,
     keyed,
@@ -217,7 +218,7 @@ def test_summarize_counts_judged_episodes_and_names_the_rest() -> None:
 
 
 def test_summarize_refuses_an_evaluation_of_failures_and_says_why() -> None:
-    with pytest.raises(ValueError, match="1 failed: ConnectionError: gone"):
+    with pytest.raises(NothingJudgedError, match="1 failed: ConnectionError: gone"):
         summarize([make_record("a", "failed")], {})
 
 
