@@ -1,7 +1,9 @@
 """Evaluation: the environment, the rollout client and the prompts of training, on questions of a chosen split.
 
-`--policy` is `random`, `oracle`, or a model (a checkpoint folder or a Hub name). Models play greedily unless asked
-otherwise. Questions are spread evenly over the databases, so that a limit does not favour the first ones.
+`--policy` is `random`, `oracle`, or a model (a run's folder, a checkpoint or a Hub name). A model that SQLEnv trained
+is played as it was in its training, on the same data: what no flag says is taken from the `sqlenv.json` beside its
+weights, and a flag that says otherwise is pointed out. Models play greedily unless asked otherwise. Questions are
+spread evenly over the databases, so that a limit does not favour the first ones.
 """
 
 from __future__ import annotations
@@ -11,9 +13,9 @@ import asyncio
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
@@ -31,8 +33,9 @@ from inference.vllm import VLLMEngine
 from trainer.config import ENV_HELP, TOKEN_HELP, token_of
 from trainer.environments import LOCAL, AnyEnvironments, Environments, open_environments
 from trainer.episodes import Episode, EpisodeRecord, record
+from trainer.play_settings import SETTING_NAMES, PlaySettings, SavedPlay, differences, saved_play
 from trainer.players import OraclePlayer, Player, RandomPlayer, play
-from trainer.policies import load_policy
+from trainer.policies import load_policy, resolve_policy
 from trainer.prompts import ChatRenderer
 from trainer.rollout import RolloutClient, RolloutSettings, derive_seed, request_for
 from trainer.served import ServedPolicy
@@ -103,9 +106,10 @@ def play_model(
     settings: RolloutSettings,
     seed: int,
     on_episode: Callable[[Episode], None],
+    template_kwargs: Mapping[str, Any] | None = None,
 ) -> list[Episode]:
     """Play the questions with a model in this process."""
-    renderer = ChatRenderer(tokenizer)
+    renderer = ChatRenderer(tokenizer, template_kwargs)
     engine = in_process_engine(model, tokenizer, renderer, settings)
     return play_on(engine, renderer, environments, questions, settings, seed, on_episode)
 
@@ -159,14 +163,41 @@ def build_parser() -> argparse.ArgumentParser:
         "  sqlenv evaluate --policy runs/tiny/model --env ws://host:8000,ws://other:8000\n"
         "  sqlenv evaluate --policy runs/tiny/model --use_vllm      (after: sqlenv inference --model runs/tiny/model)",
     )
-    parser.add_argument("--policy", required=True, help="random, oracle, a checkpoint folder, or a model on the Hub")
-    parser.add_argument("--data", default="synthetic", help=f"{SYNTAX} (default: synthetic)")
+    defaults = PlaySettings()
+    parser.add_argument(
+        "--policy", required=True, help="random, oracle, a run's or a checkpoint's folder, or a model on the Hub"
+    )
+    parser.add_argument("--data", help=f"{SYNTAX} (default: the run's, else {defaults.data})")
     parser.add_argument("--split", type=Split, choices=list(Split), default=Split.EVAL, help="default: eval")
-    parser.add_argument("--answer_mode", type=AnswerMode, choices=list(AnswerMode), default=AnswerMode.VALUE)
-    parser.add_argument("--episodes", type=int, default=-1, help="how many questions (default: all)")
+    parser.add_argument(
+        "--answer_mode",
+        type=AnswerMode,
+        choices=list(AnswerMode),
+        help=f"default: the run's, else {defaults.answer_mode}",
+    )
+    parser.add_argument(
+        "--chat_template_kwargs", type=_json_object, help="variables of the chat template, in JSON (default: the run's)"
+    )
+    parser.add_argument(
+        "--episodes",
+        type=int,
+        dest="eval_episodes",
+        help="how many questions, -1 for all (default: as many as the run's evaluations had, else all)",
+    )
     parser.add_argument("--temperature", type=_temperature, default=0.0, help="0 plays greedily (default)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--step_budget", type=_positive, default=15, help="steps in an episode")
+    parser.add_argument("--seed", type=int, help=f"default: the run's, else {defaults.seed}")
+    for name, what in (
+        ("step_budget", "steps in an episode"),
+        ("max_completion_length", "tokens of an episode"),
+        ("max_turn_length", "tokens of one turn"),
+    ):
+        number = getattr(defaults, name)
+        parser.add_argument(f"--{name}", type=_positive, help=f"{what} (default: the run's, else {number:,})")
+    parser.add_argument(
+        "--max_context_length",
+        type=_positive,
+        help="tokens of prompt and completion together (default: the run's, else what the model's config allows)",
+    )
     parser.add_argument("--env", default=LOCAL, help=ENV_HELP)
     parser.add_argument("--env_token", help=TOKEN_HELP)
     parser.add_argument("--use_vllm", action="store_true", help="generate on vLLM servers that serve the policy")
@@ -174,8 +205,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--vllm_server_base_url", default=VLLM_URL, help=f"their URLs, separated by commas (default: {VLLM_URL})"
     )
     parser.add_argument("--max_concurrency", type=_positive, default=64, help="episodes in flight")
-    parser.add_argument("--max_completion_length", type=_positive, default=4_096, help="tokens of an episode")
-    parser.add_argument("--max_turn_length", type=_positive, default=256, help="tokens of one turn")
+    parser.add_argument("--trust_remote_code", action="store_true", help="run code that comes with the policy")
     parser.add_argument("--json", action="store_true", help="end with one JSON object on the last line of stdout")
     parser.add_argument("--episodes_out", help="write every episode, turn by turn, to this JSONL file")
     return parser
@@ -185,17 +215,22 @@ def run(argv: Sequence[str]) -> int:
     """Evaluate as the flags say; print the table, and the JSON line when asked."""
     parser = build_parser()
     args = parser.parse_args(argv)
-    if args.episodes == 0 or args.episodes < -1:
-        parser.error(f"--episodes must be positive, or -1 for all; got {args.episodes}")
+    if args.eval_episodes is not None and (args.eval_episodes == 0 or args.eval_episodes < -1):
+        parser.error(f"--episodes must be positive, or -1 for all; got {args.eval_episodes}")
     if args.episodes_out and not Path(args.episodes_out).parent.is_dir():
         parser.error(f"--episodes_out: there is no folder {Path(args.episodes_out).parent}")
     console = Console(stderr=True)
-    dataset = load_dataset(args.data, answer_mode=args.answer_mode)
-    questions = choose_questions(dataset, args.split, args.episodes)
+    saved = None if args.policy in SCRIPTED else saved_play(resolve_policy(args.policy).place)
+    chosen = settle(args, saved)
+    if saved is not None:
+        for line in (f"{args.policy} is played as it was trained", *differences(chosen, saved)):
+            console.print(line, highlight=False, soft_wrap=True)
+    dataset = load_dataset(chosen.data, answer_mode=chosen.answer_mode)
+    questions = choose_questions(dataset, args.split, chosen.eval_episodes)
     if not questions:
-        parser.error(f"data set {args.data} has no usable question in split {args.split.value!r}")
-    env_settings = EnvSettings(step_budget=args.step_budget)
-    environments = open_environments(args.env, token_of(args.env_token), dataset, env_settings, args.answer_mode)
+        parser.error(f"data set {chosen.data} has no usable question in split {args.split.value!r}")
+    env_settings = EnvSettings(step_budget=chosen.step_budget)
+    environments = open_environments(args.env, token_of(args.env_token), dataset, env_settings, chosen.answer_mode)
     with closing(environments), Progress(console=console, transient=True) as progress:
         bar = progress.add_task(f"playing as {args.policy}", total=len(questions))
 
@@ -203,14 +238,14 @@ def run(argv: Sequence[str]) -> int:
             progress.advance(bar)
 
         if args.policy in SCRIPTED:
-            episodes = play_scripted(args.policy, environments, questions, args.answer_mode, args.seed, advance)
+            episodes = play_scripted(args.policy, environments, questions, chosen.answer_mode, chosen.seed, advance)
         else:
-            episodes = _play_policy(args, environments, questions, advance)
+            episodes = _play_policy(args, chosen, environments, questions, advance)
     records = [record(episode) for episode in episodes]
     summary = summarize(records, excluded_by_reason(dataset))
     rows = [(args.policy, summary)]
     out = Console()
-    out.print(summary_table(rows, title=f"{args.data}, split {args.split.value}"), difficulty_table(rows))
+    out.print(summary_table(rows, title=f"{chosen.data}, split {args.split.value}"), difficulty_table(rows))
     if dataset.excluded:
         counts = ", ".join(f"{reason} {n}" for reason, n in sorted(summary.excluded.items()))
         out.print(
@@ -223,37 +258,51 @@ def run(argv: Sequence[str]) -> int:
             summary_json(
                 summary,
                 policy=args.policy,
-                data=args.data,
+                data=chosen.data,
                 split=args.split.value,
-                answer_mode=args.answer_mode.value,
-                seed=args.seed,
+                answer_mode=chosen.answer_mode.value,
+                seed=chosen.seed,
             )
         )
     return 0
 
 
+def settle(args: argparse.Namespace, saved: SavedPlay | None) -> PlaySettings:
+    """Return what the flags say, and where they are silent what the policy was saved with, else the defaults."""
+    inherited = PlaySettings() if saved is None else saved.settings
+    said = {name: value for name in SETTING_NAMES if (value := getattr(args, name)) is not None}
+    own = replace(inherited, **said)
+    comparable = own.data == inherited.data and args.split is Split.EVAL and inherited.eval_episodes != 0
+    # A number of questions belongs to a data set and a split.
+    return own if comparable or args.eval_episodes is not None else replace(own, eval_episodes=-1)
+
+
 def _play_policy(
     args: argparse.Namespace,
+    chosen: PlaySettings,
     environments: Environments,
     questions: Sequence[Question],
     advance: Callable[[Episode], None],
 ) -> list[Episode]:
     def settings(context: int) -> RolloutSettings:
         return RolloutSettings(
-            budget=TokenBudget(args.max_completion_length, context, args.max_turn_length),
+            budget=TokenBudget(
+                chosen.max_completion_length, chosen.max_context_length or context, chosen.max_turn_length
+            ),
             temperature=args.temperature,
             max_concurrency=args.max_concurrency,
-            answer_mode=args.answer_mode,
+            answer_mode=chosen.answer_mode,
         )
 
+    variables = chosen.chat_template_kwargs
     if not args.use_vllm:
-        model, tokenizer = load_policy(args.policy)
+        model, tokenizer = load_policy(args.policy, trust_remote_code=args.trust_remote_code)
         room = settings(model.config.max_position_embeddings)
-        return play_model(model, tokenizer, environments, questions, room, args.seed, advance)
-    served = ServedPolicy.load(args.policy)
-    renderer = ChatRenderer(served.tokenizer)
+        return play_model(model, tokenizer, environments, questions, room, chosen.seed, advance, variables)
+    served = ServedPolicy.load(args.policy, trust_remote_code=args.trust_remote_code)
+    renderer = ChatRenderer(served.tokenizer, variables)
     engine = served.engine(args.vllm_server_base_url, renderer)
-    return play_on(engine, renderer, environments, questions, settings(served.context), args.seed, advance)
+    return play_on(engine, renderer, environments, questions, settings(served.context), chosen.seed, advance)
 
 
 def write_records(path: str, records: Sequence[EpisodeRecord]) -> None:
@@ -267,6 +316,16 @@ def _positive(text: str) -> int:
     if number <= 0:
         raise argparse.ArgumentTypeError(f"must be positive, not {number}")
     return number
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f'must be a JSON object such as {{"enable_thinking": false}}, not {text}')
+    return value
 
 
 def _temperature(text: str) -> float:

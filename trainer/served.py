@@ -36,11 +36,13 @@ class ServedPolicy:
     vocab_size: int
 
     @classmethod
-    def load(cls, name: str) -> ServedPolicy:
+    def load(cls, name: str, *, trust_remote_code: bool = False) -> ServedPolicy:
         """Load from a folder or the Hub. Raises ServedPolicyError."""
         try:
-            config = AutoConfig.from_pretrained(name).get_text_config(decoder=True)
-            return cls(name, AutoTokenizer.from_pretrained(name), config.max_position_embeddings, config.vocab_size)
+            config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+            text = config.get_text_config(decoder=True)
+            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+            return cls(name, tokenizer, text.max_position_embeddings, text.vocab_size)
         except (OSError, ValueError) as error:
             raise ServedPolicyError(f"the policy {name!r} cannot be loaded: {' '.join(str(error).split())}") from error
 

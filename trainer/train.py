@@ -33,6 +33,7 @@ from trainer.engines import PolicyEngine, hf_policy, vllm_policy
 from trainer.environments import AnyEnvironments, open_environments
 from trainer.evaluate import choose_questions
 from trainer.grpo import SQLEnvRollout, build_trainer, use_engine
+from trainer.play_settings import PlaySettings, SavePlaySettings
 from trainer.policies import load_tokenizer
 from trainer.prompts import ChatRenderer
 from trainer.ranks import Ranks, ending_together
@@ -119,7 +120,9 @@ class Training:
             log = self._open_log(stack) if self._ranks.is_main else None
             if log is not None:
                 trainer.add_callback(log)
+            play = self._play_settings(settings)
             trainer.add_callback(StopAfterStep(self._stopping))
+            trainer.add_callback(SavePlaySettings(play))
             rollout.play_with(RolloutClient(policy.engine, environments, renderer, settings), log and log.write_batch)
             greedy = RolloutClient(policy.engine, environments, renderer, replace(settings, temperature=0.0))
 
@@ -127,7 +130,7 @@ class Training:
                 policy.sync_weights()
                 self._evaluations.policy(label, name, greedy, runner)
 
-            whole = self._train(trainer, environments, evaluate)
+            whole = self._train(trainer, environments, evaluate, play)
         self._ranks.part()
         if self._ranks.is_main and whole:
             self._conclude()
@@ -154,7 +157,13 @@ class Training:
             arguments.env_threads,
         )
 
-    def _train(self, trainer: GRPOTrainer, environments: AnyEnvironments, evaluate: Callable[[str, str], None]) -> bool:
+    def _train(
+        self,
+        trainer: GRPOTrainer,
+        environments: AnyEnvironments,
+        evaluate: Callable[[str, str], None],
+        play: PlaySettings,
+    ) -> bool:
         """Evaluate, train and evaluate; returns False when that was stopped."""
         resuming = self._grpo.resume_from_checkpoint
         if not resuming:
@@ -170,6 +179,7 @@ class Training:
         trainer.save_model(str(path))
         if self._ranks.is_main:
             self._tokenizer.save_pretrained(path)
+            play.save(path)
         if self._stopping.end_training(path, self._arguments.data):
             return False
         evaluate("after", str(path))
@@ -208,6 +218,21 @@ class Training:
             max_failure_share=self._arguments.max_failure_share,
             engine_timeout_s=TURN_S + waiting_s,
             answer_mode=self._answer_mode,
+        )
+
+    def _play_settings(self, settings: RolloutSettings) -> PlaySettings:
+        """What an evaluation of the policy is to take over."""
+        budget = settings.budget
+        return PlaySettings(
+            data=self._arguments.data,
+            answer_mode=self._answer_mode,
+            chat_template_kwargs=self._grpo.chat_template_kwargs or {},
+            step_budget=self._arguments.step_budget,
+            max_completion_length=budget.max_completion,
+            max_context_length=budget.max_context,
+            max_turn_length=budget.max_turn,
+            eval_episodes=self._arguments.eval_episodes,
+            seed=self._grpo.seed,
         )
 
     def _conclude(self) -> None:

@@ -33,6 +33,7 @@ from env_server.types import AnswerMode
 from trainer.config import ConfigError, WarmupArguments, config_errors
 from trainer.demonstrations import demonstrate
 from trainer.optimizers import MuonAdamW
+from trainer.play_settings import PlaySettings
 from trainer.players import Conversation
 from trainer.prompts import ChatRenderer, system_prompt
 from trainer.tiny.model import MAX_CONTEXT, build_model
@@ -139,5 +140,7 @@ def run(argv: Sequence[str]) -> int:
     target = Path(sft.output_dir)
     trainer.save_model(str(target))
     tokenizer.save_pretrained(str(target))
+    sources = arguments.data.split(",")
+    PlaySettings(**({"data": sources[0]} if len(sources) == 1 else {})).save(target)
     console.print(f"saved to {target}")
     return 0
