@@ -12,13 +12,16 @@ Invariants:
    does not disturb its batch, and a failed batch fails its own requests only.
 4. Nothing is tied to one event loop between sessions: consecutive `asyncio.run` calls may use one engine. Using
    it from two loops at a time is an error.
-5. A completion carries the policy version that was set when its batch started: whoever changes the weights calls
+5. A batch that memory does not suffice for is decoded in halves, and so are later ones; a row's tokens do not depend
+   on the rows beside it. It is said in one line. One row that does not fit fails its request.
+6. A completion carries the policy version that was set when its batch started: whoever changes the weights calls
    `set_policy_version`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +37,9 @@ from transformers import PreTrainedModel
 from inference.batching import Batcher, Start
 from inference.decoding import Decoded, Row, decode
 from inference.engine import Completion, ContextOverflowError, EngineClosedError, EngineError, Sampling, Session
+from inference.out_of_memory import is_out_of_memory, release
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +98,7 @@ class HFEngine:
         self._stop_ids = frozenset(stop_ids)
         self._pad_id = pad_id
         self._max_batch = max_batch
+        self._max_rows = max_batch
         self._linger_s = linger_s
         self._generation_context = generation_context or (lambda: nullcontext(model))
         self._version = 0
@@ -227,7 +234,22 @@ class HFEngine:
     def _decode(self, rows: Sequence[Row]) -> list[Decoded | None]:
         """Run one batch; in the worker thread."""
         with self._generation_context() as model, evaluating(model), _on_device(model.device):
-            return decode(model, rows, stop_ids=self._stop_ids, pad_id=self._pad_id)
+            decoded: list[Decoded | None] = []
+            while len(decoded) < len(rows):
+                part = rows[len(decoded) : len(decoded) + self._max_rows]
+                try:
+                    decoded += decode(model, part, stop_ids=self._stop_ids, pad_id=self._pad_id)
+                    continue
+                except RuntimeError as error:
+                    if len(part) == 1 or not is_out_of_memory(error):
+                        raise
+                    words = release(error)
+                self._max_rows = (len(part) + 1) // 2
+                _LOG.warning(
+                    "generation ran out of memory with %d episodes at a time; it goes on with %d (%s)",
+                    *(len(part), self._max_rows, words),
+                )
+            return decoded
 
     def _finish(self, state: _LoopState, version: int, batch: asyncio.Future[list[Decoded | None]]) -> None:
         requests, state.running, state.batch = state.running, [], None

@@ -27,6 +27,7 @@ from env_server.data.questions import Dataset, Question
 from env_server.settings import RewardSettings
 from trainer.config import ConfigError
 from trainer.episodes import Episode, Outcome
+from trainer.out_of_memory import HalvingTrainer
 from trainer.policies import PolicyError
 from trainer.ranks import Ranks
 from trainer.rewards import REWARD_FUNCTIONS, reward_fields
@@ -154,7 +155,7 @@ def build_trainer(
         **(grpo.model_init_kwargs or {}),
     }
     try:
-        trainer = GRPOTrainer(
+        trainer = HalvingTrainer(
             model=model_config.model_name_or_path,
             reward_funcs=list(REWARD_FUNCTIONS),
             args=grpo,

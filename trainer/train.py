@@ -33,6 +33,7 @@ from trainer.engines import PolicyEngine, hf_policy, vllm_policy
 from trainer.environments import AnyEnvironments, open_environments
 from trainer.evaluate import choose_questions
 from trainer.grpo import SQLEnvRollout, build_trainer, use_engine
+from trainer.out_of_memory import memory_errors
 from trainer.play_settings import PlaySettings, SavePlaySettings
 from trainer.policies import load_tokenizer
 from trainer.prompts import ChatRenderer
@@ -60,7 +61,8 @@ def run(argv: Sequence[str]) -> int:
             torch.set_num_threads(arguments.torch_threads)
         ranks = Ranks.of(grpo)
         ranks.hush_others()
-        Training(arguments, grpo, model_config, ranks, Console(quiet=not ranks.is_main), stopping).run()
+        with memory_errors(grpo, "this run does not fit"):
+            Training(arguments, grpo, model_config, ranks, Console(quiet=not ranks.is_main), stopping).run()
     return stopping.status
 
 

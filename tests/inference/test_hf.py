@@ -325,6 +325,43 @@ async def test_closing_before_the_batch_starts_starts_none(batches: list[list[Ro
     assert not complaints
 
 
+async def test_a_batch_that_does_not_fit_is_decoded_in_halves_from_then_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = await play_all(engine_of(tiny()), 6)
+    sizes: list[int] = []
+
+    def decode_four(model: PreTrainedModel, rows: Sequence[Row], **rest: Any) -> list[Decoded | None]:
+        sizes.append(len(rows))
+        if len(rows) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return decode(model, rows, **rest)
+
+    monkeypatch.setattr(inference.hf, "decode", decode_four)
+    engine = engine_of(tiny())
+    played = await play_all(engine, 6)
+    await engine.aclose()
+    assert [[c.token_ids for c in completions] for completions in played] == [
+        [c.token_ids for c in completions] for completions in expected
+    ]
+    assert sizes == [6, 3, *(2, 2, 2) * 3]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"generation ran out of memory with {rows} episodes at a time; it goes on with {fewer} (CUDA out of memory.)"
+        for rows, fewer in ((6, 3), (3, 2))
+    ]
+
+
+async def test_one_row_that_does_not_fit_fails_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(*args: object, **kwargs: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(inference.hf, "decode", no_room)
+    engine = engine_of(tiny())
+    with pytest.raises(EngineError, match="generation failed: OutOfMemoryError: CUDA out of memory"):
+        await play(engine, 0)
+    await engine.aclose()
+
+
 def test_refuses_settings_that_cannot_work() -> None:
     with pytest.raises(ValueError, match="max_batch"):
         engine_of(tiny(), max_batch=0)
