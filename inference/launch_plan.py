@@ -8,6 +8,8 @@ What a plan promises:
 3. The endpoints that change weights are on, so a host that others can reach is refused unless the user vouches for
    the network.
 4. Replicas share nothing: each has its port, and on GPUs its own GPU.
+5. A LoRA adapter is served under its own name beside its base, not merged, and a run that trains adapters can push its
+   own to the same server.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from pathlib import Path
 
+from inference.adapters import Adapter, unserved_settings
 from inference.engine import EngineError
 
 WORKER_EXTENSION = "sqlenv_worker.SQLEnvWorker"
@@ -84,12 +88,18 @@ class LaunchSettings:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What the model's folder says of dtype, size of an attention head and context; None where it is not known."""
+    """What the model's folder says of dtype, size of an attention head and context; None where it is not known.
+
+    Of an adapter, they are those of its base. `is_folder`: nothing of it has to come from the Hub.
+    """
 
     is_folder: bool
     dtype: str | None = None
     head_dim: int | None = None
     context: int | None = None
+    base: str | None = None
+    """The checkpoint to load, where that is not what the user named: an adapter's base, or what a run saved."""
+    adapter: Adapter | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +130,10 @@ class ReplicaPlan:
 def plan(settings: LaunchSettings, model: ModelFacts, machine: Machine) -> tuple[ReplicaPlan, ...]:
     """Return what to start. Raises LaunchError when it cannot work."""
     settings = replace(settings, device=settings.device or machine.built_for)
-    settings = replace(settings, weight_sync=settings.weight_sync or _usual_weight_sync(settings))
+    settings = replace(settings, weight_sync=settings.weight_sync or _usual_weight_sync(settings, model))
+    if model.adapter is not None:
+        settings = replace(settings, max_lora_rank=max(settings.max_lora_rank, model.adapter.rank))
+        _check_adapter(settings, model, model.adapter)
     _check_network(settings)
     _check_device(settings, machine)
     if settings.device is Device.CPU:
@@ -136,10 +149,26 @@ def plan(settings: LaunchSettings, model: ModelFacts, machine: Machine) -> tuple
     )
 
 
-def _usual_weight_sync(settings: LaunchSettings) -> WeightSyncMode:
+def _usual_weight_sync(settings: LaunchSettings, model: ModelFacts) -> WeightSyncMode:
+    if model.adapter is not None:
+        return WeightSyncMode.LORA
     if settings.device is Device.CPU:
         return WeightSyncMode.DISK
     return WeightSyncMode.IPC if settings.share_gpu else WeightSyncMode.NCCL
+
+
+def _check_adapter(settings: LaunchSettings, model: ModelFacts, adapter: Adapter) -> None:
+    if settings.weight_sync is not WeightSyncMode.LORA:
+        raise LaunchError(
+            f"--weight_sync {settings.weight_sync}: {settings.model} is an adapter, and a server that holds one takes "
+            f"other adapters only. Leave --weight_sync out; or serve the base, --model {model.base}, to a run that "
+            f"sends its weights merged, by {settings.weight_sync}"
+        )
+    if found := unserved_settings(adapter.config):
+        raise LaunchError(
+            f"--model {settings.model}: vLLM cannot serve an adapter with {', '.join(found)}. Merge it into its base "
+            f"first: sqlenv export {settings.model} --out FOLDER; then --model FOLDER"
+        )
 
 
 def _check_network(settings: LaunchSettings) -> None:
@@ -197,7 +226,8 @@ def _check_model_on_cpu(settings: LaunchSettings, model: ModelFacts) -> None:
 
 
 def _arguments(settings: LaunchSettings, model: ModelFacts, machine: Machine, index: int) -> tuple[str, ...]:
-    found = [machine.python, "-m", "vllm.entrypoints.openai.api_server", "--model", settings.model]
+    found = [machine.python, "-m", "vllm.entrypoints.openai.api_server", "--model"]
+    found += [model.base or settings.model]
     found += ["--host", settings.host, "--port", str(settings.port + index)]
     found += ["--dtype", _dtype(settings, model), "--seed", str(settings.seed)]
     found += ["--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1", "--generation-config", "vllm"]
@@ -226,6 +256,11 @@ def _arguments(settings: LaunchSettings, model: ModelFacts, machine: Machine, in
     if settings.weight_sync is WeightSyncMode.LORA:
         rank = next(rank for rank in LORA_RANKS if rank >= settings.max_lora_rank)
         found += ["--enable-lora", "--max-loras", "2", "--max-cpu-loras", "4", "--max-lora-rank", str(rank)]
+        if model.adapter is not None:
+            location = model.adapter.place.location
+            path = str(Path(location).resolve()) if Path(location).is_dir() else location
+            # As JSON, since a name may hold what separates the two in the short form.
+            found += ["--lora-modules", json.dumps({"name": settings.model, "path": path})]
     elif settings.weight_sync is not WeightSyncMode.DISK:
         found += ["--weight-transfer-config", json.dumps({"backend": settings.weight_sync})]
     return (*found, *settings.extra)

@@ -41,6 +41,9 @@ examples:
   # training LoRA adapters, of which only the adapters are sent
   sqlenv inference --model Qwen/Qwen3-1.7B --weight_sync lora --max_lora_rank 32
 
+  # a trained adapter, on the base that its configuration names, to be evaluated or trained further
+  sqlenv inference --model runs/lora/model
+
   # flags of vLLM's own go behind --
   sqlenv inference --model Qwen/Qwen3-0.6B -- --max-num-batched-tokens 8192
 
@@ -108,7 +111,8 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--model",
         required=True,
-        help="a checkpoint's folder, or a name on the Hub: the policy that training starts from",
+        help="the policy that training starts from, or that is evaluated: a checkpoint, a LoRA adapter (served on its "
+        "base) or a run, by its folder or by a name on the Hub",
     )
     add("--device", choices=(AUTO, *Device), default=AUTO, help="auto: what the vLLM found is built for")
     add("--replicas", type=int, default=1, metavar="N", help="servers, on N ports and N GPUs (default: 1)")
@@ -119,15 +123,21 @@ def _parser() -> argparse.ArgumentParser:
         "--weight_sync",
         choices=(AUTO, *WeightSyncMode),
         default=AUTO,
-        help="what the trainer will send weights with. disk works always. auto: disk on a CPU, ipc with --share_gpu, "
-        "else nccl",
+        help="what the trainer will send weights with. disk takes every checkpoint. auto: lora for an adapter, disk on "
+        "a CPU, ipc with --share_gpu, else nccl",
     )
     add("--share_gpu", action="store_true", help="the trainer uses the same GPU: leave it most of the memory")
     add("--gpu_memory_utilization", type=float, metavar="SHARE", help="default: 0.9, with --share_gpu 0.3")
     add("--cpu_kv_cache_gb", type=float, default=1.0, metavar="GB", help="on a CPU: memory for prefixes (default: 1)")
     add("--max_model_len", type=int, metavar="TOKENS", help="longest episode (default: the model's context)")
     add("--max_num_seqs", type=int, metavar="N", help="requests decoded together (default: vLLM's)")
-    add("--max_lora_rank", type=int, default=16, metavar="R", help="with --weight_sync lora (default: 16)")
+    add(
+        "--max_lora_rank",
+        type=int,
+        default=16,
+        metavar="R",
+        help="with --weight_sync lora (default: 16, and at least that of --model)",
+    )
     add("--dtype", default=AUTO, help="auto: on a CPU the checkpoint's own, on a GPU what vLLM makes of it")
     add("--seed", type=int, default=0)
     add("--python", metavar="FILE", help="the interpreter that has vLLM")

@@ -89,11 +89,14 @@ class VLLMServer:
 
     async def served_model(self) -> ServedModel:
         """Return the base model that the server serves. Raises ReplicaError."""
-        reply = await self._call("GET", "/v1/models")
-        for card in reply["data"]:
+        for card in await self._cards():
             if not card.get("parent"):
                 return ServedModel(card["id"], int(card["max_model_len"]))
         raise ReplicaRejectedError(self.url, "it serves no model")
+
+    async def served_adapters(self) -> dict[str, str]:
+        """Return the adapters that requests can ask for: where each was loaded from, by name. Raises ReplicaError."""
+        return {card["id"]: str(card["root"]) for card in await self._cards() if card.get("parent")}
 
     async def complete(
         self, prompt_ids: tuple[int, ...], sampling: Sampling, seed: int, stop_ids: tuple[int, ...]
@@ -164,6 +167,11 @@ class VLLMServer:
     async def set_weight_version(self, version: str) -> None:
         """Mark the weights that the server has now. Raises ReplicaError."""
         await self.post("/update_weight_version", json={"new_version": version})
+
+    async def _cards(self) -> list[dict[str, Any]]:
+        reply = await self._call("GET", "/v1/models")
+        cards: list[dict[str, Any]] = reply["data"]
+        return cards
 
     async def post(self, path: str, json: object = None, params: dict[str, str] | None = None) -> Any:
         """POST, and return the reply's JSON, or its text. Raises ReplicaError."""

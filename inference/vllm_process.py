@@ -21,8 +21,9 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
+from inference.adapters import PolicyNameError, find_policy
 from inference.launch_plan import Device, LaunchError, Machine, ModelFacts, ReplicaPlan
 
 PYTHON_VARIABLE = "SQLENV_VLLM_PYTHON"
@@ -70,10 +71,21 @@ def find_python(asked: str | None, environment: Mapping[str, str], folders: Sequ
 
 
 def see_model(model: str) -> ModelFacts:
-    """Return what can be known of the model without the network. Raises LaunchError for a folder that holds none."""
-    folder = Path(model)
+    """Return what can be known of the model without loading it.
+
+    Raises LaunchError for a folder that holds none, or an adapter whose base is not to be found.
+    """
+    try:
+        policy = find_policy(model)
+    except PolicyNameError as error:
+        raise LaunchError(f"--model {model}: {error}") from error
+    named: dict[str, Any] = {
+        "base": None if policy.base.location == model else policy.base.location,
+        "adapter": policy.adapter,
+    }
+    folder = Path(policy.base.location)
     if not folder.is_dir():
-        return ModelFacts(is_folder=False)
+        return ModelFacts(is_folder=False, **named)
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -82,10 +94,11 @@ def see_model(model: str) -> ModelFacts:
         raise LaunchError(f"--model {model}: the folder is not a checkpoint: config.json holds no object")
     heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
     return ModelFacts(
-        is_folder=True,
+        is_folder=Path(policy.place.location).is_dir(),
         dtype=config.get("dtype") or config.get("torch_dtype"),
         head_dim=config.get("head_dim") or (hidden // heads if heads and hidden else None),
         context=config.get("max_position_embeddings"),
+        **named,
     )
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inference.adapters import Adapter, Place
 from inference.launch_plan import (
     LORA_RANKS,
     Device,
@@ -25,6 +27,8 @@ ON_CPU = Machine("python", ("/extension", "/theirs"), Device.CPU, cores=4)
 ON_GPUS = Machine("python", ("/extension",), Device.CUDA, gpus=("0", "1", "GPU-2"), cores=16)
 FOLDER = ModelFacts(is_folder=True, dtype="float32", head_dim=32, context=4_096)
 ON_THE_HUB = ModelFacts(is_folder=False)
+ADAPTED = replace(FOLDER, base="base", adapter=Adapter(Place("someone/adapter"), {"r": 48}))
+"""An adapter of rank 48 on a base."""
 
 
 def one(settings: LaunchSettings, model: ModelFacts = FOLDER, machine: Machine = ON_CPU) -> ReplicaPlan:
@@ -171,6 +175,44 @@ def test_a_lora_server_has_room_for_the_rank(rank: int) -> None:
     assert not any(rank <= smaller < room for smaller in LORA_RANKS)
     assert "--enable-lora" in replica.arguments
     assert replica.environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
+
+
+@pytest.mark.parametrize("machine", [ON_CPU, ON_GPUS])
+def test_an_adapter_is_served_under_its_name_beside_its_base(machine: Machine) -> None:
+    replica = one(LaunchSettings("my,a=b"), ADAPTED, machine)
+    assert value(replica, "--model") == "base"
+    assert json.loads(value(replica, "--lora-modules")) == {"name": "my,a=b", "path": "someone/adapter"}
+    assert value(replica, "--max-lora-rank") == "64"
+    assert "--enable-lora" in replica.arguments
+    assert "--weight-transfer-config" not in replica.arguments
+    assert replica.environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1", "a run may push its own"
+    larger = one(LaunchSettings("a", max_lora_rank=100), ADAPTED, machine)
+    assert value(larger, "--max-lora-rank") == "128"
+
+
+def test_an_adapters_folder_is_named_so_that_any_working_directory_finds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").mkdir()
+    monkeypatch.chdir(tmp_path)
+    replica = one(LaunchSettings("a"), replace(ADAPTED, adapter=Adapter(Place("a"), {"r": 8})))
+    assert json.loads(value(replica, "--lora-modules"))["path"] == str(tmp_path / "a")
+
+
+def test_what_a_run_saved_is_loaded_in_its_place() -> None:
+    assert value(one(LaunchSettings("run"), replace(FOLDER, base="run/model")), "--model") == "run/model"
+
+
+@pytest.mark.parametrize("way", [WeightSyncMode.DISK, WeightSyncMode.NCCL, WeightSyncMode.IPC])
+def test_a_server_with_an_adapter_takes_adapters_only(way: WeightSyncMode) -> None:
+    with pytest.raises(LaunchError, match="serve the base, --model base"):
+        plan(LaunchSettings("a", weight_sync=way), ADAPTED, ON_GPUS)
+
+
+def test_an_adapter_that_vllm_computes_otherwise_is_to_be_merged() -> None:
+    model = replace(ADAPTED, adapter=Adapter(Place("a"), {"r": 8, "use_dora": True}))
+    with pytest.raises(LaunchError, match=r"DoRA.*sqlenv export a --out"):
+        plan(LaunchSettings("a"), model, ON_CPU)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "trainer.example", ""])

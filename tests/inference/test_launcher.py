@@ -288,6 +288,22 @@ def test_what_a_folder_says_of_its_model(tmp_path: Path) -> None:
     assert (found.is_folder, found.dtype, found.head_dim) == (True, "float16", 16)
 
 
+def test_an_adapter_has_the_facts_of_its_base(tmp_path: Path) -> None:
+    base, adapter = tmp_path / "base", tmp_path / "adapter"
+    base.mkdir()
+    (base / "config.json").write_text(json.dumps({"dtype": "float32", "head_dim": 32, "max_position_embeddings": 99}))
+    adapter.mkdir()
+    config = {"peft_type": "LORA", "r": 4, "base_model_name_or_path": str(base)}
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    found = see_model(str(adapter))
+    assert (found.is_folder, found.dtype, found.head_dim, found.context) == (True, "float32", 32, 99)
+    assert found.base == str(base)
+    assert found.adapter is not None
+    base.rename(tmp_path / "moved")
+    with pytest.raises(LaunchError, match="base_model_name_or_path"):
+        see_model(str(adapter))
+
+
 def test_what_a_person_has_to_correct_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--model", "m", "--python", "/no/such"]) == 2
     assert capsys.readouterr().err == "sqlenv inference: --python /no/such: there is no such interpreter\n"

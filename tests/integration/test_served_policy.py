@@ -1,4 +1,7 @@
-"""`sqlenv evaluate --use_vllm`: the same numbers as in process, and none from a server with other weights."""
+"""`sqlenv evaluate --use_vllm`: the same numbers as in process, and none from a server with other weights.
+
+The server is started with an adapter, and so serves its base, too.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
 
 import sqlenv
 from benchmarks.server_process import reserved_ports
 from env_server.cache import CACHE_VARIABLE
+from inference.launch_plan import WeightSyncMode
 from inference.vllm import VLLMEngine
 from inference.vllm_api import NEW_PROCESS, VLLMServer
 from tests.integration.vllm_server import VLLMHandle, vllm_server
@@ -21,11 +28,30 @@ from trainer.tiny import BASE_CHECKPOINT
 Captured = pytest.CaptureFixture[str]
 
 
+def save_adapter(folder: Path, seed: int) -> Path:
+    """Write an adapter on the tiny policy that changes its play."""
+    base = AutoModelForCausalLM.from_pretrained(BASE_CHECKPOINT, dtype=torch.float32)
+    modules = ["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"]
+    model = get_peft_model(base, LoraConfig(r=24, lora_alpha=24, target_modules=modules, task_type="CAUSAL_LM"))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.normal_(std=0.02, generator=generator)
+    model.save_pretrained(folder)
+    return folder
+
+
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMHandle]:
+def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_adapter(tmp_path_factory.mktemp("adapter"), seed=0)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, adapter: Path) -> Iterator[VLLMHandle]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(CACHE_VARIABLE, str(tmp_path_factory.mktemp("cache")))
-        with vllm_server(BASE_CHECKPOINT, tmp_path_factory.mktemp("vllm")) as handle:
+        with vllm_server(adapter, tmp_path_factory.mktemp("vllm"), weight_sync=WeightSyncMode.LORA) as handle:
             yield handle
 
 
@@ -37,14 +63,30 @@ def on(server: VLLMHandle) -> tuple[str, ...]:
     return ("--use_vllm", "--vllm_server_base_url", server.url)
 
 
-def test_it_plays_as_the_model_does_in_process(server: VLLMHandle, tmp_path: Path, capsys: Captured) -> None:
-    found = []
-    for name, flags in (("hf", ()), ("vllm", on(server))):
-        file = tmp_path / f"{name}.jsonl"
-        assert evaluate(BASE_CHECKPOINT, "--json", "--episodes_out", str(file), *flags) == 0
-        summary = json.loads(capsys.readouterr().out.splitlines()[-1])
-        found.append((summary, sorted(file.read_text().splitlines())))
-    assert found[0] == found[1]
+def played(policy: Path, file: Path, capsys: Captured, *flags: str) -> tuple[dict[str, object], list[str]]:
+    """Evaluate, and return the summary without the policy's name, and the episodes."""
+    assert evaluate(policy, "--json", "--episodes_out", str(file), *flags) == 0
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return summary, sorted(file.read_text().splitlines())
+
+
+def test_it_plays_as_the_model_does_in_process(
+    server: VLLMHandle, adapter: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    further = save_adapter(tmp_path / "further", seed=1)
+    texts = []
+    for policy in (BASE_CHECKPOINT, adapter, further):
+        in_process = played(policy, tmp_path / "hf.jsonl", capsys)
+        assert played(policy, tmp_path / "vllm.jsonl", capsys, *on(server)) == in_process
+        texts.append("".join(in_process[1]))
+    assert len(set(texts)) == 3, "each adapter plays in its own way"
+
+
+async def test_the_server_was_started_with_the_adapter(server: VLLMHandle, adapter: Path) -> None:
+    async with VLLMEngine([server.url], stop_ids=[0], vocab_size=1).client() as client:
+        here = VLLMServer(server.url, client)
+        assert (await here.served_model()).name == str(BASE_CHECKPOINT)
+        assert (await here.served_adapters())[str(adapter)] == str(adapter.resolve())
 
 
 def test_another_model_is_refused(server: VLLMHandle, tmp_path: Path, capsys: Captured) -> None:
