@@ -10,6 +10,7 @@ from trl import GRPOConfig, ModelConfig, TrlParser
 
 from trainer.config import ConfigError, SQLEnvArguments, config_errors
 from trainer.engines import check_vllm_flags
+from trainer.evaluating import settle_evaluation
 
 DESCRIPTION = """\
 GRPO on SQLEnv, with evaluation before and after, and the report.
@@ -26,12 +27,15 @@ def parse_arguments(argv: Sequence[str]) -> tuple[SQLEnvArguments, GRPOConfig, M
     parser.set_defaults(lora_dropout=0.0)
     # Servers are the only way here; and the default mode of the correction silently drops long episodes.
     parser.set_defaults(vllm_mode="server", vllm_importance_sampling_mode="token_truncate")
+    # transformers wants the evaluation batches to fill with these; we play each question once (`trainer.evaluating`).
+    parser.set_defaults(num_generations_eval=1)
     with config_errors():
         arguments, grpo, model_config = parser.parse_args_and_config(list(argv))
     if not model_config.model_name_or_path:
         raise ConfigError("name the policy to train with --model_name_or_path (a folder or a model on the Hub)")
     if grpo.use_vllm:
         check_vllm_flags(arguments, grpo, model_config)
+    settle_evaluation(grpo, arguments.eval_episodes)
     if grpo.max_completion_length is None or grpo.max_completion_length <= 0:
         raise ConfigError(f"--max_completion_length must be positive, not {grpo.max_completion_length}")
     if grpo.enable_jit_checkpoint:

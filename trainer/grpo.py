@@ -27,14 +27,14 @@ from env_server.data.questions import Dataset, Question
 from env_server.settings import RewardSettings
 from trainer.config import ConfigError
 from trainer.episodes import Episode, Outcome
-from trainer.out_of_memory import HalvingTrainer
+from trainer.evaluating import SQLEnvTrainer
 from trainer.policies import PolicyError
 from trainer.ranks import Ranks
 from trainer.rewards import REWARD_FUNCTIONS, reward_fields
 from trainer.rollout import RolloutClient, check_failures, derive_seed, request_for
 
-OnBatch = Callable[[int, Sequence[Episode], dict[str, float]], None]
-"""Called with the training step, the episodes of all ranks and their metrics."""
+OnBatch = Callable[[int, Sequence[Episode]], None]
+"""Called with the training step and the episodes of all ranks."""
 
 
 class WeightSync(Protocol):
@@ -92,9 +92,12 @@ class SQLEnvRollout:
         slowest = max(self._ranks.gather([seconds]))
         causes = [episode.failure for episode in everyones if episode.outcome is Outcome.FAILED]
         check_failures(causes, len(everyones), self._client.max_failure_share)
+        # TRL averages them until its next log, with its own: the run's log and every tracker get both.
+        for name, value in rollout_metrics(everyones, slowest).items():
+            trainer._metrics["train"][name].append(value)
         if self._on_batch is not None:
             # The trainer logs a step under the number it has after its update.
-            self._on_batch(step + 1, everyones, rollout_metrics(everyones, slowest))
+            self._on_batch(step + 1, everyones)
         rows = [episode.row for episode in episodes]
         return {
             "prompt_ids": [row.prompt_ids for row in rows],
@@ -140,14 +143,21 @@ def use_engine(trainer: GRPOTrainer, weights: WeightSync) -> None:
     trainer._last_loaded_step = -1
 
 
+def sync_weights(trainer: GRPOTrainer) -> None:
+    """Bring the engine to the weights between two steps; TRL then need not do so before the next rollout."""
+    trainer.vllm_generation.sync_weights()
+    trainer._last_loaded_step = trainer.state.global_step
+
+
 def build_trainer(
     grpo: GRPOConfig,
     model_config: ModelConfig,
     tokenizer: PreTrainedTokenizerBase,
     questions: Sequence[Question],
+    eval_questions: Sequence[Question],
     rollout: SQLEnvRollout,
-) -> GRPOTrainer:
-    """TRL's trainer, with our rewards and rollout. Raises PolicyError, ConfigError."""
+) -> SQLEnvTrainer:
+    """TRL's trainer, with our rewards, rollout and evaluation. Raises PolicyError, ConfigError."""
     grpo.model_init_kwargs = {
         "revision": model_config.model_revision,
         "attn_implementation": model_config.attn_implementation,
@@ -155,11 +165,13 @@ def build_trainer(
         **(grpo.model_init_kwargs or {}),
     }
     try:
-        trainer = HalvingTrainer(
+        trainer = SQLEnvTrainer(
             model=model_config.model_name_or_path,
             reward_funcs=list(REWARD_FUNCTIONS),
             args=grpo,
             train_dataset=prompt_rows(questions),
+            # Only so that transformers lets evaluation happen; see `trainer.evaluating`.
+            eval_dataset=prompt_rows(eval_questions) if eval_questions else None,
             processing_class=tokenizer,
             peft_config=get_peft_config(model_config),
             rollout_func=rollout,

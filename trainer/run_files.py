@@ -3,7 +3,7 @@
     config.json                        what the run was started with
     metrics.jsonl                      one object per logged training step: "step" and numbers
     episodes.jsonl                     one training episode per line: "step" and an EpisodeRecord
-    evaluations/LABEL.json             the summary and what was evaluated
+    evaluations/LABEL.json             the summary and what was evaluated; LABEL is step-000050 after the 50th step
     evaluations/LABEL.episodes.jsonl   its EpisodeRecords
     report.html
 
@@ -64,7 +64,9 @@ class TrainingEpisode:
 class Evaluation:
     """One evaluation: `label` names its files, `order` is its place in tables (smallest first).
 
-    `unseen_databases`: the evaluation questions are about databases that no training question is about.
+    `unseen_databases`: the evaluation questions are about databases that no training question is about. `step`: the
+    training step that it was played after, during training. `best_of`: how many evaluations the policy was chosen by,
+    as the best of them, when they are on these questions; 0 where none was.
     """
 
     label: str
@@ -75,6 +77,8 @@ class Evaluation:
     order: int
     summary: EvaluationSummary
     unseen_databases: bool = True
+    step: int | None = None
+    best_of: int = 0
 
 
 _RECORD = TypeAdapter(EpisodeRecord)
@@ -226,15 +230,32 @@ class RunFolder:
         _replace(self._evaluation_path(evaluation.label, ".episodes.jsonl"), episodes)
         _replace(summary_path, _pretty(asdict(evaluation)))
 
+    def drop_evaluation(self, label: str) -> None:
+        """Remove an evaluation and its episodes, where there are any."""
+        for suffix in (".json", ".episodes.jsonl"):
+            self._evaluation_path(label, suffix).unlink(missing_ok=True)
+
     def evaluations(self) -> list[Evaluation]:
-        """Return the evaluations by `order`, then label. Raises RunFolderError when a file is broken."""
+        """Return those before and after training, and of other players, by `order`, then label.
+
+        Raises RunFolderError when a file is broken.
+        """
+        found = [evaluation for evaluation in self._evaluations() if evaluation.step is None]
+        return sorted(found, key=lambda e: (e.order, e.label))
+
+    def evaluations_during(self) -> list[tuple[int, Evaluation]]:
+        """Return those during training with their steps, in order. Raises RunFolderError when a file is broken."""
+        found = [(e.step, e) for e in self._evaluations() if e.step is not None]
+        return sorted(found, key=lambda pair: pair[0])
+
+    def _evaluations(self) -> list[Evaluation]:
         found = []
         for path in sorted(self.evaluations_path.glob("*.json")):
             try:
                 found.append(_EVALUATION.validate_json(path.read_bytes()))
             except ValidationError as error:
                 raise RunFolderError(f"{path} is not an evaluation: {_first(error)}") from error
-        return sorted(found, key=lambda e: (e.order, e.label))
+        return found
 
     def evaluation_episodes(self, label: str) -> list[EpisodeRecord]:
         """Return the episodes of an evaluation. Raises RunFolderError when there are none or a line is broken."""

@@ -3,7 +3,8 @@
 Promises:
 
 1. While GRPO trains, the running step ends, a checkpoint is saved whatever `save_strategy` says, and training stops. A
-   run that has made its last step saves its model instead; one that has only the report to write, writes it.
+   run that has made its last step saves its model instead; one that has only the report to write, writes it. What is
+   `skippable` between two steps, an evaluation, is left at once.
 2. At any other time all is closed at once, as by Ctrl-C.
 3. Either way the exit status is 0, and one line says what there is and how to go on.
 4. A second SIGTERM closes all at once, whatever is done, and the exit status is 143. What follows within ECHO_S is
@@ -20,6 +21,8 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
@@ -140,6 +143,7 @@ class Stopping:
         self._alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
         self._speaks = int(os.environ.get("RANK", "0")) == 0
         self._cancelled = False
+        self._skip: Callable[[], object] | None = None
         self.stopped_after: int | None = None
         """The step that training stopped after, before its last one."""
 
@@ -169,10 +173,30 @@ class Stopping:
             self._request.asked = True
         return agreed
 
-    def stop_after(self, step: int, steps: int, checkpoint: Path) -> None:
-        """Take note that training stops after a step, which gets saved."""
-        self.stopped_after = step
-        self._there_is = half_trained(step, steps, checkpoint)
+    @contextmanager
+    def skippable(self, skip: Callable[[], object]) -> Iterator[None]:
+        """Call `skip` as soon as this process is asked to stop, in a block that need not be finished then.
+
+        It is called between any two instructions of the main thread, also before the block when it was asked already.
+        """
+        self._skip = skip
+        try:
+            if self._request.asked:
+                skip()
+            yield
+        finally:
+            self._skip = None
+
+    def stop_training(self, args: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
+        """Have the trainer save the step that is done and stop. After the last one it stops anyway, and saves more."""
+        if state.global_step >= state.max_steps:
+            self.stopped_after = None
+            return
+        # What was measured since the last log is in no checkpoint.
+        control.should_log = control.should_save = control.should_training_stop = True
+        checkpoint = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+        self.stopped_after = state.global_step
+        self._there_is = half_trained(state.global_step, state.max_steps, checkpoint)
 
     def end_training(self, model: Path, data: str) -> bool:
         """From here on a signal ends the run at once; returns whether to stop for one that came before. A meeting."""
@@ -217,6 +241,8 @@ class Stopping:
                 # A launcher that ends the ranks after a failure sends the same signal, and the failure has the word.
                 if self._request.stage is not Stage.CONCLUDING and self._alone:
                     self._notify("stopping after this step; a second signal stops at once")
+                if self._skip is not None:
+                    self._skip()
             case Reaction.END:
                 self._interrupt(number, frame)
 
@@ -263,10 +289,6 @@ class StopAfterStep(TrainerCallback):  # type: ignore[misc]  # transformers carr
         self._stopping = stopping
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Agree with the other ranks. After the last step the trainer stops anyway, and the model gets saved."""
-        if state.global_step >= state.max_steps or not self._stopping.agreed():
-            return
-        # What was measured since the last log is in no checkpoint.
-        control.should_log = control.should_save = control.should_training_stop = True
-        checkpoint = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
-        self._stopping.stop_after(state.global_step, state.max_steps, checkpoint)
+        """Agree with the other ranks."""
+        if self._stopping.agreed():
+            self._stopping.stop_training(args, state, control)

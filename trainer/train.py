@@ -32,7 +32,8 @@ from trainer.config import SQLEnvArguments, token_of
 from trainer.engines import PolicyEngine, hf_policy, vllm_policy
 from trainer.environments import AnyEnvironments, open_environments
 from trainer.evaluate import choose_questions
-from trainer.grpo import SQLEnvRollout, build_trainer, use_engine
+from trainer.evaluating import EvaluateAtStart, SQLEnvTrainer
+from trainer.grpo import SQLEnvRollout, build_trainer, sync_weights, use_engine
 from trainer.out_of_memory import memory_errors
 from trainer.play_settings import PlaySettings, SavePlaySettings
 from trainer.policies import load_tokenizer
@@ -43,13 +44,17 @@ from trainer.rollout import RolloutClient, RolloutSettings
 from trainer.run_evaluation import RunEvaluations
 from trainer.run_files import RunFolder
 from trainer.run_log import RunLog
+from trainer.statistics import EvaluationSummary
 from trainer.stopping import StopAfterStep, Stopping
 from trainer.summary_table import difficulty_table, summary_table
 from trainer.tiny import BASE_NOTES
+from trainer.trackers import writing_into
 from trainer.transcript import TokenBudget
 
 TURN_S = 300.0
 """Longest turn of an engine that is there."""
+Evaluate = Callable[[str, str], EvaluationSummary | None]
+"""Evaluates the policy under a label and a name; None where there is nothing to evaluate on."""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -61,7 +66,7 @@ def run(argv: Sequence[str]) -> int:
             torch.set_num_threads(arguments.torch_threads)
         ranks = Ranks.of(grpo)
         ranks.hush_others()
-        with memory_errors(grpo, "this run does not fit"):
+        with memory_errors(grpo, "this run does not fit"), writing_into(grpo):
             Training(arguments, grpo, model_config, ranks, Console(quiet=not ranks.is_main), stopping).run()
     return stopping.status
 
@@ -112,7 +117,9 @@ class Training:
             runner = stack.enter_context(asyncio.Runner())
             rollout = SQLEnvRollout(self._dataset, grpo.seed, self._env_settings.reward, self._ranks, runner)
             questions = self._dataset.select(Split.TRAIN)
-            trainer = build_trainer(grpo, self._model_config, self._tokenizer, questions, rollout)
+            trainer = build_trainer(
+                grpo, self._model_config, self._tokenizer, questions, self._evaluations.questions, rollout
+            )
             renderer = ChatRenderer(self._tokenizer, grpo.chat_template_kwargs)
             settings = self._settings(trainer)
             policy = self._open_engine(trainer, renderer, settings)
@@ -128,10 +135,23 @@ class Training:
             rollout.play_with(RolloutClient(policy.engine, environments, renderer, settings), log and log.write_batch)
             greedy = RolloutClient(policy.engine, environments, renderer, replace(settings, temperature=0.0))
 
-            def evaluate(label: str, name: str) -> None:
+            def evaluate(label: str, name: str) -> EvaluationSummary | None:
                 policy.sync_weights()
-                self._evaluations.policy(label, name, greedy, runner)
+                return self._evaluations.policy(label, name, greedy, runner)
 
+            def evaluate_on_the_way() -> EvaluationSummary | None:
+                step = trainer.state.global_step
+                known = self._evaluations.known(step)
+                if known is not None:
+                    return known
+                sync_weights(trainer)
+                summary = self._evaluations.during_training(step, greedy, runner, self._stopping)
+                if self._stopping.agreed():
+                    self._stopping.stop_training(trainer.args, trainer.state, trainer.control)
+                return summary
+
+            trainer.evaluate_with(evaluate_on_the_way)
+            trainer.add_callback(EvaluateAtStart(self._evaluations))
             whole = self._train(trainer, environments, evaluate, play)
         self._ranks.part()
         if self._ranks.is_main and whole:
@@ -160,11 +180,7 @@ class Training:
         )
 
     def _train(
-        self,
-        trainer: GRPOTrainer,
-        environments: AnyEnvironments,
-        evaluate: Callable[[str, str], None],
-        play: PlaySettings,
+        self, trainer: SQLEnvTrainer, environments: AnyEnvironments, evaluate: Evaluate, play: PlaySettings
     ) -> bool:
         """Evaluate, train and evaluate; returns False when that was stopped."""
         resuming = self._grpo.resume_from_checkpoint
@@ -184,7 +200,12 @@ class Training:
             play.save(path)
         if self._stopping.end_training(path, self._arguments.data):
             return False
-        evaluate("after", str(path))
+        is_best = self._grpo.load_best_model_at_end and trainer.state.best_model_checkpoint is not None
+        step = trainer.state.best_global_step if is_best else trainer.state.global_step
+        if not self._evaluations.take_over(step, str(path), is_best):
+            summary = evaluate("after", str(path))
+            if summary is not None:
+                trainer.tell(summary)
         self._stopping.conclude()
         return True
 

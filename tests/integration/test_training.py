@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import Qwen3ForCausalLM
 
 import sqlenv
@@ -170,6 +171,40 @@ def test_a_run_resumed_from_a_checkpoint_is_the_run_that_was_never_stopped(
     assert weights_of(resumed) == weights_of(whole)
     assert resumed.evaluation_episodes("before") == before
     assert resumed.evaluation_episodes("after") == whole.evaluation_episodes("after")
+
+
+def scalars(folder: RunFolder) -> dict[str, dict[int, float]]:
+    """What TensorBoard would show: values by step and name."""
+    events = EventAccumulator(str(folder.path / "tensorboard")).Reload()
+    return {name: {e.step: e.value for e in events.Scalars(name)} for name in events.Tags()["scalars"]}
+
+
+def test_evaluations_on_the_way_are_kept_and_tracked_and_leave_training_alone(train: Run, whole: RunFolder) -> None:
+    every_two = ("--eval_strategy", "steps", "--eval_steps", "2")
+    best = ("--save_strategy", "best", "--load_best_model_at_end", "true")
+    folder = train(*every_two, *best, "--report_to", "tensorboard")
+    during = dict(folder.evaluations_during())
+    assert list(during) == [2, 3], "every second step, and the last one"
+    assert folder.episodes_path.read_bytes() == whole.episodes_path.read_bytes()
+    assert folder.evaluation_episodes("before") == whole.evaluation_episodes("before")
+    assert folder.evaluation_episodes("step-000003") == whole.evaluation_episodes("after"), "the weights are the same"
+    rates = {step: evaluation.summary.success_rate for step, evaluation in during.items()}
+    kept = max(rates, key=lambda step: (rates[step], -step))
+    assert folder.evaluation_episodes("after") == folder.evaluation_episodes(f"step-{kept:06d}")
+    checkpoint = folder.path / f"checkpoint-{kept}" / "model.safetensors"
+    assert weights_of(folder) == sha256(checkpoint.read_bytes()).hexdigest()
+    shown, rows = scalars(folder), {row["step"]: row for row in folder.metrics().rows}
+    before = whole.evaluations()[1].summary.success_rate
+    assert shown["eval/success_rate"] == pytest.approx({0: before, **rates})
+    assert rates == {step: row["eval/success_rate"] for step, row in rows.items() if "eval/success_rate" in row}
+    for name in ("rollout/success_rate", "reward_std", "entropy", "completions/mean_length"):
+        assert shown[f"train/{name}"] == pytest.approx({step: row[name] for step, row in rows.items()})
+
+
+def test_without_evaluations_on_the_way_trackers_see_both_ends(train: Run, whole: RunFolder) -> None:
+    folder = train(*NO_CHECKPOINTS, "--max_steps", "1", "--report_to", "tensorboard")
+    ends = [e.summary.success_rate for e in folder.evaluations() if e.label in ("before", "after")]
+    assert scalars(folder)["eval/success_rate"] == pytest.approx(dict(enumerate(ends)))
 
 
 def test_an_adapter_trains_token_exactly(train: Run) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +27,7 @@ from trainer.rollout import RolloutClient, RolloutError, RolloutSettings, reques
 from trainer.tiny.tokenizer import build_tokenizer
 from trainer.transcript import TokenBudget
 
-Batch = tuple[int, list[Episode], dict[str, float]]
+Batch = tuple[int, list[Episode]]
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +59,8 @@ class Rollouts:
         self._runner = asyncio.Runner()
 
     def make(self, seed: int = 0, ranks: Ranks | None = None) -> SQLEnvRollout:
-        def on_batch(step: int, episodes: Sequence[Episode], metrics: dict[str, float]) -> None:
-            self.batches.append((step, list(episodes), metrics))
+        def on_batch(step: int, episodes: Sequence[Episode]) -> None:
+            self.batches.append((step, list(episodes)))
 
         rollout = SQLEnvRollout(self._pets, seed, RewardSettings(), ranks or Ranks(), self._runner)
         rollout.play_with(self._client, on_batch)
@@ -67,7 +68,7 @@ class Rollouts:
 
     def seeds(self) -> list[set[str]]:
         """The seeds of each batch's episodes."""
-        return [{e.episode_id.rpartition("#")[2] for e in episodes} for _, episodes, _ in self.batches]
+        return [{e.episode_id.rpartition("#")[2] for e in episodes} for _, episodes in self.batches]
 
     def close(self) -> None:
         self._runner.close()
@@ -84,8 +85,8 @@ def rollouts(
 
 
 def trainer_at(step: int) -> Any:
-    """What a rollout reads of a GRPOTrainer."""
-    return SimpleNamespace(state=SimpleNamespace(global_step=step))
+    """What a rollout reads of a GRPOTrainer, and where it leaves its metrics."""
+    return SimpleNamespace(state=SimpleNamespace(global_step=step), _metrics={"train": defaultdict(list)})
 
 
 class SecondOfTwo(Ranks):
@@ -119,16 +120,17 @@ def test_a_request_carries_what_the_log_needs(pets: Dataset) -> None:
 
 def test_exactly_one_row_for_each_prompt_with_all_that_trl_reads(pets: Dataset, rollouts: Rollouts) -> None:
     prompts = prompts_of(pets, "cats", "cats", "oldest", "oldest", "cats")
-    rows = rollouts.make()(prompts, trainer_at(3))
+    trainer = trainer_at(3)
+    rows = rollouts.make()(prompts, trainer)
     assert set(rows) == {
         *("prompt_ids", "completion_ids", "logprobs", "env_mask"),
         *("correctness", "progress", "operational", "format_share"),
     }
     assert {len(values) for values in rows.values()} == {5}
-    ((step, episodes, metrics),) = rollouts.batches
+    ((step, episodes),) = rollouts.batches
     assert step == 4, "the step that these episodes are for"
     assert [e.question_id for e in episodes] == ["cats", "cats", "oldest", "oldest", "cats"]
-    assert metrics["rollout/failed"] == 0
+    assert trainer._metrics["train"]["rollout/failed"] == [0], "where TRL takes them from when it logs"
     for index, episode in enumerate(episodes):
         assert rows["prompt_ids"][index] == episode.row.prompt_ids
         assert rows["completion_ids"][index] == episode.row.completion_ids
@@ -186,11 +188,12 @@ def test_failed_episodes_are_rows_without_rewards_until_there_are_too_many(
 
     prompts = prompts_of(pets, "cats", "cats", "oldest", "oldest")
     lenient, strict = rollouts_with(0.5), rollouts_with(0.25)
-    rows = lenient.make()(prompts, trainer_at(0))
+    trainer = trainer_at(0)
+    rows = lenient.make()(prompts, trainer)
     for function in REWARD_FUNCTIONS:
         assert [value is None for value in function(**rows)] == [False, True, False, True]
     assert [set(mask) for mask in rows["env_mask"]][1::2] == [{0}, {0}]
-    assert lenient.batches[0][2]["rollout/failed"] == 2
+    assert trainer._metrics["train"]["rollout/failed"] == [2]
     lenient.close()
     with pytest.raises(RolloutError, match="EngineError: no memory"):
         strict.make()(prompts, trainer_at(0))
@@ -208,13 +211,15 @@ def episode_with(
 
 def test_a_batch_is_that_of_all_ranks_and_as_slow_as_the_slowest(pets: Dataset, rollouts: Rollouts) -> None:
     peers = episode_with(Outcome.CORRECT, [1.0], mask=[1, 1])
-    rows = rollouts.make(ranks=SecondOfTwo(peers))(prompts_of(pets, "cats", "oldest"), trainer_at(0))
+    trainer = trainer_at(0)
+    rows = rollouts.make(ranks=SecondOfTwo(peers))(prompts_of(pets, "cats", "oldest"), trainer)
     assert len(rows["prompt_ids"]) == 2, "TRL gets the rows of this rank's prompts alone"
-    ((_, episodes, metrics),) = rollouts.batches
+    ((_, episodes),) = rollouts.batches
+    metrics = trainer._metrics["train"]
     assert episodes[0] is peers
     assert [e.question_id for e in episodes[1:]] == ["cats", "oldest"]
-    assert metrics["rollout/seconds"] == 1000.0
-    assert metrics["rollout/trained_tokens"] == 2 + sum(sum(mask) for mask in rows["env_mask"])
+    assert metrics["rollout/seconds"] == [1000.0]
+    assert metrics["rollout/trained_tokens"] == [2 + sum(sum(mask) for mask in rows["env_mask"])]
 
 
 def test_metrics_of_a_batch() -> None:
