@@ -27,6 +27,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from trainer.episodes import EpisodeRecord
 from trainer.run_files import RunFolder, RunFolderError
 from trainer.statistics import Interval, RollingPoint, rolling_success
 
@@ -45,11 +46,40 @@ class Size(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """An evaluation's success rate, to be drawn with its interval."""
+    """An evaluation's success rate, to be drawn with its interval; at `step`, where that is known."""
 
     label: str
     rate: float
     interval: Interval
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Learning:
+    """What the learning curve shows: training episodes, evaluations during training, and those at both ends.
+
+    `window` is the number of training steps that one of the `points` is about.
+    """
+
+    points: Sequence[RollingPoint]
+    window: int
+    during: Sequence[RollingPoint]
+    marks: Sequence[Mark]
+
+
+def learning_of(folder: RunFolder, episodes: Sequence[tuple[int, EpisodeRecord]]) -> Learning:
+    """Read what the learning curve shows from a run's folder; `episodes` are its training episodes with their steps."""
+    window = window_for(len({step for step, _ in episodes}))
+    ends = folder.evaluations()
+    # The evaluations of a run are on one set of questions; the curve begins with the one before training.
+    first = [(0, e) for e in ends if e.label == "before"]
+    during = folder.evaluations_during()
+    return Learning(
+        rolling_success(episodes, window),
+        window,
+        [RollingPoint(s, e.summary.success_rate, e.summary.interval) for s, e in (*first, *during)] if during else [],
+        [Mark(e.label, e.summary.success_rate, e.summary.interval, e.step) for e in ends],
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +118,11 @@ def window_for(steps: int) -> int:
     return max(1, min(25, steps // 10))
 
 
-def learning_curve(points: Sequence[RollingPoint], marks: Sequence[Mark], window: int, size: Size) -> str:
-    """Return the training success with its band, and the evaluations `before` and `after` at both ends."""
+def learning_curve(learning: Learning, size: Size) -> str:
+    """Return the training success with its band, and the evaluations before, during and after it."""
     height = 3.6 if size is Size.WIDE else 3.9
     figure, axes = _figure(size.value, height, _STAND_INS)
-    _draw_learning_curve(axes, points, marks, window, _STAND_INS)
+    _draw_learning_curve(axes, learning, _STAND_INS)
     _legend(figure, axes, 2 if size is Size.WIDE else 1, _STAND_INS)
     return _svg(figure, f"curve-{size.name}", "Success rate over the training steps")
 
@@ -122,16 +152,15 @@ def learning_curve_png(run: Path, path: Path) -> None:
     Raises RunFolderError when the run has neither training episodes nor evaluations.
     """
     folder = RunFolder.open(run)
-    episodes = [(e.step, e.record) for e in folder.episodes(turns=False).rows]
-    marks = [Mark(e.label, e.summary.success_rate, e.summary.interval) for e in folder.evaluations()]
-    if not episodes and not marks:
+    learning = learning_of(folder, [(e.step, e.record) for e in folder.episodes(turns=False).rows])
+    marks = learning.marks
+    if not learning.points and not marks:
         raise RunFolderError(f"{run} has neither training episodes nor evaluations yet: nothing to draw")
-    window = window_for(len({step for step, _ in episodes}))
     figure = Figure(figsize=(PNG_WIDTH / PNG_DPI, PNG_HEIGHT / PNG_DPI), dpi=PNG_DPI, layout="constrained")
     panels = list(figure.subplots(1, 2 if marks else 1, width_ratios=(5, 3) if marks else (1,), squeeze=False).flat)
     for axes in panels:
         _style(axes, PRINT)
-    _draw_learning_curve(panels[0], rolling_success(episodes, window), marks, window, PRINT)
+    _draw_learning_curve(panels[0], learning, PRINT)
     _legend(figure, panels[0], 2, PRINT)
     if marks:
         _draw_comparison(panels[1], marks, PRINT)
@@ -198,34 +227,42 @@ def _legend(figure: Any, axes: Any, columns: int, palette: Palette) -> None:
         )
 
 
-def _draw_learning_curve(
-    axes: Any, points: Sequence[RollingPoint], marks: Sequence[Mark], window: int, palette: Palette
-) -> None:
-    shown = thin(points)
-    if shown:
-        steps = [p.step for p in shown]
-        axes.fill_between(
-            steps,
-            [p.interval.low for p in shown],
-            [p.interval.high for p in shown],
-            color=palette.train,
-            alpha=0.18,
-            linewidth=0,
-            label="95% interval",
-        )
+def _draw_learning_curve(axes: Any, learning: Learning, palette: Palette) -> None:
+    points = thin(learning.points)
+    if points:
+        window = learning.window
+        _draw_band(axes, points, palette.train, "95% interval")
         label = "training episodes" + (f", mean of {window} steps" if window > 1 else "")
-        marker = "o" if len(shown) == 1 else None
-        axes.plot(steps, [p.rate for p in shown], color=palette.train, linewidth=2, marker=marker, label=label)
-    last = points[-1].step if points else 1
-    for mark in marks:
+        marker = "o" if len(points) == 1 else None
+        axes.plot(
+            _steps(points), [p.rate for p in points], color=palette.train, linewidth=2, marker=marker, label=label
+        )
+    during = thin(learning.during)
+    if during:
+        _draw_band(axes, during, palette.after, "_")
+        label = "evaluations during training, 95% interval"
+        style = {"linewidth": 1.6, "marker": "o", "markersize": 4 if len(during) < 50 else 0}
+        axes.plot(_steps(during), [p.rate for p in during], color=palette.after, label=label, **style)
+    last = max([1, *(p.step for p in (*points[-1:], *during[-1:]))])
+    for mark in learning.marks:
         if mark.label in ("before", "after"):
-            x = 0 if mark.label == "before" else last
+            end = 0 if mark.label == "before" else last
+            x = end if mark.step is None else mark.step
             _draw_mark(axes, x, mark, palette, f"evaluation {mark.label}: {mark.rate:.1%}")
     axes.set_ylim(0, 1.02)
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("training step", color=palette.muted)
     axes.set_ylabel("success", color=palette.muted)
+
+
+def _draw_band(axes: Any, points: Sequence[RollingPoint], color: str, label: str) -> None:
+    low, high = [p.interval.low for p in points], [p.interval.high for p in points]
+    axes.fill_between(_steps(points), low, high, color=color, alpha=0.18, linewidth=0, label=label)
+
+
+def _steps(points: Sequence[RollingPoint]) -> list[int]:
+    return [p.step for p in points]
 
 
 def _draw_mark(axes: Any, x: float, mark: Mark, palette: Palette, label: str) -> None:

@@ -32,6 +32,7 @@ from markupsafe import Markup
 from env_server.data.questions import Hardness
 from trainer import plots
 from trainer.episodes import EpisodeRecord, Outcome
+from trainer.metrics import in_order, meaning
 from trainer.replays import OUTCOMES, cut, replays
 from trainer.run_files import Evaluation, RunFolder, TrainingEpisode
 from trainer.statistics import (
@@ -39,13 +40,13 @@ from trainer.statistics import (
     PairedDifference,
     compare,
     keyed,
-    rolling_success,
 )
 from trainer.summary_table import interval_text
 
 TEMPLATE = Path(__file__).with_name("report_template.html")
 CONFIG_LIMIT = 40_000
 MAX_REWARD_CURVES = 9
+METRICS_HEADER = ["metric", "first", "last", "what it means"]
 NONE = "-"
 BRACKETS = "In brackets: 95% intervals."
 RATIO = "sampling/importance_sampling_ratio"
@@ -97,6 +98,7 @@ def write_report(run: Path) -> Path:
     episodes = folder.episodes(turns=False)
     played = {e.label: Played(e, folder.evaluation_episodes(e.label)) for e in folder.evaluations()}
     before, after = played.get("before"), played.get("after")
+    learning = plots.learning_of(folder, [(e.step, e.record) for e in episodes.rows])
     sentence, detail = headline(before, after)
     page = {
         "name": folder.name,
@@ -105,7 +107,8 @@ def write_report(run: Path) -> Path:
         "missing": missing(played, metrics.rows, episodes.rows),
         "notes": [*health(metrics.rows, metrics.torn, episodes.torn), *failures(episodes.rows)],
         "base_notes": base_notes(config.get("base_notes")),
-        "pictures": pictures(played, metrics.rows, episodes.rows),
+        "pictures": pictures(learning, metrics.rows),
+        "metrics": metrics_table(metrics.rows),
         "evaluations": evaluation_table(played) if played else None,
         "groups": [t for kind in ("hardness", "family") if (t := group_table(kind, before, after)) is not None],
         "outcomes": outcome_table(played) if played else None,
@@ -142,6 +145,9 @@ def headline(before: Played | None, after: Played | None) -> tuple[str, str]:
     )
     if paired.unpaired:
         detail += f"Judged on one side only, and left out: {counted(paired.unpaired, 'question')}. "
+    if (count := after.evaluation.best_of) > 1:
+        detail += f"This policy, that of step {after.evaluation.step}, was chosen as the best of {count} by these very "
+        detail += "questions, which flatters it; no interval here allows for that. "
     return f"On {where}, success {verb} {_rate(before)} to {_rate(after)}: {change}.", detail + BRACKETS
 
 
@@ -167,27 +173,17 @@ def missing(played: Mapping[str, Played], metrics: Sequence[object], episodes: S
     return [name for name, there in found.items() if not there]
 
 
-def pictures(
-    played: Mapping[str, Played],
-    metrics: Sequence[Mapping[str, float]],
-    episodes: Sequence[TrainingEpisode],
-) -> dict[str, list[tuple[str, Markup]]]:
+def pictures(learning: plots.Learning, metrics: Sequence[Mapping[str, float]]) -> dict[str, list[tuple[str, Markup]]]:
     """Return the pictures by name, each as pairs of CSS class and SVG: one for a page, one for a phone."""
-    marks = [
-        plots.Mark(p.evaluation.label, p.evaluation.summary.success_rate, p.evaluation.summary.interval)
-        for p in played.values()
-    ]
-    window = plots.window_for(len({e.step for e in episodes}))
-    points = rolling_success([(e.step, e.record) for e in episodes], window)
     series = plots.series_of(metrics, reward_keys(metrics))
     reward_window = plots.window_for(len(metrics))
     drawn: dict[str, list[tuple[str, Markup]]] = {"curve": [], "comparison": [], "rewards": []}
     for size in plots.Size:
         css = size.name.lower()
-        if points:
-            drawn["curve"].append((css, Markup(plots.learning_curve(points, marks, window, size))))
-        if marks:
-            drawn["comparison"].append((css, Markup(plots.comparison(marks, size))))
+        if learning.points or learning.during:
+            drawn["curve"].append((css, Markup(plots.learning_curve(learning, size))))
+        if learning.marks:
+            drawn["comparison"].append((css, Markup(plots.comparison(learning.marks, size))))
         if series:
             drawn["rewards"].append((css, Markup(plots.reward_curves(series, reward_window, size))))
     return drawn
@@ -266,6 +262,19 @@ def excluded_table(played: Mapping[str, Played]) -> Table | None:
         for reason in reasons
     ]
     return Table("Questions left out at load, because they cannot be judged", ["reason", *played], rows)
+
+
+def metrics_table(metrics: Sequence[Mapping[str, float]]) -> Table | None:
+    """Return what was logged, with its first and its last value and what it means; None when nothing was."""
+    ends: dict[str, tuple[float, float]] = {}
+    for row in metrics:
+        for name, value in row.items():
+            ends[name] = (ends.get(name, (value,))[0], value)
+    ends.pop("step", None)
+    rows = [[cut(name, 60), *(f"{value:.4g}" for value in ends[name]), meaning(name)] for name in in_order(ends)]
+    return (
+        Table("Every metric at the first and at the last step that logged it", METRICS_HEADER, rows) if rows else None
+    )
 
 
 def ratio_line(metrics: Sequence[Mapping[str, float]]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
@@ -30,6 +31,17 @@ LABELS = ("random", "before", "after", "oracle")
 """The evaluations of a run in the order of the comparison table."""
 
 OnEpisode = Callable[[Episode], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _About:
+    """What an evaluation is of; as in `Evaluation`."""
+
+    label: str
+    policy: str
+    step: int | None = None
+    during: bool = False
+    best_of: int = 0
 
 
 class RunEvaluations:
@@ -63,16 +75,18 @@ class RunEvaluations:
             return
         with self._progress(policy, len(questions)) as advance:
             episodes = play_scripted(policy, environments, questions, self._answer_mode, self._seed, advance)
-        self._judge(policy, policy, [record(e) for e in episodes])
+        self._judge(_About(policy, policy), [record(e) for e in episodes])
 
     def policy(
-        self, label: str, policy: str, client: RolloutClient, runner: asyncio.Runner
+        self, label: str, policy: str, step: int, client: RolloutClient, runner: asyncio.Runner
     ) -> EvaluationSummary | None:
-        """Play this rank's share of the questions, and keep what all ranks played; None where there are no questions.
+        """Play with the policy as it is after `step`, and keep what all ranks played. A meeting.
 
-        A meeting.
+        Returns None when there are no questions, or every episode failed.
         """
-        return self._judge(label, policy, self._play(label, client, runner)) if self.questions else None
+        if not self.questions:
+            return None
+        return self._judge(_About(label, policy, step), self._play(label, client, runner))
 
     def during_training(
         self, step: int, client: RolloutClient, runner: asyncio.Runner, stopping: Stopping
@@ -80,8 +94,9 @@ class RunEvaluations:
         """Play after a step, unless the run is to stop: then leave it, on all ranks, and return None. A meeting."""
         if stopping.agreed():
             return None
-        records = self._play(step_label(step), client, runner, stopping)
-        return self._judge(step_label(step), f"step {step}", records, step) if self._is_whole(records) else None
+        about = _About(step_label(step), f"step {step}", step, during=True)
+        records = self._play(about.label, client, runner, stopping)
+        return self._judge(about, records) if len(records) == len(self.questions) else None
 
     def go_on_from(self, step: int) -> None:
         """Drop what was evaluated after a step that training goes on from: those steps are taken again."""
@@ -104,13 +119,10 @@ class RunEvaluations:
         if evaluation is not None:
             records = self._folder.evaluation_episodes(evaluation.label)
             best_of = len(self._folder.evaluations_during()) if is_best else 0
-            self._write("after", policy, records, evaluation.summary, best_of=best_of)
+            self._write(_About("after", policy, step, best_of=best_of), records, evaluation.summary)
             if is_best:
                 self._console.print(f"kept the policy of step {step}, the best of {best_of}", highlight=False)
         return self._ranks.broadcast(evaluation is not None)
-
-    def _is_whole(self, records: Sequence[EpisodeRecord]) -> bool:
-        return len(records) == len(self.questions)
 
     def _kept(self, label: str) -> Evaluation | None:
         kept = (*self._folder.evaluations(), *(evaluation for _, evaluation in self._folder.evaluations_during()))
@@ -136,22 +148,21 @@ class RunEvaluations:
         check_failures(_causes(records), len(requests), client.max_failure_share)
         return records
 
-    def _judge(
-        self, label: str, policy: str, records: Sequence[EpisodeRecord], step: int | None = None
-    ) -> EvaluationSummary | None:
+    def _judge(self, about: _About, records: Sequence[EpisodeRecord]) -> EvaluationSummary | None:
         """Sum up an evaluation, which the main rank keeps and says; None when every episode failed."""
+        said = f"evaluated after step {about.step}" if about.during else f"evaluated {about.label}"
         causes = _causes(records)
         if len(causes) == len(records):
-            text = f"evaluated {label}: nothing, for every episode failed; the first cause: {causes[0]}"
-            self._console.print(text, highlight=False)
+            self._console.print(
+                f"{said}: nothing, for every episode failed; the first cause: {causes[0]}", highlight=False
+            )
             return None
         summary = summarize(records, excluded_by_reason(self._dataset))
         if self._ranks.is_main:
-            self._write(label, policy, records, summary, step=step)
-            against = "" if step is None else self._against_before(records)
-            when = label if step is None else f"after step {step}"
+            self._write(about, records, summary)
+            against = self._against_before(records) if about.during else ""
             self._console.print(
-                f"evaluated {when}: {percent(summary.success_rate)} of {summary.episodes} questions "
+                f"{said}: {percent(summary.success_rate)} of {summary.episodes} questions "
                 f"({interval_text(summary.interval)}){against}",
                 highlight=False,
                 soft_wrap=True,
@@ -165,26 +176,19 @@ class RunEvaluations:
         low, high = 100 * paired.interval.low, 100 * paired.interval.high
         return f", {100 * paired.mean:+.1f} points against before ({low:+.1f} to {high:+.1f})"
 
-    def _write(
-        self,
-        label: str,
-        policy: str,
-        records: Sequence[EpisodeRecord],
-        summary: EvaluationSummary,
-        step: int | None = None,
-        best_of: int = 0,
-    ) -> None:
+    def _write(self, about: _About, records: Sequence[EpisodeRecord], summary: EvaluationSummary) -> None:
         evaluation = Evaluation(
-            label=label,
-            policy=policy,
+            label=about.label,
+            policy=about.policy,
             data=self._data,
             split=Split.EVAL.value,
             answer_mode=self._answer_mode.value,
-            order=LABELS.index(label) if step is None else LABELS.index("before"),
+            order=LABELS.index("before" if about.during else about.label),
             summary=summary,
             unseen_databases=self.unseen_databases,
-            step=step,
-            best_of=best_of,
+            step=about.step,
+            during=about.during,
+            best_of=about.best_of,
         )
         self._folder.write_evaluation(evaluation, records)
 

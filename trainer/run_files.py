@@ -64,9 +64,9 @@ class TrainingEpisode:
 class Evaluation:
     """One evaluation: `label` names its files, `order` is its place in tables (smallest first).
 
-    `unseen_databases`: the evaluation questions are about databases that no training question is about. `step`: the
-    training step that it was played after, during training. `best_of`: how many evaluations the policy was chosen by,
-    as the best of them, when they are on these questions; 0 where none was.
+    `unseen_databases`: the evaluation questions are about databases that no training question is about. `step`: how
+    many training steps the policy had had, where that is known. `during`: it was played during training. `best_of`: the
+    policy was chosen as the best of so many evaluations on these questions; 0 when it was not chosen.
     """
 
     label: str
@@ -78,6 +78,7 @@ class Evaluation:
     summary: EvaluationSummary
     unseen_databases: bool = True
     step: int | None = None
+    during: bool = False
     best_of: int = 0
 
 
@@ -240,12 +241,12 @@ class RunFolder:
 
         Raises RunFolderError when a file is broken.
         """
-        found = [evaluation for evaluation in self._evaluations() if evaluation.step is None]
+        found = [evaluation for evaluation in self._evaluations() if not evaluation.during]
         return sorted(found, key=lambda e: (e.order, e.label))
 
     def evaluations_during(self) -> list[tuple[int, Evaluation]]:
         """Return those during training with their steps, in order. Raises RunFolderError when a file is broken."""
-        found = [(e.step, e) for e in self._evaluations() if e.step is not None]
+        found = [(e.step, e) for e in self._evaluations() if e.during and e.step is not None]
         return sorted(found, key=lambda pair: pair[0])
 
     def _evaluations(self) -> list[Evaluation]:

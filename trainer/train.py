@@ -137,7 +137,7 @@ class Training:
 
             def evaluate(label: str, name: str) -> EvaluationSummary | None:
                 policy.sync_weights()
-                return self._evaluations.policy(label, name, greedy, runner)
+                return self._evaluations.policy(label, name, trainer.state.global_step, greedy, runner)
 
             def evaluate_on_the_way() -> EvaluationSummary | None:
                 step = trainer.state.global_step

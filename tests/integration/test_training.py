@@ -27,6 +27,7 @@ from env_server.data.loading import load_dataset
 from env_server.data.questions import Dataset, Split
 from tests.integration.service import metric, serving, until
 from tests.integration.training import save_policy, surroundings_in
+from trainer.metrics import meaning
 from trainer.run_files import RunFolder
 
 FLAGS = [
@@ -197,6 +198,7 @@ def test_evaluations_on_the_way_are_kept_and_tracked_and_leave_training_alone(tr
     before = whole.evaluations()[1].summary.success_rate
     assert shown["eval/success_rate"] == pytest.approx({0: before, **rates})
     assert rates == {step: row["eval/success_rate"] for step, row in rows.items() if "eval/success_rate" in row}
+    assert [name for row in rows.values() for name in row if name != "step" and not meaning(name)] == []
     for name in ("rollout/success_rate", "reward_std", "entropy", "completions/mean_length"):
         assert shown[f"train/{name}"] == pytest.approx({step: row[name] for step, row in rows.items()})
 

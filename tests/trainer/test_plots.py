@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import struct
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -20,12 +21,14 @@ from trainer.plots import (
     MAX_POINTS,
     PNG_HEIGHT,
     PNG_WIDTH,
+    Learning,
     Mark,
     Series,
     Size,
     comparison,
     learning_curve,
     learning_curve_png,
+    learning_of,
     reward_curves,
     rolling_mean,
     series_of,
@@ -49,7 +52,7 @@ def make_series(name: str, steps: int = 30) -> Series:
 
 def all_pictures(size: Size) -> dict[str, str]:
     return {
-        "curve": learning_curve(make_points(40), MARKS, 4, size),
+        "curve": learning_curve(Learning(make_points(40), 4, make_points(3), MARKS), size),
         "comparison": comparison(MARKS, size),
         "rewards": reward_curves([make_series("total"), make_series("progress")], 3, size),
     }
@@ -123,7 +126,7 @@ def test_names_from_data_are_text_and_nothing_else() -> None:
 
 
 def test_a_long_run_stays_small() -> None:
-    curve = learning_curve(make_points(50_000), MARKS, 25, Size.WIDE)
+    curve = learning_curve(Learning(make_points(50_000), 25, make_points(50_000), MARKS), Size.WIDE)
     rewards = reward_curves([make_series("total", 50_000)], 25, Size.WIDE)
     assert max(len(curve), len(rewards)) < 100_000
 
@@ -168,6 +171,23 @@ def make_run(path: Path, episodes: bool, evaluations: bool) -> RunFolder:
         evaluation = Evaluation("before", "model", "synthetic", "eval", "value", 0, summarize(records, {}))
         folder.write_evaluation(evaluation, records)
     return folder
+
+
+def test_the_curve_of_evaluations_begins_before_training_and_ends_are_where_they_were(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", episodes=True, evaluations=True)
+    before = folder.evaluations()[0]
+    assert learning_of(folder, []).during == [], "two ends are no curve"
+    records = folder.evaluation_episodes("before")
+    for step in (100, 20):
+        folder.write_evaluation(replace(before, label=f"step-{step:06d}", step=step, during=True), records)
+    folder.write_evaluation(replace(before, label="after", step=20, order=2), records)
+    learning = learning_of(folder, [(e.step, e.record) for e in folder.episodes().rows])
+    assert [p.step for p in learning.during] == [0, 20, 100]
+    assert {(p.rate, p.interval) for p in learning.during} == {(before.summary.success_rate, before.summary.interval)}
+    assert [(mark.label, mark.step) for mark in learning.marks] == [("before", None), ("after", 20)]
+    svg = learning_curve(learning, Size.WIDE)
+    assert "evaluations during training" in svg
+    assert "evaluation after: 66.7%" in svg
 
 
 @pytest.mark.parametrize(("episodes", "evaluations"), [(True, True), (True, False), (False, True)])

@@ -18,6 +18,7 @@ from trainer.report import (
     Played,
     group_table,
     headline,
+    metrics_table,
     mismatch,
     redacted,
     run,
@@ -275,6 +276,33 @@ def test_failed_episodes_are_left_out_of_the_pairing_and_named() -> None:
     _, detail = headline(make_played("before", make_records(12)), make_played("after", records))
     assert "Paired over 47 questions" in detail
     assert "left out: 1 question." in detail
+
+
+def test_evaluations_during_training_are_a_curve_and_in_no_table(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    _, without = read(folder)
+    for step, successes in ((4, 20), (8, 30)):
+        played = make_played(f"step-{step:06d}", make_records(successes))
+        folder.write_evaluation(replace(played.evaluation, step=step, during=True), played.records)
+    _, page = read(folder)
+    assert "evaluations during training" in page.text
+    assert page.tags.count("tr") == without.tags.count("tr")
+    assert "step-000004" not in page.text
+
+
+def test_a_policy_that_was_chosen_by_its_evaluation_says_so(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    played = make_played("after", make_records(40), 3)
+    folder.write_evaluation(replace(played.evaluation, step=8, best_of=3), played.records)
+    _, page = read(folder)
+    assert "that of step 8, was chosen as the best of 3 by these very questions" in page.text
+
+
+def test_every_metric_is_explained(whole: tuple[str, Page]) -> None:
+    _, page = whole
+    assert "reward 0.08333 1 Mean total reward of an episode" in page.text
+    assert "rewards/reward_correctness/mean 0.08333 1 Mean of one reward function before its weight." in page.text
+    assert metrics_table([]) is None
 
 
 def test_evaluations_without_a_common_question_are_not_compared() -> None:

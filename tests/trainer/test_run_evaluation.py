@@ -125,7 +125,7 @@ def training() -> Iterator[Stopping]:
 
 
 def test_evaluations_during_training_stand_beside_the_others(evaluating: Evaluating, training: Stopping) -> None:
-    evaluating.evaluations.policy("before", "base", evaluating.client(), evaluating.runner)
+    evaluating.evaluations.policy("before", "base", 0, evaluating.client(), evaluating.runner)
     assert evaluating.during(2, training)
     assert evaluating.during(10, training)
     assert [e.label for e in evaluating.folder.evaluations()] == ["before"]
@@ -142,7 +142,7 @@ def test_evaluations_during_training_stand_beside_the_others(evaluating: Evaluat
 def test_what_is_known_is_told_and_taken_over(evaluating: Evaluating, training: Stopping) -> None:
     evaluations = evaluating.evaluations
     assert evaluations.known(0) is None
-    evaluations.policy("before", "base", evaluating.client(), evaluating.runner)
+    evaluations.policy("before", "base", 0, evaluating.client(), evaluating.runner)
     evaluating.during(2, training)
     ((_, kept),) = evaluating.folder.evaluations_during()
     assert evaluations.known(0) == evaluations.known(2) == kept.summary
@@ -150,7 +150,7 @@ def test_what_is_known_is_told_and_taken_over(evaluating: Evaluating, training: 
     assert not evaluations.take_over(3, "model", is_best=False)
     assert evaluations.take_over(2, "model", is_best=True)
     (after,) = (e for e in evaluating.folder.evaluations() if e.label == "after")
-    assert after == replace(kept, label="after", policy="model", order=2, step=None, best_of=1)
+    assert after == replace(kept, label="after", policy="model", order=2, during=False, best_of=1)
     assert evaluating.folder.evaluation_episodes("after") == evaluating.folder.evaluation_episodes(kept.label)
 
 
@@ -167,7 +167,7 @@ def test_an_evaluation_is_left_when_the_run_is_to_stop(evaluating: Evaluating, t
     assert evaluating.files() == set()
     assert training.agreed()
     assert not evaluating.during(2, training), "nor is it begun then"
-    assert evaluating.evaluations.policy("after", "model", evaluating.client(), evaluating.runner) is not None
+    assert evaluating.evaluations.policy("after", "model", 2, evaluating.client(), evaluating.runner) is not None
 
 
 def test_an_end_at_once_is_none_of_an_evaluations_business(evaluating: Evaluating, training: Stopping) -> None:
