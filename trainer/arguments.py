@@ -1,16 +1,28 @@
-"""What a user's flags and `--config` say, read by `TrlParser` and checked before anything is loaded."""
+"""What a user's flags and `--config` say, read by `TrlParser` and checked before anything is loaded.
+
+Flags that are refused raise; those that have no effect, and combinations that train badly, are said on stderr, one
+line each, by the main rank.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
+from dataclasses import MISSING, fields
 from pathlib import Path
+from typing import Any
 
 from transformers.trainer_utils import get_last_checkpoint
-from trl import GRPOConfig, ModelConfig, TrlParser
+from trl import GRPOConfig, ModelConfig, SFTConfig, TrlParser
 
-from trainer.config import ConfigError, SQLEnvArguments, config_errors
+from trainer.combinations import check_combinations, check_quantisation, check_trackers
+from trainer.config import ConfigError, SQLEnvArguments, WarmupArguments, config_errors
+from trainer.defaults import Machine, train_defaults, warmup_defaults
 from trainer.engines import check_vllm_flags
 from trainer.evaluating import settle_evaluation
+from trainer.flags import TRAIN_FLAGS, WARMUP_FLAGS
+from trainer.given import read_given
 
 DESCRIPTION = """\
 GRPO on SQLEnv, with evaluation before and after, and the report.
@@ -22,13 +34,12 @@ is in its --output_dir: config.json, metrics.jsonl, episodes.jsonl, evaluations/
 
 def parse_arguments(argv: Sequence[str]) -> tuple[SQLEnvArguments, GRPOConfig, ModelConfig]:
     """Read flags and `--config`. Raises ConfigError."""
-    parser = TrlParser((SQLEnvArguments, GRPOConfig, ModelConfig), prog="sqlenv train", description=DESCRIPTION)
-    # TRL recomputes the logprobs with dropout on, and they would not be those that were sampled under.
-    parser.set_defaults(lora_dropout=0.0)
-    # Servers are the only way here; and the default mode of the correction silently drops long episodes.
-    parser.set_defaults(vllm_mode="server", vllm_importance_sampling_mode="token_truncate")
-    # transformers wants the evaluation batches to fill with these; we play each question once (`trainer.evaluating`).
-    parser.set_defaults(num_generations_eval=1)
+    kinds = (SQLEnvArguments, GRPOConfig, ModelConfig)
+    given = read_given(kinds, argv, "sqlenv train")
+    defaults = train_defaults(given, Machine.here(use_cpu=bool(given.get("use_cpu"))))
+    advice = TRAIN_FLAGS.check(given, _defaults_of(kinds) | defaults)
+    parser = TrlParser(kinds, prog="sqlenv train", description=DESCRIPTION)
+    parser.set_defaults(**defaults)
     with config_errors():
         arguments, grpo, model_config = parser.parse_args_and_config(list(argv))
     if not model_config.model_name_or_path:
@@ -36,17 +47,47 @@ def parse_arguments(argv: Sequence[str]) -> tuple[SQLEnvArguments, GRPOConfig, M
     if grpo.use_vllm:
         check_vllm_flags(arguments, grpo, model_config)
     settle_evaluation(grpo, arguments.eval_episodes)
-    if grpo.max_completion_length is None or grpo.max_completion_length <= 0:
-        raise ConfigError(f"--max_completion_length must be positive, not {grpo.max_completion_length}")
-    if grpo.enable_jit_checkpoint:
-        raise ConfigError(
-            "leave --enable_jit_checkpoint out: SIGTERM saves a checkpoint anyway, at the end of the step"
-        )
+    advice += TRAIN_FLAGS.check_needs(given, vars(arguments) | vars(grpo) | vars(model_config))
+    advise("sqlenv train", [*advice, *check_combinations(arguments, grpo, model_config)])
     if str(grpo.resume_from_checkpoint).lower() == "true":
         grpo.resume_from_checkpoint = get_last_checkpoint(grpo.output_dir) if Path(grpo.output_dir).is_dir() else None
         if grpo.resume_from_checkpoint is None:
             raise ConfigError(f"{grpo.output_dir} holds no checkpoint to resume from; was save_strategy set?")
     return arguments, grpo, model_config
+
+
+def parse_warmup_arguments(argv: Sequence[str], description: str) -> tuple[WarmupArguments, SFTConfig, ModelConfig]:
+    """Read the flags and `--config` of `sqlenv warmup`. Raises ConfigError."""
+    kinds = (WarmupArguments, SFTConfig, ModelConfig)
+    given = read_given(kinds, argv, "sqlenv warmup")
+    defaults = warmup_defaults(given, Machine.here(use_cpu=bool(given.get("use_cpu"))))
+    advice = WARMUP_FLAGS.check(given, _defaults_of(kinds) | defaults)
+    parser = TrlParser(kinds, prog="sqlenv warmup", description=description)
+    parser.set_defaults(**defaults)
+    with config_errors():
+        arguments, sft, model_config = parser.parse_args_and_config(list(argv))
+    if not arguments.new_tiny_policy and not model_config.model_name_or_path:
+        raise ConfigError("name a model with --model_name_or_path, or pass --new_tiny_policy true")
+    check_trackers(sft.report_to)
+    check_quantisation(sft, model_config)
+    advice += WARMUP_FLAGS.check_needs(given, vars(arguments) | vars(sft) | vars(model_config))
+    advise("sqlenv warmup", advice)
+    return arguments, sft, model_config
+
+
+def advise(command: str, lines: Sequence[str]) -> None:
+    """Say the lines on stderr, once for all ranks."""
+    if os.environ.get("RANK", "0") == "0":
+        sys.stderr.writelines(f"{command}: {line}\n" for line in lines)
+
+
+def _defaults_of(kinds: Sequence[type]) -> dict[str, Any]:
+    """The dataclasses' own defaults; a factory's is made."""
+    return {
+        field.name: field.default if field.default_factory is MISSING else field.default_factory()
+        for kind in kinds
+        for field in fields(kind)
+    }
 
 
 def require_questions(count: int, grpo: GRPOConfig) -> None:

@@ -37,7 +37,7 @@ def config_errors() -> Iterator[None]:
     """Raise what a parser makes of bad arguments, or of a missing file, as a one-line ConfigError."""
     try:
         yield
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError, ImportError) as error:
         raise ConfigError(" ".join(str(error).split())) from error
 
 

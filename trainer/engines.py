@@ -108,19 +108,18 @@ def hf_policy(
         tokenizer,
         renderer,
         settings,
-        lambda: unwrap_model_for_generation(trainer.model_wrapped, trainer.accelerator),
+        lambda: unwrap_model_for_generation(
+            trainer.model_wrapped,
+            trainer.accelerator,
+            # It switches checkpointing off, and on again, with these or else with the defaults.
+            gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
+        ),
     )
     return HFPolicy(engine, trainer)
 
 
 def check_vllm_flags(arguments: SQLEnvArguments, grpo: GRPOConfig, model_config: ModelConfig) -> None:
     """Refuse what cannot work before anything is loaded. Raises ConfigError."""
-    if grpo.vllm_mode != "server":
-        raise ConfigError(
-            f"--vllm_mode {grpo.vllm_mode} runs vLLM inside the trainer, which SQLEnv does not do: leave it out, start "
-            "`sqlenv inference --model ...` beside the trainer (--share_gpu on the same GPU), and name it with "
-            "--vllm_server_base_url"
-        )
     server_urls(grpo)
     way = arguments.weight_sync
     if way == "lora" and not model_config.use_peft:

@@ -21,14 +21,15 @@ from typing import Any, Protocol
 
 from datasets import Dataset as HubDataset
 from transformers import PreTrainedTokenizerBase, PrinterCallback, ProgressCallback
-from trl import GRPOConfig, GRPOTrainer, ModelConfig, get_peft_config
+from trl import GRPOConfig, GRPOTrainer, ModelConfig, get_peft_config, get_quantization_config
 
 from env_server.data.questions import Dataset, Question
 from env_server.settings import RewardSettings
 from trainer.config import ConfigError
 from trainer.episodes import Episode, Outcome
 from trainer.evaluating import SQLEnvTrainer
-from trainer.policies import PolicyError
+from trainer.policies import PolicyError, init_kwargs
+from trainer.quantisation import keep_gradients
 from trainer.ranks import Ranks
 from trainer.rewards import REWARD_FUNCTIONS, reward_fields
 from trainer.rollout import RolloutClient, check_failures, derive_seed, request_for
@@ -158,12 +159,7 @@ def build_trainer(
     rollout: SQLEnvRollout,
 ) -> SQLEnvTrainer:
     """TRL's trainer, with our rewards, rollout and evaluation. Raises PolicyError, ConfigError."""
-    grpo.model_init_kwargs = {
-        "revision": model_config.model_revision,
-        "attn_implementation": model_config.attn_implementation,
-        "dtype": model_config.dtype,
-        **(grpo.model_init_kwargs or {}),
-    }
+    grpo.model_init_kwargs = init_kwargs(model_config, grpo)
     try:
         trainer = SQLEnvTrainer(
             model=model_config.model_name_or_path,
@@ -173,6 +169,7 @@ def build_trainer(
             # Only so that transformers lets evaluation happen; see `trainer.evaluating`.
             eval_dataset=prompt_rows(eval_questions) if eval_questions else None,
             processing_class=tokenizer,
+            quantization_config=get_quantization_config(model_config),
             peft_config=get_peft_config(model_config),
             rollout_func=rollout,
         )
@@ -183,6 +180,10 @@ def build_trainer(
                 f"number {os.getuid()}"
             ) from error
         raise PolicyError(f"{model_config.model_name_or_path}: {' '.join(str(error).split())}") from error
+    except (ValueError, TypeError, ImportError, NotImplementedError) as error:
+        # What TRL, PEFT and transformers say of arguments that do not fit the model or each other.
+        raise ConfigError(" ".join(str(error).split())) from error
+    keep_gradients(trainer.model, model_config)
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     return trainer

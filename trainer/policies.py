@@ -17,7 +17,7 @@ import torch
 from peft import PeftModel
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from trl import ModelConfig
+from trl import GRPOConfig, ModelConfig, SFTConfig
 from trl.trainer.utils import create_model_from_path
 
 from env_server.errors import SQLEnvError
@@ -37,6 +37,17 @@ def resolve_policy(name: str, revision: str | None = None) -> NamedPolicy:
         return find_policy(name, revision)
     except PolicyNameError as error:
         raise PolicyError(str(error)) from error
+
+
+def init_kwargs(model_config: ModelConfig, config: GRPOConfig | SFTConfig) -> dict[str, Any]:
+    """What `from_pretrained` is told of the policy that is trained, quantisation apart; `--model_init_kwargs` win."""
+    return {
+        "revision": model_config.model_revision,
+        "attn_implementation": model_config.attn_implementation,
+        "dtype": model_config.dtype,
+        "trust_remote_code": config.trust_remote_code,
+        **(config.model_init_kwargs or {}),
+    }
 
 
 def load_tokenizer(model_config: ModelConfig, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:

@@ -43,6 +43,20 @@ REWARD_FUNCTIONS: tuple[Callable[..., Rewards], ...] = (
 )
 
 
+def most_without_answer(weights: Sequence[float], settings: RewardSettings, step_budget: int) -> float:
+    """Return an upper bound of the weighted sum of the rewards for an episode without a correct ANSWER.
+
+    It is what GRPO optimises, and so what farming pays; `env_server.reward.wrong_total_bound` is that of the
+    environment's own total. Progress and format lie in [0, 1]; the operational signals of n steps, unclipped, between
+    n times the worst and n times the best step. `weights` are in the order of REWARD_FUNCTIONS.
+    """
+    _, progress, operational, format_share = weights
+    bonuses = (0.0, settings.repeat, settings.success, settings.success + settings.repeat)
+    steps = [settings.step_cost + bonus for bonus in (*bonuses, settings.success + settings.new_information)]
+    paid = max(operational * step for step in steps)
+    return max(0.0, progress) + max(paid, step_budget * paid) + max(0.0, format_share)
+
+
 def reward_fields(episodes: Sequence[Episode], settings: RewardSettings) -> dict[str, Rewards]:
     """The fields that the reward functions read, one value per episode; None for a failed one."""
 

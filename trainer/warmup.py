@@ -16,26 +16,27 @@ import torch
 from datasets import Dataset as HubDataset
 from rich.console import Console
 from transformers import (
-    AutoTokenizer,
     PreTrainedTokenizerBase,
     TrainerCallback,
     TrainerControl,
     TrainerState,
     TrainingArguments,
 )
-from trl import ModelConfig, SFTConfig, SFTTrainer, TrlParser, get_peft_config
+from trl import SFTTrainer, get_peft_config, get_quantization_config
 from trl.trainer.utils import create_model_from_path
 
 from env_server.data.loading import load_dataset
 from env_server.data.questions import Question, Split
 from env_server.factory import EnvironmentFactory
 from env_server.types import AnswerMode
-from trainer.config import ConfigError, WarmupArguments, config_errors
+from trainer.arguments import parse_warmup_arguments
 from trainer.demonstrations import demonstrate
 from trainer.optimizers import MuonAdamW
 from trainer.play_settings import PlaySettings
 from trainer.players import Conversation
+from trainer.policies import init_kwargs, load_tokenizer
 from trainer.prompts import ChatRenderer, system_prompt
+from trainer.quantisation import keep_gradients
 from trainer.tiny.model import MAX_CONTEXT, build_model
 from trainer.tiny.tokenizer import build_tokenizer
 
@@ -103,11 +104,7 @@ def _texts(conversations: Iterable[Conversation]) -> Iterable[str]:
 
 def run(argv: Sequence[str]) -> int:
     """Parse the flags, play, train and save. Raises SQLEnvError."""
-    parser = TrlParser((WarmupArguments, SFTConfig, ModelConfig), prog="sqlenv warmup", description=__doc__)
-    with config_errors():
-        arguments, sft, model_config = parser.parse_args_and_config(list(argv))
-    if not arguments.new_tiny_policy and not model_config.model_name_or_path:
-        raise ConfigError("name a model with --model_name_or_path, or pass --new_tiny_policy true")
+    arguments, sft, model_config = parse_warmup_arguments(argv, str(__doc__))
     if arguments.torch_threads:
         torch.set_num_threads(arguments.torch_threads)
     console = Console(file=sys.stderr)
@@ -117,8 +114,14 @@ def run(argv: Sequence[str]) -> int:
         tokenizer = build_tokenizer(_texts(conversations))
         model = build_model(tokenizer, seed=sft.seed)
     else:
-        tokenizer = AutoTokenizer.from_pretrained(model_config.model_name_or_path)
-        model = create_model_from_path(model_config.model_name_or_path, dtype=model_config.dtype)
+        tokenizer = load_tokenizer(model_config, trust_remote_code=sft.trust_remote_code)
+        model = create_model_from_path(
+            model_config.model_name_or_path,
+            **init_kwargs(model_config, sft),
+            quantization_config=get_quantization_config(model_config),
+        )
+        keep_gradients(model, model_config)
+        sft.model_init_kwargs = None  # SFTTrainer gets a model, and would say that it ignores them
     renderer = ChatRenderer(tokenizer)
     limit = sft.max_length or MAX_CONTEXT
     rows = [row for row in (encode(c, renderer) for c in conversations) if len(row["input_ids"]) <= limit]
@@ -141,6 +144,7 @@ def run(argv: Sequence[str]) -> int:
     trainer.save_model(str(target))
     tokenizer.save_pretrained(str(target))
     sources = arguments.data.split(",")
-    PlaySettings(**({"data": sources[0]} if len(sources) == 1 else {})).save(target)
+    settings = PlaySettings(data=sources[0]) if len(sources) == 1 else PlaySettings()
+    settings.save(target)
     console.print(f"saved to {target}")
     return 0

@@ -33,6 +33,7 @@ from trainer.run_files import RunFolder
 FLAGS = [
     *("--data", "synthetic", "--eval_episodes", "8", "--step_budget", "6", "--max_turn_length", "16"),
     *("--max_completion_length", "192", "--max_steps", "3", "--per_device_train_batch_size", "8"),
+    *("--gradient_accumulation_steps", "1"),
     *("--num_generations", "4", "--learning_rate", "1e-3", "--lr_scheduler_type", "constant"),
     *("--vllm_importance_sampling_mode", "token_truncate", "--logging_steps", "1", "--report_to", "none"),
     *("--use_cpu", "true", "--bf16", "false", "--gradient_checkpointing", "false", "--torch_threads", "1"),

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 FLAGS = [
     *("--model_name_or_path", str(BASE_CHECKPOINT), "--data", "synthetic", "--eval_episodes", "16"),
     *("--max_turn_length", "64", "--max_completion_length", "512", "--max_steps", "3"),
+    *("--gradient_accumulation_steps", "1"),
     *("--per_device_train_batch_size", "8", "--num_generations", "4", "--learning_rate", "1e-3"),
     *("--lr_scheduler_type", "constant", "--logging_steps", "1", "--report_to", "none", "--use_cpu", "true"),
     *("--bf16", "false", "--gradient_checkpointing", "false", "--torch_threads", "1", "--seed", "3"),

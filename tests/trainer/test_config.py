@@ -8,18 +8,16 @@ from pathlib import Path
 
 import pytest
 import yaml
-from trl import GRPOConfig, ModelConfig, TrlParser
+from trl import GRPOConfig, ModelConfig
 
+from trainer.arguments import parse_arguments
 from trainer.config import TOKEN_VARIABLE, SQLEnvArguments, WarmupArguments, token_of
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
-ON_CPU = ["--use_cpu", "true", "--bf16", "false"]
 
 
 def parse(*argv: str) -> tuple[SQLEnvArguments, GRPOConfig, ModelConfig]:
-    parser = TrlParser((SQLEnvArguments, GRPOConfig, ModelConfig))
-    arguments, grpo, model = parser.parse_args_and_config([*ON_CPU, *argv])
-    return arguments, grpo, model
+    return parse_arguments(["--use_cpu", "true", "--model_name_or_path", "here", *argv])
 
 
 def test_the_defaults_need_no_flags() -> None:
@@ -108,7 +106,7 @@ def test_a_shipped_config_has_known_keys_only(path: Path) -> None:
 
 def test_the_tiny_config_is_read_as_written() -> None:
     (tiny,) = (path for path in CONFIGS if path.stem == "tiny")
-    arguments, grpo, model = parse("--config", str(tiny))
+    arguments, grpo, model = parse_arguments(["--config", str(tiny)])
     written = yaml.safe_load(tiny.read_text(encoding="utf-8"))
     read = vars(model) | vars(grpo) | vars(arguments)
     numbers = {key: value for key, value in written.items() if isinstance(value, int | float | list)}

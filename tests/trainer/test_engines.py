@@ -44,16 +44,10 @@ def test_auto_sends_adapters_alone_and_goes_by_disk_on_a_cpu() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "way", "complaint"),
-    [
-        ("colocate", "auto", "sqlenv inference --model"),
-        ("server", "lora", "add --use_peft"),
-        ("server", "nccl", "the trainer has none"),
-        ("server", "ipc", "the trainer has none"),
-    ],
+    ("way", "complaint"),
+    [("lora", "add --use_peft"), ("nccl", "the trainer has none"), ("ipc", "the trainer has none")],
 )
-def test_what_cannot_work_is_refused(grpo: GRPOConfig, mode: str, way: str, complaint: str) -> None:
-    grpo.vllm_mode = mode
+def test_what_cannot_work_is_refused(grpo: GRPOConfig, way: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         check_vllm_flags(SQLEnvArguments(weight_sync=way), grpo, ModelConfig())
 
