@@ -15,6 +15,7 @@ usage: sqlenv COMMAND [flags]        (sqlenv COMMAND --help says more)
 
   train      train a policy on SQLEnv with GRPO: evaluate, train, evaluate, report
   evaluate   play a policy on a split and print its success with a 95% interval
+  export     a trained policy as a plain checkpoint, with its card, to ship or to push to the Hub
   warmup     raise a base policy on play that the environment has verified
   report     write a run's report.html again
   play       play an episode yourself, in this terminal
@@ -95,6 +96,12 @@ def _evaluate(argv: Sequence[str]) -> int:
     return evaluate.run(argv)
 
 
+def _export(argv: Sequence[str]) -> int:
+    from trainer import export
+
+    return export.run(argv)
+
+
 def _warmup(argv: Sequence[str]) -> int:
     from trainer import warmup
 
@@ -134,6 +141,7 @@ def _data(argv: Sequence[str]) -> int:
 _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "train": _train,
     "evaluate": _evaluate,
+    "export": _export,
     "warmup": _warmup,
     "report": _report,
     "play": _play,

@@ -95,6 +95,8 @@ def train_defaults(given: Mapping[str, Any], machine: Machine) -> dict[str, Any]
         "reward_weights": [1.0, 0.2, 0.2, 0.1],
         # transformers wants evaluation batches to fill with these; each question is played once (`trainer.evaluating`).
         "num_generations_eval": 1,
+        # One push, of the policy when it is trained; see `trainer.hub`.
+        "hub_strategy": "end",
         # Servers are the only way here.
         "vllm_mode": "server",
         # TRL's default masks a whole sequence whose ratio is large, and so silently drops the long episodes.

@@ -16,7 +16,14 @@ from typing import Any
 import torch
 from peft import PeftModel
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from trl import GRPOConfig, ModelConfig, SFTConfig
 from trl.trainer.utils import create_model_from_path
 
@@ -58,14 +65,19 @@ def load_tokenizer(model_config: ModelConfig, *, trust_remote_code: bool = False
 
 
 def load_policy(
-    name: str, revision: str | None = None, *, dtype: torch.dtype | None = None, trust_remote_code: bool = False
+    name: str,
+    revision: str | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    device: str | None = None,
+    trust_remote_code: bool = False,
 ) -> tuple[PreTrainedModel | PeftModel, PreTrainedTokenizerBase]:
     """Load a model and its tokenizer; an adapter comes as a PeftModel, beside its base.
 
-    `dtype` is that of the base, by default bfloat16 where there is a GPU, on which the model is put then, and float32
-    elsewhere. Raises PolicyError.
+    `device` is the GPU by default, where there is one. `dtype` is that of the base, by default bfloat16 on a GPU and
+    float32 elsewhere. Raises PolicyError.
     """
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     dtype = dtype or (torch.bfloat16 if device == "cuda" else torch.float32)
     policy = resolve_policy(name, revision)
     with _loading(policy):
@@ -76,6 +88,13 @@ def load_policy(
         if policy.adapter is not None:
             model = _adapted(model, policy, is_trainable=False)
     return model.to(device), tokenizer
+
+
+def base_config(policy: NamedPolicy, *, trust_remote_code: bool = False) -> PretrainedConfig:
+    """Load the configuration of the checkpoint, or of an adapter's base. Raises PolicyError."""
+    place = policy.base
+    with _loading(policy):
+        return AutoConfig.from_pretrained(place.location, revision=place.revision, trust_remote_code=trust_remote_code)
 
 
 def load_to_continue(policy: NamedPolicy, init_kwargs: dict[str, Any]) -> PeftModel:

@@ -24,8 +24,10 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from numbers import Real
 from pathlib import Path
 from types import TracebackType
@@ -86,6 +88,15 @@ _RECORD = TypeAdapter(EpisodeRecord)
 _EVALUATION = TypeAdapter(Evaluation)
 _BLOCK = 1 << 16
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of SQLEnv and of what its training is built on."""
+    found = {}
+    for name in ("sqlenv", "trl", "transformers", "peft", "torch"):
+        with suppress(PackageNotFoundError):  # SQLEnv may run from a checkout
+            found[name] = version(name)
+    return found
 
 
 class JsonlWriter:

@@ -33,7 +33,9 @@ from trainer.engines import PolicyEngine, hf_policy, vllm_policy
 from trainer.environments import AnyEnvironments, open_environments
 from trainer.evaluate import choose_questions
 from trainer.evaluating import EvaluateAtStart, SQLEnvTrainer
+from trainer.export import publish
 from trainer.grpo import SQLEnvRollout, build_trainer, sync_weights, use_engine
+from trainer.hub import Destination
 from trainer.out_of_memory import memory_errors
 from trainer.play_settings import PlaySettings, SavePlaySettings
 from trainer.policies import load_tokenizer
@@ -42,7 +44,7 @@ from trainer.ranks import Ranks, ending_together
 from trainer.report import write_report
 from trainer.rollout import RolloutClient, RolloutSettings
 from trainer.run_evaluation import RunEvaluations
-from trainer.run_files import RunFolder
+from trainer.run_files import RunFolder, versions
 from trainer.run_log import RunLog
 from trainer.statistics import EvaluationSummary
 from trainer.stopping import StopAfterStep, Stopping
@@ -87,6 +89,10 @@ class Training:
         self._grpo = grpo
         # TRL would start a client of its own; see `grpo.use_engine`.
         self._use_vllm, grpo.use_vllm = grpo.use_vllm, False
+        self._destination = Destination.of(grpo)
+        if self._destination and ranks.is_main:
+            self._destination = self._destination.prepared()
+        grpo.push_to_hub = False  # transformers would push the run's folder
         self._model_config = model_config
         self._ranks = ranks
         self._console = console
@@ -216,8 +222,9 @@ class Training:
             return
         config: dict[str, Any] = {
             "sqlenv": self._arguments.to_log(),
-            "grpo": {**self._grpo.to_dict(), "use_vllm": self._use_vllm},
+            "grpo": {**self._grpo.to_dict(), "use_vllm": self._use_vllm, "push_to_hub": self._destination is not None},
             "model": asdict(self._model_config),
+            "versions": versions(),
         }
         notes = Path(str(self._model_config.model_name_or_path)) / BASE_NOTES
         if notes.is_file():
@@ -267,3 +274,6 @@ class Training:
             self._console.print(difficulty_table(rows))
         report = write_report(self._folder.path)
         self._console.print(f"policy  {self._folder.path / RUN_MODEL}\nreport  {report}", highlight=False)
+        if self._destination:
+            url = publish(self._folder.path, self._destination, trust_remote_code=self._grpo.trust_remote_code)
+            self._console.print(f"pushed  {url}", highlight=False)

@@ -12,8 +12,10 @@ from transformers import Qwen3ForCausalLM
 import sqlenv
 from env_server.data.loading import load_dataset
 from tests.integration.training import save_policy, surroundings_in
+from tests.trainer.fake_hub import TOKEN, pointed_at, running_hub
 from trainer.play_settings import SETTINGS_FILE
 from trainer.run_files import RunFolder
+from trainer.summary_table import interval_text, percent
 
 FLAGS = [
     *("--data", "synthetic", "--eval_episodes", "8", "--step_budget", "6", "--max_turn_length", "16"),
@@ -33,17 +35,26 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def run(
+def base(
     surroundings: None, random_policy: Callable[..., Qwen3ForCausalLM], tmp_path_factory: pytest.TempPathFactory
-) -> RunFolder:
-    """A run whose chat template has a variable, and a policy that cannot do without it."""
+) -> Path:
+    """A policy whose chat template has a variable."""
     texts = [question.text for question in load_dataset("synthetic").questions]
     policy = save_policy(random_policy, texts, tmp_path_factory.mktemp("policy"))
     template = policy / "chat_template.jinja"
     template.write_text(template.read_text().replace("<act>{% endif %}", "<act>{{ opening }}{% endif %}"))
+    return policy
+
+
+@pytest.fixture(scope="module")
+def run(base: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     target = tmp_path_factory.mktemp("runs") / "run"
-    assert sqlenv.main(["train", "--model_name_or_path", str(policy), "--output_dir", str(target), *FLAGS]) == 0
+    assert train(base, target) == 0
     return RunFolder.open(target)
+
+
+def train(base: Path, target: Path, *flags: str) -> int:
+    return sqlenv.main(["train", "--model_name_or_path", str(base), "--output_dir", str(target), *FLAGS, *flags])
 
 
 def evaluate(policy: Path, out: Path, *flags: str) -> list[dict[str, object]]:
@@ -84,3 +95,73 @@ def test_a_checkpoint_is_played_as_it_was_trained_too(run: RunFolder, tmp_path: 
     last = run.path / "checkpoint-2"
     assert (last / SETTINGS_FILE).read_bytes() == (run.path / "model" / SETTINGS_FILE).read_bytes()
     assert evaluate(last, tmp_path / "e.jsonl") == after(run)
+
+
+def test_an_exported_run_plays_as_the_run_does(
+    run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "exported"
+    assert sqlenv.main(["export", str(run.path), "--out", str(out)]) == 0
+    assert f"float32, in {out}" in capsys.readouterr().out.replace("\n", "")
+    assert evaluate(out, tmp_path / "e.jsonl") == after(run)
+    card = (out / "README.md").read_text(encoding="utf-8")
+    (last,) = [e.summary for e in run.evaluations() if e.label == "after"]
+    row = f"| **this policy** | {percent(last.success_rate)} | {interval_text(last.interval)} | 8 |"
+    assert row in card
+    assert "- Training steps: 2" in card
+    assert "- Trained with sqlenv" in card
+    assert {path.name for path in (out / "evaluations").iterdir()} == {
+        f"{label}.json" for label in ("random", "before", "after", "oracle")
+    }
+
+
+def test_of_an_exported_checkpoint_no_evaluation_is_claimed(run: RunFolder, tmp_path: Path) -> None:
+    assert sqlenv.main(["export", str(run.path / "checkpoint-1"), "--out", str(tmp_path / "exported")]) == 0
+    card = (tmp_path / "exported" / "README.md").read_text(encoding="utf-8")
+    assert "**this policy**" not in card
+    assert "was not evaluated itself" in card
+    assert "- Training steps: 1" in card
+
+
+@pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # by the Hub's own client
+def test_a_run_pushes_its_policy_and_nothing_else(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lora = ("--use_peft", "true", "--lora_r", "4", "--lora_target_modules", "q_proj", "v_proj", "--max_steps", "1")
+    with running_hub() as hub, pointed_at(hub, str(tmp_path)):
+        push = ("--push_to_hub", "true", "--hub_model_id", "mine", "--hub_private_repo", "true", "--hub_token", TOKEN)
+        assert train(base, tmp_path / "run", *lora, *push) == 0
+        pushed = hub.repos["me/mine"]["main"]
+        assert f"{hub.url}/me/mine" in capsys.readouterr().out.replace("\n", "")
+    assert hub.visibility == {"me/mine": "private"}
+    exported = tmp_path / "run" / "export"
+    assert pushed == {str(p.relative_to(exported)): p.read_bytes() for p in exported.rglob("*") if p.is_file()}
+    assert {"model.safetensors", "config.json", "tokenizer.json", "README.md", "evaluations/after.json"} <= set(pushed)
+    assert not any(name in path for path in pushed for name in ("checkpoint", "episodes", "metrics", "adapter"))
+    assert not any(text.encode() in content for content in pushed.values() for text in (TOKEN, str(tmp_path), "/tmp"))
+    assert b"# me/mine" in pushed["README.md"]
+    assert RunFolder.open(tmp_path / "run").config()["grpo"]["push_to_hub"] is True
+    assert TOKEN.encode() not in (tmp_path / "run" / "config.json").read_bytes()
+
+
+def test_a_push_that_fails_loses_nothing(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    push = ("--push_to_hub", "true", "--hub_token", TOKEN, "--eval_episodes", "0", "--max_steps", "1")
+    with running_hub() as hub, pointed_at(hub, str(tmp_path)):
+        hub.breaks = True
+        assert train(base, tmp_path / "run", *push) == 2
+        said = capsys.readouterr().err.splitlines()[-1]
+        assert (
+            f"The policy is saved in {tmp_path}/run/model; to push it, run sqlenv export {tmp_path}/run --out" in said
+        )
+    assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
+    assert (tmp_path / "run" / "report.html").is_file()
+
+
+def test_a_token_that_may_not_write_is_refused_before_training(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with running_hub() as hub, pointed_at(hub, str(tmp_path)):
+        push = ("--push_to_hub", "true", "--hub_model_id", "them/theirs", "--hub_token", TOKEN)
+        assert train(base, tmp_path / "run", *push) == 2
+    assert "403 for them/theirs: the token may not write there" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
