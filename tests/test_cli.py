@@ -15,7 +15,7 @@ import sqlenv
 from env_server.cache import CACHE_VARIABLE
 from env_server.errors import SQLEnvError
 
-COMMANDS = ("train", "evaluate", "warmup", "report", "play", "inference", "serve", "data")
+COMMANDS = ("train", "evaluate", "export", "warmup", "report", "play", "inference", "serve", "data")
 ON_CPU = ("--use_cpu", "true", "--bf16", "false")
 
 Captured = pytest.CaptureFixture[str]

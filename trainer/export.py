@@ -191,8 +191,11 @@ class _Origin:
             return cls({}, (), None)
         config, evaluations = run_folder.config(), run_folder.evaluations()
         checkpoint = re.fullmatch(PREFIX_CHECKPOINT_DIR + r"-(\d+)", place.resolve().name)
-        if checkpoint:  # the evaluation after training is not of it
-            return cls(config, [e for e in evaluations if e.label != "after"], int(checkpoint[1]))
+        if checkpoint:
+            # The evaluation after training is not of it; one that was played after its step is.
+            own = dict(run_folder.evaluations_during()).get(int(checkpoint[1]))
+            others = [e for e in evaluations if e.label != "after"]
+            return cls(config, [*others, *([replace(own, label="after")] if own else [])], int(checkpoint[1]))
         rows = run_folder.episodes(turns=False).rows  # metrics are not logged at every step
         return cls(config, evaluations, rows[-1].step if rows else None)
 

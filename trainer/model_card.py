@@ -123,7 +123,7 @@ def _base(facts: CardFacts) -> str:
 
 
 def _results(facts: CardFacts) -> str:
-    evaluations = [e for e in facts.evaluations if e.label in _SHOWN]
+    evaluations = [e for label in _SHOWN for e in facts.evaluations if e.label == label]
     if not evaluations:
         return "## Evaluation\n\nThis policy has not been evaluated."
     first = evaluations[0]
@@ -135,6 +135,12 @@ def _results(facts: CardFacts) -> str:
     )
     if not any(e.label == "after" for e in evaluations):
         about += " **This policy is a checkpoint of the run, and was not evaluated itself.**"
+    best_of = max(e.best_of for e in evaluations)
+    if best_of:
+        about += (
+            f" This policy was chosen as the best of {best_of} evaluations on these very questions, so that its "
+            "success is overestimated."
+        )
     header = ["player", "success", "95% interval", "questions", "steps", "parsed"]
     rows = [
         [
@@ -188,7 +194,10 @@ def _how(facts: CardFacts) -> str:
     if facts.config:
         lines += _training(facts.config, facts.play)
     if facts.step is not None:
-        lines.append(f"Training steps: {facts.step:,}")
+        chosen = (
+            ", of which the policy of the best evaluation was kept" if any(e.best_of for e in facts.evaluations) else ""
+        )
+        lines.append(f"Training steps: {facts.step:,}{chosen}")
     trained_with = facts.config.get("versions")
     if trained_with:
         lines.append(f"Trained with {_versions(trained_with)}")

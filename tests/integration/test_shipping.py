@@ -24,7 +24,16 @@ FLAGS = [
     *("--per_device_train_batch_size", "4", "--num_generations", "4", "--learning_rate", "1e-3"),
     *("--lr_scheduler_type", "constant", "--save_strategy", "steps", "--save_steps", "1", "--report_to", "none"),
     *("--use_cpu", "true", "--bf16", "false", "--gradient_checkpointing", "false", "--torch_threads", "1"),
-    *("--seed", "3", "--chat_template_kwargs", '{"opening": "DESCRIBE "}'),
+    *(
+        "--eval_strategy",
+        "steps",
+        "--eval_steps",
+        "2",
+        "--seed",
+        "3",
+        "--chat_template_kwargs",
+        '{"opening": "DESCRIBE "}',
+    ),
 ]
 
 
@@ -115,12 +124,15 @@ def test_an_exported_run_plays_as_the_run_does(
     }
 
 
-def test_of_an_exported_checkpoint_no_evaluation_is_claimed(run: RunFolder, tmp_path: Path) -> None:
+def test_an_exported_checkpoint_claims_the_evaluation_after_its_step_alone(run: RunFolder, tmp_path: Path) -> None:
     assert sqlenv.main(["export", str(run.path / "checkpoint-1"), "--out", str(tmp_path / "exported")]) == 0
-    card = (tmp_path / "exported" / "README.md").read_text(encoding="utf-8")
+    assert sqlenv.main(["export", str(run.path / "checkpoint-2"), "--out", str(tmp_path / "evaluated")]) == 0
+    card, other = ((tmp_path / name / "README.md").read_text(encoding="utf-8") for name in ("exported", "evaluated"))
     assert "**this policy**" not in card
     assert "was not evaluated itself" in card
     assert "- Training steps: 1" in card
+    assert "**this policy**" in other
+    assert "was not evaluated itself" not in other
 
 
 @pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # by the Hub's own client
@@ -145,7 +157,18 @@ def test_a_run_pushes_its_policy_and_nothing_else(
 
 
 def test_a_push_that_fails_loses_nothing(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    push = ("--push_to_hub", "true", "--hub_token", TOKEN, "--eval_episodes", "0", "--max_steps", "1")
+    push = (
+        "--push_to_hub",
+        "true",
+        "--hub_token",
+        TOKEN,
+        "--eval_strategy",
+        "no",
+        "--eval_episodes",
+        "0",
+        "--max_steps",
+        "1",
+    )
     with running_hub() as hub, pointed_at(hub, str(tmp_path)):
         hub.breaks = True
         assert train(base, tmp_path / "run", *push) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -118,6 +119,14 @@ def test_an_adapter_is_said_to_be_merged_and_a_quantised_base_to_be_another() ->
 def test_a_checkpoint_was_not_evaluated() -> None:
     assert "was not evaluated itself" in changed(evaluations=FACTS.evaluations[:1])
     assert "was not evaluated itself" not in model_card(FACTS)
+
+
+def test_a_policy_that_was_chosen_by_its_evaluation_says_so() -> None:
+    best = replace(evaluation("after", 0.5, 2), best_of=6)
+    card = changed(evaluations=[best])
+    assert "the best of 6 evaluations on these very questions, so that its success is overestimated" in card
+    assert "- Training steps: 300, of which the policy of the best evaluation was kept" in card
+    assert "overestimated" not in model_card(FACTS)
 
 
 def test_of_a_policy_without_its_run_less_is_said() -> None:
