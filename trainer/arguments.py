@@ -16,7 +16,7 @@ from typing import Any
 from transformers.trainer_utils import get_last_checkpoint
 from trl import GRPOConfig, ModelConfig, SFTConfig, TrlParser
 
-from trainer.combinations import check_combinations, check_quantisation, check_trackers
+from trainer.combinations import check_combinations, check_mappings, check_quantisation, check_trackers
 from trainer.config import ConfigError, SQLEnvArguments, WarmupArguments, config_errors
 from trainer.defaults import Machine, train_defaults, warmup_defaults
 from trainer.engines import check_vllm_flags
@@ -68,6 +68,7 @@ def parse_warmup_arguments(argv: Sequence[str], description: str) -> tuple[Warmu
         arguments, sft, model_config = parser.parse_args_and_config(list(argv))
     if not arguments.new_tiny_policy and not model_config.model_name_or_path:
         raise ConfigError("name a model with --model_name_or_path, or pass --new_tiny_policy true")
+    check_mappings(sft)
     check_trackers(sft.report_to)
     check_quantisation(sft, model_config)
     advice += WARMUP_FLAGS.check_needs(given, vars(arguments) | vars(sft) | vars(model_config))

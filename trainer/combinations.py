@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.util import find_spec
 
-from transformers import TrainingArguments
+import torch
+from torch import nn
+from transformers import Trainer, TrainingArguments, get_scheduler
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 from transformers.training_args import OptimizerNames
 from trl import GRPOConfig, ModelConfig
@@ -23,6 +25,10 @@ OBSERVATION_TOKENS = 150
 """A usual observation; the longest, 2,000 characters, is up to ten times that."""
 FEWEST_TURNS = 3
 """Describe, query, answer."""
+SCALES = ("group", "batch", "none")
+MAPPINGS = ("model_init_kwargs", "lr_scheduler_kwargs", "gradient_checkpointing_kwargs")
+CHECKPOINTING = ("use_reentrant", "preserve_rng_state", "determinism_check", "debug", "early_stop")
+"""What `torch.utils.checkpoint` takes."""
 BITSANDBYTES_OPTIMIZERS = ("8bit", "bnb", "paged", "lion", "ademamix")
 """What is in the names of the optimizers that bitsandbytes has."""
 ALWAYS_UNCHECKED = frozenset({"azure_ml", "flyte"})
@@ -37,20 +43,48 @@ def check_combinations(arguments: SQLEnvArguments, grpo: GRPOConfig, model: Mode
         raise ConfigError(
             f"--temperature must be positive, not {grpo.temperature}: without chance, a group is one episode"
         )
+    if grpo.max_steps == 0:
+        raise ConfigError("--max_steps must be positive, or -1 for as many as --num_train_epochs are")
+    if grpo.scale_rewards not in SCALES:
+        raise ConfigError(f"--scale_rewards must be one of {list(SCALES)}, not {grpo.scale_rewards!r}")
     if grpo.sync_ref_model and not grpo.beta:
         raise ConfigError("--sync_ref_model moves the reference of the KL term, and --beta 0 has no such term")
     if grpo.sync_ref_model and model.use_peft:
         raise ConfigError(
             "--sync_ref_model moves a whole reference model; an adapter's is its base. Leave one of them out"
         )
+    check_mappings(grpo, "chat_template_kwargs")
     check_trackers(grpo.report_to)
     check_quantisation(grpo, model)
     if grpo.use_vllm:
         _check_adapters_on_servers(arguments, model)
     return [
         *farming_advice(grpo.reward_weights, grpo.multi_objective_aggregation, arguments.step_budget),
-        *length_advice(grpo.max_completion_length, arguments.max_turn_length, arguments.max_context_length),
+        *length_advice(grpo.max_completion_length, arguments.max_turn_length),
     ]
+
+
+def check_mappings(config: TrainingArguments, *more: str) -> None:
+    """Refuse what is no mapping, and settings that checkpointing does not have. Raises ConfigError."""
+    for name in (*MAPPINGS, *more):
+        value = getattr(config, name)
+        if not isinstance(value or {}, dict):
+            raise ConfigError(f'--{name} {value} is no mapping; write it in JSON: \'{{"key": "value"}}\'')
+    unknown = (config.gradient_checkpointing_kwargs or {}).keys() - CHECKPOINTING
+    if unknown:
+        raise ConfigError(f"--gradient_checkpointing_kwargs takes {', '.join(CHECKPOINTING)}, not {', '.join(unknown)}")
+    if config.use_liger_kernel and find_spec("liger_kernel") is None:
+        raise ConfigError("--use_liger_kernel: liger-kernel is not installed; pip install liger-kernel")
+
+
+def check_optimizer(config: TrainingArguments, model: nn.Module) -> None:
+    """Let transformers look at the optimizer and the schedule, which it makes only once the run is under way.
+
+    Raises ValueError or ImportError, in its words.
+    """
+    Trainer.get_optimizer_cls_and_kwargs(config, model)
+    some = torch.optim.SGD([torch.zeros(1)], lr=config.learning_rate)
+    get_scheduler(config.lr_scheduler_type, some, 1, 2, config.lr_scheduler_kwargs)
 
 
 def check_trackers(names: Sequence[str]) -> None:
@@ -117,7 +151,7 @@ def farming_advice(weights: Sequence[float] | None, aggregation: str, step_budge
     ]
 
 
-def length_advice(completion: int, turn: int, context: int | None) -> list[str]:
+def length_advice(completion: int, turn: int) -> list[str]:
     """Say when the budgets, in tokens, leave an episode too few turns to explore and answer."""
     advice = []
     if turn > completion:
@@ -129,9 +163,14 @@ def length_advice(completion: int, turn: int, context: int | None) -> list[str]:
             f"--max_completion_length {completion} starves episodes: {FEWEST_TURNS} turns of --max_turn_length {turn} "
             f"with their observations take about {wanted} tokens"
         )
-    if context is not None and context < PROMPT_TOKENS + turn:
-        advice.append(
-            f"a context of {context} tokens is less than a prompt (about {PROMPT_TOKENS}) and a turn of "
-            f"--max_turn_length {turn} together; most episodes will fail or be cut short"
-        )
     return advice
+
+
+def context_advice(context: int, turn: int) -> list[str]:
+    """Say when a context has no room for the prompt and one whole turn."""
+    if context >= PROMPT_TOKENS + turn:
+        return []
+    return [
+        f"a context of {context} tokens is less than a prompt (about {PROMPT_TOKENS}) and a turn of --max_turn_length "
+        f"{turn} together; most episodes will fail or be cut short"
+    ]

@@ -25,6 +25,7 @@ from trl import GRPOConfig, GRPOTrainer, ModelConfig, get_peft_config, get_quant
 
 from env_server.data.questions import Dataset, Question
 from env_server.settings import RewardSettings
+from trainer.combinations import check_optimizer
 from trainer.config import ConfigError
 from trainer.episodes import Episode, Outcome
 from trainer.evaluating import SQLEnvTrainer
@@ -173,6 +174,7 @@ def build_trainer(
             peft_config=get_peft_config(model_config),
             rollout_func=rollout,
         )
+        check_optimizer(grpo, trainer.model)
     except OSError as error:
         if error.filename is not None and str(error.filename).startswith(grpo.output_dir):
             raise ConfigError(

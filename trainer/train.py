@@ -27,7 +27,8 @@ from env_server.data.questions import Split
 from env_server.settings import EnvSettings
 from env_server.types import AnswerMode
 from inference.adapters import RUN_MODEL
-from trainer.arguments import parse_arguments, require_questions
+from trainer.arguments import advise, parse_arguments, require_questions
+from trainer.combinations import context_advice
 from trainer.config import SQLEnvArguments, token_of
 from trainer.engines import PolicyEngine, hf_policy, vllm_policy
 from trainer.environments import AnyEnvironments, open_environments
@@ -239,6 +240,7 @@ class Training:
 
     def _settings(self, trainer: GRPOTrainer) -> RolloutSettings:
         context = self._arguments.max_context_length or trainer.model.config.max_position_embeddings
+        advise("sqlenv train", context_advice(context, self._arguments.max_turn_length))
         # A turn may have to wait for a server to come back, and then be generated.
         waiting_s = self._grpo.vllm_server_timeout if self._use_vllm else 0.0
         return RolloutSettings(

@@ -79,6 +79,8 @@ def test_checkpointing_keeps_its_settings_after_a_rollout(
         (("--use_peft", "true", "--lora_target_modules", "lm_head"), "`lm_head` is not supported"),
         (("--attn_implementation", "nonsense"), "nonsense"),
         (("--model_init_kwargs", '{"nonsense": 1}'), "nonsense"),
+        (("--lr_scheduler_type", "cosine_with_min_lr"), "min_lr"),
+        (("--optim", "lomo"), "lomo"),
         (("--router_aux_loss_coef", "0.1"), "not a Mixture-of-Experts model"),
     ],
 )
@@ -91,7 +93,7 @@ def test_what_does_not_fit_the_model_is_one_line(
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith("sqlenv train: ")
     assert complaint in line
-    assert not folder.exists()
+    assert not (folder / "config.json").exists(), "there is no run"
 
 
 @pytest.mark.skipif(not BITSANDBYTES.is_dir(), reason="`make bitsandbytes` installs it")

@@ -9,7 +9,7 @@ import pytest
 from transformers.integrations.integration_utils import get_available_reporting_integrations
 
 import sqlenv
-from trainer.combinations import farming_advice, length_advice
+from trainer.combinations import context_advice, farming_advice, length_advice
 
 NOWHERE = ["--use_cpu", "true", "--model_name_or_path", "nowhere", "--data", "/no/such/data"]
 
@@ -31,6 +31,10 @@ SERVERS = ("--use_vllm", "true", "--use_peft", "true")
         (("--sync_ref_model", "true", "--beta", "0.1", "--use_peft", "true"), "--sync_ref_model .* Leave one .*"),
         (("--report_to", "abacus"), "--report_to abacus: there is no such tracker; known are .*wandb.*"),
         (("--reward_weights", "1", "1"), "--reward_weights takes 4 numbers .correctness, .*, format., not 2"),
+        (("--max_steps", "0"), "--max_steps must be positive, or -1 .*"),
+        (("--scale_rewards", "false"), "--scale_rewards must be one of .*'none'.*, not 'false'"),
+        (("--chat_template_kwargs", "think"), "--chat_template_kwargs think is no mapping; .*"),
+        (("--gradient_checkpointing_kwargs", '{"a": 1}'), "--gradient_checkpointing_kwargs takes .*, not a"),
         (("--load_in_4bit", "true"), "--load_in_4bit: .* add --use_peft"),
         (("--load_in_8bit", "true"), "--load_in_8bit: .* add --use_peft"),
         ((*SERVERS, "--use_dora", "true"), "--use_dora: .* --weight_sync disk.*"),
@@ -70,7 +74,6 @@ def test_few_bits_without_bitsandbytes_name_the_extra(command: str, capsys: pyte
         (("--multi_objective_aggregation", "normalize_then_sum"), "--multi_objective_aggregation .*"),
         (("--max_completion_length", "512"), "--max_completion_length 512 starves episodes: .* about 1218 tokens"),
         (("--max_turn_length", "5000"), "--max_turn_length 5000 is more than .*--max_completion_length 4096.*"),
-        (("--max_context_length", "512"), "a context of 512 tokens is less than a prompt .*"),
     ],
 )
 def test_what_trains_badly_is_said_and_the_run_goes_on(
@@ -95,8 +98,13 @@ def test_weights_are_judged_by_what_a_wrong_episode_can_collect() -> None:
 
 
 @pytest.mark.parametrize(
-    ("completion", "turn", "context", "lines"),
-    [(4096, 256, None, 0), (1024, 64, 2048, 0), (1217, 256, None, 1), (1218, 256, 606, 0), (100, 200, 300, 2)],
+    ("completion", "turn", "lines"), [(4096, 256, 0), (1024, 64, 0), (1217, 256, 1), (100, 200, 1)]
 )
-def test_advice_on_lengths(completion: int, turn: int, context: int | None, lines: int) -> None:
-    assert len(length_advice(completion, turn, context)) == lines
+def test_advice_on_lengths(completion: int, turn: int, lines: int) -> None:
+    assert len(length_advice(completion, turn)) == lines
+
+
+def test_advice_on_a_context() -> None:
+    assert context_advice(606, 256) == []
+    (line,) = context_advice(605, 256)
+    assert line.startswith("a context of 605 tokens is less than a prompt (about 350) and a turn")

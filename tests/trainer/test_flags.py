@@ -50,6 +50,7 @@ VALUES = {
     "eval_packing": "true",
     "completion_only_loss": "true",
     "fsdp_config": "{}",
+    "gradient_checkpointing_kwargs": '{"use_reentrant": false}',
     "metric_for_best_model": "reward",
 }
 """A value that is not the default, where `value_of` would not find one."""
