@@ -15,6 +15,9 @@ from env_server.environment import SQLEnvironment
 from env_server.pool import DatabasePool
 from env_server.settings import EnvSettings
 
+# No test needs the Hub: names that are no folders are looked for in the cache alone.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
 

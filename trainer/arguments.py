@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from trainer.engines import check_vllm_flags
 from trainer.evaluating import settle_evaluation
 from trainer.flags import TRAIN_FLAGS, WARMUP_FLAGS
 from trainer.given import read_given
+from trainer.starting_point import starting_point
 
 DESCRIPTION = """\
 GRPO on SQLEnv, with evaluation before and after, and the report.
@@ -36,8 +37,9 @@ def parse_arguments(argv: Sequence[str]) -> tuple[SQLEnvArguments, GRPOConfig, M
     """Read flags and `--config`. Raises ConfigError."""
     kinds = (SQLEnvArguments, GRPOConfig, ModelConfig)
     given = read_given(kinds, argv, "sqlenv train")
-    defaults = train_defaults(given, Machine.here(use_cpu=bool(given.get("use_cpu"))))
-    advice = TRAIN_FLAGS.check(given, _defaults_of(kinds) | defaults)
+    start, said = _starting_point(given)
+    defaults = train_defaults(given | start, Machine.here(use_cpu=bool(given.get("use_cpu")))) | start
+    advice = said + TRAIN_FLAGS.check(given, _defaults_of(kinds) | defaults)
     parser = TrlParser(kinds, prog="sqlenv train", description=DESCRIPTION)
     parser.set_defaults(**defaults)
     with config_errors():
@@ -49,10 +51,7 @@ def parse_arguments(argv: Sequence[str]) -> tuple[SQLEnvArguments, GRPOConfig, M
     settle_evaluation(grpo, arguments.eval_episodes)
     advice += TRAIN_FLAGS.check_needs(given, vars(arguments) | vars(grpo) | vars(model_config))
     advise("sqlenv train", [*advice, *check_combinations(arguments, grpo, model_config)])
-    if str(grpo.resume_from_checkpoint).lower() == "true":
-        grpo.resume_from_checkpoint = get_last_checkpoint(grpo.output_dir) if Path(grpo.output_dir).is_dir() else None
-        if grpo.resume_from_checkpoint is None:
-            raise ConfigError(f"{grpo.output_dir} holds no checkpoint to resume from; was save_strategy set?")
+    _find_checkpoint(grpo)
     return arguments, grpo, model_config
 
 
@@ -60,8 +59,9 @@ def parse_warmup_arguments(argv: Sequence[str], description: str) -> tuple[Warmu
     """Read the flags and `--config` of `sqlenv warmup`. Raises ConfigError."""
     kinds = (WarmupArguments, SFTConfig, ModelConfig)
     given = read_given(kinds, argv, "sqlenv warmup")
-    defaults = warmup_defaults(given, Machine.here(use_cpu=bool(given.get("use_cpu"))))
-    advice = WARMUP_FLAGS.check(given, _defaults_of(kinds) | defaults)
+    start, said = _starting_point(given)
+    defaults = warmup_defaults(given | start, Machine.here(use_cpu=bool(given.get("use_cpu")))) | start
+    advice = said + WARMUP_FLAGS.check(given, _defaults_of(kinds) | defaults)
     parser = TrlParser(kinds, prog="sqlenv warmup", description=description)
     parser.set_defaults(**defaults)
     with config_errors():
@@ -73,7 +73,25 @@ def parse_warmup_arguments(argv: Sequence[str], description: str) -> tuple[Warmu
     check_quantisation(sft, model_config)
     advice += WARMUP_FLAGS.check_needs(given, vars(arguments) | vars(sft) | vars(model_config))
     advise("sqlenv warmup", advice)
+    _find_checkpoint(sft)
     return arguments, sft, model_config
+
+
+def _starting_point(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the flags that follow from the policy that is named, and what to say of it. Raises SQLEnvError."""
+    if not given.get("model_name_or_path"):
+        return {}, []
+    start = starting_point(given)
+    return start.implied, [start.describe()] if start.use else []
+
+
+def _find_checkpoint(config: GRPOConfig | SFTConfig) -> None:
+    """Name the last checkpoint where `--resume_from_checkpoint true` asks for it. Raises ConfigError."""
+    if str(config.resume_from_checkpoint).lower() == "true":
+        output = config.output_dir
+        config.resume_from_checkpoint = get_last_checkpoint(output) if Path(output).is_dir() else None
+        if config.resume_from_checkpoint is None:
+            raise ConfigError(f"{output} holds no checkpoint to resume from; was save_strategy set?")
 
 
 def advise(command: str, lines: Sequence[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from inference.weights.transport import Pause
 
 TOKEN_VARIABLE = "SQLENV_TOKEN"
 WEIGHT_SYNCS = ("auto", *(mode.value for mode in WeightSyncMode))
+ADAPTER_USES = ("continue", "merge")
 PAUSES = tuple(mode.value for mode in Pause)
 ENV_HELP = (
     "Where episodes are played: 'local' (in this process), or the URLs of servers that `sqlenv serve` runs, "
@@ -55,6 +57,14 @@ class SQLEnvArguments:
     answer_mode: str = field(
         default="value",
         metadata={"help": "What ANSWER carries: 'value' (the answer itself) or 'sql' (a query that yields it)."},
+    )
+    adapter: str | None = field(
+        default=None,
+        metadata={
+            "help": "What becomes of --model_name_or_path when it is a LoRA adapter: 'continue' (it goes on being "
+            "trained; the default) or 'merge' (it is merged into its base first; all weights are trained then, or a "
+            "fresh adapter with --use_peft)."
+        },
     )
     step_budget: int = field(default=15, metadata={"help": "Steps in an episode."})
     max_concurrency: int = field(default=64, metadata={"help": "Episodes in flight at once."})
@@ -118,9 +128,7 @@ class SQLEnvArguments:
     )
 
     def __post_init__(self) -> None:
-        modes = [mode.value for mode in AnswerMode]
-        if self.answer_mode not in modes:
-            raise ConfigError(f"--answer_mode must be one of {modes}, not {self.answer_mode!r}")
+        _check_choices(self.answer_mode, self.adapter)
         for name, choices in (("weight_sync", WEIGHT_SYNCS), ("weight_sync_pause", PAUSES)):
             if getattr(self, name) not in choices:
                 raise ConfigError(f"--{name} must be one of {list(choices)}, not {getattr(self, name)!r}")
@@ -155,6 +163,27 @@ class WarmupArguments:
             "teaches clean play; less makes a base policy that can, but mostly does not."
         },
     )
+    answer_mode: str = field(
+        default="value",
+        metadata={"help": "What ANSWER carries: 'value' (the answer itself) or 'sql' (a query that yields it)."},
+    )
+    adapter: str | None = field(
+        default=None,
+        metadata={
+            "help": "What becomes of --model_name_or_path when it is a LoRA adapter: 'continue' (it goes on being "
+            "trained; the default) or 'merge' (it is merged into its base first; all weights are trained then, or a "
+            "fresh adapter with --use_peft)."
+        },
+    )
+    step_budget: int = field(default=15, metadata={"help": "Steps in an episode."})
+    max_episodes: int = field(
+        default=2_000,
+        metadata={"help": "Episodes to play on each data set, spread evenly over its databases (-1: every question)."},
+    )
+    chat_template_kwargs: dict[str, Any] | str | None = field(
+        default=None,
+        metadata={"help": "Variables of the chat template, in JSON; the same as training is going to have."},
+    )
     new_tiny_policy: bool = field(
         default=False,
         metadata={
@@ -175,5 +204,35 @@ class WarmupArguments:
     def __post_init__(self) -> None:
         if not 0.0 <= self.good <= 1.0:
             raise ConfigError(f"--good is a share and must lie in [0, 1], not {self.good}")
+        _check_choices(self.answer_mode, self.adapter)
+        if self.step_budget <= 0 or self.max_episodes == 0 or self.max_episodes < -1:
+            raise ConfigError(
+                "--step_budget and --max_episodes must be positive; --max_episodes -1 plays all questions"
+            )
+        if isinstance(self.chat_template_kwargs, str):
+            self.chat_template_kwargs = _json_object("--chat_template_kwargs", self.chat_template_kwargs)
         if self.max_minutes < 0 or self.muon_learning_rate < 0:
             raise ConfigError("--max_minutes and --muon_learning_rate must not be negative")
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """`chat_template_kwargs`, as they were checked."""
+        return self.chat_template_kwargs if isinstance(self.chat_template_kwargs, dict) else {}
+
+
+def _check_choices(answer_mode: str, adapter: str | None) -> None:
+    modes = [mode.value for mode in AnswerMode]
+    if answer_mode not in modes:
+        raise ConfigError(f"--answer_mode must be one of {modes}, not {answer_mode!r}")
+    if adapter not in (None, *ADAPTER_USES):
+        raise ConfigError(f"--adapter must be one of {list(ADAPTER_USES)}, not {adapter!r}")
+
+
+def _json_object(flag: str, text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{flag} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f'{flag} must be a JSON object such as {{"enable_thinking": false}}, not {text}')
+    return found

@@ -14,12 +14,12 @@ from collections.abc import Iterator, Sequence
 
 from env_server.data.questions import Question
 from env_server.environment import SQLEnvironment
-from env_server.types import ActionType, SQLAction, SQLObservation
+from env_server.types import ActionType, AnswerMode, SQLAction, SQLObservation
 from trainer.episodes import Episode
 from trainer.players import Conversation, OraclePlayer, mentioned_tables, play, table_names
 
 GUESS = ""
-"""Stands for an answer that is made up from what was seen last."""
+"""Stands for an answer that is made up from what was seen last: a cell, or the query that was run last."""
 
 _SWAPS = (
     ("MAX(", "MIN("),
@@ -53,9 +53,11 @@ class StumblingPlayer:
 
     STYLES = ("peek", "peek", "hasty", "wander", "damaged", "misread")
 
-    def __init__(self, question: Question, rng: random.Random) -> None:
+    def __init__(self, question: Question, rng: random.Random, answer_mode: AnswerMode = AnswerMode.VALUE) -> None:
         self._question = question
         self._rng = rng
+        self._answer_mode = answer_mode
+        self._query = ""
         self._plan: Iterator[tuple[ActionType, str]] | None = None
 
     def act(self, observation: SQLObservation) -> SQLAction:
@@ -63,8 +65,13 @@ class StumblingPlayer:
         if self._plan is None:
             self._plan = iter(self._make_plan(table_names(observation)))
         kind, argument = next(self._plan)
+        if kind is ActionType.QUERY:
+            self._query = argument
         if kind is ActionType.ANSWER and argument == GUESS:
-            argument = self._guess(observation.result)
+            if self._answer_mode is AnswerMode.SQL:
+                argument = self._guess_sql(table_names(observation))
+            else:
+                argument = self._guess(observation.result)
         return SQLAction(action_type=kind.value, argument=argument)
 
     def _make_plan(self, tables: Sequence[str]) -> list[tuple[ActionType, str]]:
@@ -86,6 +93,13 @@ class StumblingPlayer:
             case _:
                 return [*describe_needed, (ActionType.QUERY, sql), (ActionType.SAMPLE, needed[0]), answer]
 
+    def _guess_sql(self, tables: Sequence[str]) -> str:
+        """The query that was run last, which was wrong or is damaged now, or a count where none was run."""
+        sql = self._question.gold_sql
+        if not self._query:
+            return f'SELECT COUNT(*) FROM "{self._rng.choice(mentioned_tables(sql, tables))}"'
+        return damage(sql, self._rng) if self._query == sql else self._query
+
     def _guess(self, result: str) -> str:
         rows = [line for line in result.splitlines()[1:] if line.strip()]
         cells = [cell.strip() for row in rows for cell in row.split(" | ")]
@@ -93,19 +107,24 @@ class StumblingPlayer:
 
 
 def demonstrate(
-    environment: SQLEnvironment, questions: Sequence[Question], good: float, seed: int
+    environment: SQLEnvironment,
+    questions: Sequence[Question],
+    good: float,
+    seed: int,
+    answer_mode: AnswerMode = AnswerMode.VALUE,
 ) -> Iterator[tuple[Episode, Conversation]]:
     """Play each question once, a share `good` of them by the oracle, the others by the stumbling player.
 
-    An oracle's episode that the environment does not judge correct is left out: it would teach a wrong answer.
+    `answer_mode` is the environment's. An oracle's episode that the environment does not judge correct is left out: it
+    would teach a wrong answer.
     """
     if not 0.0 <= good <= 1.0:
         raise ValueError(f"the share of good play must lie in [0, 1], not {good}")
     rng = random.Random(seed)
     for question in questions:
         if rng.random() < good:
-            episode, conversation = play(environment, question, OraclePlayer(question))
+            episode, conversation = play(environment, question, OraclePlayer(question, answer_mode))
             if episode.correct:
                 yield episode, conversation
         else:
-            yield play(environment, question, StumblingPlayer(question, rng))
+            yield play(environment, question, StumblingPlayer(question, rng, answer_mode))

@@ -186,7 +186,8 @@ def _transport(
         wrapped: nn.Module = trainer.model_wrapped
         return wrapped
 
-    adapter = isinstance(accelerator.unwrap_model(trainer.model), PeftModel)
+    # An adapter on a base that this run has merged is of no use to servers: they hold another base.
+    adapter = isinstance(accelerator.unwrap_model(trainer.model), PeftModel) and arguments.adapter != "merge"
     folder = Path(arguments.weight_sync_dir or Path(trainer.args.output_dir) / "weights")
     match choose_weight_sync(arguments.weight_sync, adapter, trainer.model.device, urls):
         case WeightSyncMode.LORA:

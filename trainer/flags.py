@@ -277,7 +277,7 @@ WARMUP_FLAGS = FlagTable(
     honoured=frozenset(
         f"""
         {_HONOURED}
-        disable_tqdm auto_find_batch_size neftune_noise_alpha label_smoothing_factor average_tokens_across_devices
+        auto_find_batch_size neftune_noise_alpha label_smoothing_factor average_tokens_across_devices
         include_num_input_tokens_seen data_seed train_sampling_strategy length_column_name dataloader_drop_last
         use_cache dataset_num_proc max_length packing packing_strategy padding_free activation_offloading pad_token
         """.split()
@@ -299,6 +299,7 @@ WARMUP_FLAGS = FlagTable(
         ),
         **_refused("assistant_only_loss dataset_kwargs", _ENCODED, {}, "{}"),
         **_ineffective("completion_only_loss dataset_text_field", _ENCODED),
+        **_ineffective("disable_tqdm", "training prints a line for each logging step instead of a bar"),
         **_ineffective("truncation_mode", "an episode longer than --max_length is left out, not cut"),
     },
     needs=(*_NEEDS, Need("lora_dropout", *_on("use_peft")), Need("packing_strategy", *_on("packing"))),

@@ -29,7 +29,7 @@ from trainer.combinations import check_optimizer
 from trainer.config import ConfigError
 from trainer.episodes import Episode, Outcome
 from trainer.evaluating import SQLEnvTrainer
-from trainer.policies import PolicyError, init_kwargs
+from trainer.policies import PolicyError, init_kwargs, load_to_continue, resolve_policy
 from trainer.quantisation import keep_gradients
 from trainer.ranks import Ranks
 from trainer.rewards import REWARD_FUNCTIONS, reward_fields
@@ -159,19 +159,27 @@ def build_trainer(
     eval_questions: Sequence[Question],
     rollout: SQLEnvRollout,
 ) -> SQLEnvTrainer:
-    """TRL's trainer, with our rewards, rollout and evaluation. Raises PolicyError, ConfigError."""
+    """TRL's trainer, with our rewards, rollout and evaluation, on a checkpoint or an adapter.
+
+    Raises PolicyError, ConfigError.
+    """
+    policy = resolve_policy(str(model_config.model_name_or_path), model_config.model_revision)
     grpo.model_init_kwargs = init_kwargs(model_config, grpo)
+    quantization = get_quantization_config(model_config)
+    continued = None
+    if policy.adapter is not None:
+        continued = load_to_continue(policy, grpo, quantization, lora_dropout=model_config.lora_dropout)
     try:
         trainer = SQLEnvTrainer(
-            model=model_config.model_name_or_path,
+            model=policy.base.location if continued is None else continued,
             reward_funcs=list(REWARD_FUNCTIONS),
             args=grpo,
             train_dataset=prompt_rows(questions),
             # Only so that transformers lets evaluation happen; see `trainer.evaluating`.
             eval_dataset=prompt_rows(eval_questions) if eval_questions else None,
             processing_class=tokenizer,
-            quantization_config=get_quantization_config(model_config),
-            peft_config=get_peft_config(model_config),
+            quantization_config=quantization if continued is None else None,
+            peft_config=get_peft_config(model_config) if continued is None else None,
             rollout_func=rollout,
         )
         check_optimizer(grpo, trainer.model)

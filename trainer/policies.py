@@ -10,16 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel
+from peft import LoraConfig, PeftModel
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    BitsAndBytesConfig,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -97,11 +99,40 @@ def base_config(policy: NamedPolicy, *, trust_remote_code: bool = False) -> Pret
         return AutoConfig.from_pretrained(place.location, revision=place.revision, trust_remote_code=trust_remote_code)
 
 
-def load_to_continue(policy: NamedPolicy, init_kwargs: dict[str, Any]) -> PeftModel:
-    """Load an adapter on its base to go on training it; `init_kwargs` are TRL's, for the base. Raises PolicyError."""
+def load_base(
+    policy: NamedPolicy, config: GRPOConfig | SFTConfig, quantization: BitsAndBytesConfig | None = None
+) -> PreTrainedModel:
+    """Load a checkpoint, or an adapter's base, as TRL would by its name. Raises PolicyError.
+
+    Takes `config.model_init_kwargs` away: TRL would say that it ignores them beside a model that is there.
+    """
+    given = {**(config.model_init_kwargs or {}), "revision": policy.base.revision}
+    config.model_init_kwargs = None
+    if quantization is not None:
+        given["quantization_config"] = quantization
+    if config.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED"):
+        given["device_map"] = None  # each rank has a whole model, or a part that is not by layers
     with _loading(policy):
-        base = create_model_from_path(policy.base.location, **{**init_kwargs, "revision": policy.base.revision})
-        return _adapted(base, policy, is_trainable=True)
+        return create_model_from_path(policy.base.location, **given)
+
+
+def load_to_continue(
+    policy: NamedPolicy,
+    config: GRPOConfig | SFTConfig,
+    quantization: BitsAndBytesConfig | None = None,
+    *,
+    lora_dropout: float,
+) -> PeftModel:
+    """Load an adapter on its base, to go on training it. Raises PolicyError.
+
+    It alone is saved: TRL keeps a copy of it beside it, "ref", for a KL term, and with that in a checkpoint,
+    transformers would restore the copy alone, and go on from the adapter as it was at the start.
+    """
+    base = load_base(policy, config, quantization)
+    with _loading(policy):
+        model = _adapted(base, policy, is_trainable=True, lora_dropout=lora_dropout)
+    model.save_pretrained = partial(model.save_pretrained, selected_adapters=[ADAPTER_NAME])
+    return model
 
 
 def tokenizer_of(policy: NamedPolicy, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
@@ -110,11 +141,13 @@ def tokenizer_of(policy: NamedPolicy, *, trust_remote_code: bool = False) -> Pre
     return AutoTokenizer.from_pretrained(place.location, revision=place.revision, trust_remote_code=trust_remote_code)
 
 
-def _adapted(base: PreTrainedModel, policy: NamedPolicy, *, is_trainable: bool) -> PeftModel:
+def _adapted(base: PreTrainedModel, policy: NamedPolicy, *, is_trainable: bool, lora_dropout: float = 0.0) -> PeftModel:
     assert policy.adapter is not None
     place = policy.adapter.place
+    config = LoraConfig.from_pretrained(place.location, revision=place.revision)
+    config.lora_dropout = lora_dropout
     return PeftModel.from_pretrained(
-        base, place.location, ADAPTER_NAME, revision=place.revision, is_trainable=is_trainable
+        base, place.location, ADAPTER_NAME, is_trainable=is_trainable, config=config, revision=place.revision
     )
 
 

@@ -47,6 +47,7 @@ from trainer.rollout import RolloutClient, RolloutSettings
 from trainer.run_evaluation import RunEvaluations
 from trainer.run_files import RunFolder, versions
 from trainer.run_log import RunLog
+from trainer.starting_point import merged_start
 from trainer.statistics import EvaluationSummary
 from trainer.stopping import StopAfterStep, Stopping
 from trainer.summary_table import difficulty_table, summary_table
@@ -103,7 +104,8 @@ class Training:
         with ranks.one_goes_first():
             self._dataset = load_dataset(arguments.data, answer_mode=self._answer_mode)
         require_questions(len(self._dataset.select(Split.TRAIN)), grpo)
-        self._tokenizer = load_tokenizer(model_config, trust_remote_code=grpo.trust_remote_code)
+        self._start = merged_start(model_config, grpo, arguments.adapter, ranks)
+        self._tokenizer = load_tokenizer(self._start, trust_remote_code=grpo.trust_remote_code)
         self._folder = RunFolder(Path(grpo.output_dir))
         self._evaluations = RunEvaluations(
             self._folder,
@@ -124,9 +126,7 @@ class Training:
             runner = stack.enter_context(asyncio.Runner())
             rollout = SQLEnvRollout(self._dataset, grpo.seed, self._env_settings.reward, self._ranks, runner)
             questions = self._dataset.select(Split.TRAIN)
-            trainer = build_trainer(
-                grpo, self._model_config, self._tokenizer, questions, self._evaluations.questions, rollout
-            )
+            trainer = build_trainer(grpo, self._start, self._tokenizer, questions, self._evaluations.questions, rollout)
             renderer = ChatRenderer(self._tokenizer, grpo.chat_template_kwargs)
             settings = self._settings(trainer)
             policy = self._open_engine(trainer, renderer, settings)

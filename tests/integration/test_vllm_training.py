@@ -106,13 +106,20 @@ def test_before_any_update_vllm_plays_as_hugging_face_does(train: Train, tmp_pat
     assert [each.turns for each in ours] == [each.turns for each in theirs]
 
 
-def test_an_adapter_is_pushed_alone(tmp_path: Path) -> None:
+def test_an_adapter_is_pushed_alone_and_goes_on_being_trained(well: VLLMHandle, tmp_path: Path) -> None:
     lora = ("--use_peft", "true", "--lora_r", "8", "--lora_dropout", "0", "--lora_target_modules", "q_proj", "v_proj")
     with vllm_server(BASE_CHECKPOINT, tmp_path, weight_sync=WeightSyncMode.LORA) as server:
         arguments = command(tmp_path / "run", server.url, *NO_CHECKPOINTS, *lora)
         assert sqlenv.main(arguments) == 0
-    steps = RunFolder.open(tmp_path / "run").metrics().rows
-    assert len(steps) == 3
+        again = ("--model_name_or_path", str(tmp_path / "run"), "--max_steps", "1", "--eval_episodes", "0")
+        # Two adapters beside each other: the one that is trained, and the KL term's.
+        on_lora = command(tmp_path / "lora", server.url, *NO_CHECKPOINTS, *again, "--beta", "0.1")
+        assert sqlenv.main(on_lora) == 0
+    # The same adapter, merged for a server that takes whole checkpoints.
+    on_disk = command(tmp_path / "disk", well.url, *NO_CHECKPOINTS, *again, "--weight_sync", "disk")
+    assert sqlenv.main(on_disk) == 0
+    steps = [row for name in ("run", "lora", "disk") for row in RunFolder.open(tmp_path / name).metrics().rows]
+    assert len(steps) == 5
     assert all(token_exact(row) and row["grad_norm"] > 0 for row in steps)
 
 

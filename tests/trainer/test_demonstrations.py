@@ -10,6 +10,9 @@ from hypothesis import strategies as st
 
 from env_server.data.questions import Dataset
 from env_server.environment import SQLEnvironment
+from env_server.factory import EnvironmentFactory
+from env_server.settings import EnvSettings, JudgingSettings
+from env_server.types import AnswerMode
 from trainer.demonstrations import StumblingPlayer, damage, demonstrate
 from trainer.players import play
 
@@ -43,6 +46,20 @@ def test_a_guess_comes_from_what_was_seen(environment: SQLEnvironment, pets: Dat
         )
         answer, before = episode.turns[-1].argument, episode.turns[-2]
         assert answer in before.result or answer == "0"
+
+
+def test_queries_are_submitted_where_queries_are_asked_for(pets: Dataset) -> None:
+    settings = EnvSettings(judging=JudgingSettings(variants=False))
+    with EnvironmentFactory(pets, settings, AnswerMode.SQL) as factory:
+        environment = factory.make()
+        clean = [e for e, _ in demonstrate(environment, pets.questions, 1.0, 0, AnswerMode.SQL)]
+        assert [e.turns[-1].argument for e in clean] == [q.gold_sql for q in pets.questions]
+        assert all(episode.correct for episode in clean)
+        stumbling = [
+            e for seed in range(10) for e, _ in demonstrate(environment, pets.questions, 0.0, seed, AnswerMode.SQL)
+        ]
+    assert all(episode.turns[-1].argument.startswith("SELECT ") for episode in stumbling)
+    assert sum(episode.correct for episode in stumbling) < 16
 
 
 @pytest.mark.parametrize("good", [-0.1, 1.1])

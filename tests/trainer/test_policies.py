@@ -10,7 +10,7 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoTokenizer, Qwen3ForCausalLM
-from trl import ModelConfig
+from trl import ModelConfig, SFTConfig
 
 from trainer.policies import PolicyError, load_policy, load_to_continue, load_tokenizer, resolve_policy
 from trainer.tiny.tokenizer import build_tokenizer
@@ -53,7 +53,9 @@ def test_an_adapter_is_loaded_beside_its_base(folders: tuple[Path, Path, PeftMod
 
 def test_an_adapter_to_go_on_with_trains_the_adapter_alone(folders: tuple[Path, Path, PeftModel]) -> None:
     _, adapter, _ = folders
-    model = load_to_continue(resolve_policy(str(adapter)), {"dtype": "float32", "device_map": None})
+    model = load_to_continue(
+        resolve_policy(str(adapter)), SFTConfig("nowhere", use_cpu=True, bf16=False), lora_dropout=0.0
+    )
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     assert trained
     assert all("lora_" in name and ".default." in name for name in trained)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,27 +13,38 @@ import torch
 from datasets import Dataset as HubDataset
 from hypothesis import given
 from hypothesis import strategies as st
+from peft import PeftModel
 from rich.console import Console
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM, TrainerControl
 from trl import SFTConfig, SFTTrainer
 
 import sqlenv
 import trainer.warmup
+import trainer.warmup_data
 from env_server.cache import CACHE_VARIABLE
 from env_server.data.questions import Dataset, Split
 from env_server.environment import SQLEnvironment
+from env_server.types import AnswerMode
+from inference.adapters import Place, find_policy
 from inference.engine import Completion, FinishReason, Sampling
-from trainer.demonstrations import demonstrate
 from trainer.environments import LocalEnvironments
+from trainer.play_settings import saved_play
 from trainer.players import Conversation, OraclePlayer, play
 from trainer.policies import load_policy
 from trainer.prompts import ChatRenderer
 from trainer.rollout import EpisodeRequest, RolloutClient, RolloutSettings
+from trainer.tiny import BASE_CHECKPOINT
 from trainer.tiny.tokenizer import build_tokenizer
 from trainer.transcript import TokenBudget
-from trainer.warmup import IGNORED, Deadline, encode, play_demonstrations
+from trainer.warmup import Deadline, _stop_where_turns_end
+from trainer.warmup_data import IGNORED, encode, play_demonstrations
 
 RENDERER = ChatRenderer(build_tokenizer(["How many cats are there pets owners name"]))
+FEW = [
+    *("--max_episodes", "40", "--max_steps", "2", "--per_device_train_batch_size", "4", "--logging_steps", "1"),
+    *("--gradient_accumulation_steps", "1", "--save_strategy", "no", "--report_to", "none"),
+]
+LORA = ["--use_peft", "true", "--lora_r", "4", "--learning_rate", "0.01"]
 ON_CPU = ["--use_cpu", "true", "--bf16", "false", "--gradient_checkpointing", "false", "--torch_threads", "1"]
 
 
@@ -127,7 +139,7 @@ def test_the_trainer_learns_from_the_labels_as_they_are(tmp_path: Path) -> None:
 
 
 def test_every_training_question_is_played_once_and_no_other(pets: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer.warmup, "load_dataset", lambda _: pets)
+    monkeypatch.setattr(trainer.warmup_data, "load_dataset", lambda _, **__: pets)
     played = play_demonstrations(["one", "two"], 1.0, 0, Console(quiet=True))
     openings = [conversation.opening for conversation in played]
     expected = [question.text for question in pets.select(Split.TRAIN)] * 2
@@ -147,28 +159,22 @@ def test_a_deadline_stops_the_trainer(elapsed: float, stops: bool, monkeypatch: 
 
 
 @pytest.fixture(scope="module")
-def few(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """`synthetic`, of whose training questions only the first 40 are played."""
-
-    def demonstrate_few(environment: SQLEnvironment, questions: Sequence[Any], good: float, seed: int) -> Any:
-        return demonstrate(environment, questions[:40], good, seed)
-
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A cache of its own for `synthetic`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(CACHE_VARIABLE, str(tmp_path_factory.mktemp("cache")))
-        patch.setattr(trainer.warmup, "demonstrate", demonstrate_few)
         yield
 
 
 def warm_up(target: Path, *flags: str) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerBase]:
     threads = torch.get_num_threads()
-    steps = ["--max_steps", "2", "--per_device_train_batch_size", "4", "--save_strategy", "no", "--report_to", "none"]
-    assert sqlenv.main(["warmup", *ON_CPU, *steps, "--output_dir", str(target), *flags]) == 0
+    assert sqlenv.main(["warmup", *ON_CPU, *FEW, "--output_dir", str(target), *flags]) == 0
     torch.set_num_threads(threads)
     model, tokenizer = load_policy(str(target))
     return model, tokenizer
 
 
-def test_the_command_makes_a_tiny_policy_and_trains_it_further(few: None, tmp_path: Path) -> None:
+def test_the_command_makes_a_tiny_policy_and_trains_it_further(cache: None, tmp_path: Path) -> None:
     rates = ("--muon_learning_rate", "0.02", "--learning_rate", "0.003")
     model, tokenizer = warm_up(tmp_path / "new", "--new_tiny_policy", "true", *rates)
     assert model.num_parameters() < 1_500_000
@@ -182,11 +188,72 @@ def test_the_command_makes_a_tiny_policy_and_trains_it_further(few: None, tmp_pa
     assert AutoTokenizer.from_pretrained(tmp_path / "further").chat_template == tokenizer.chat_template
 
 
+def test_with_lora_it_makes_an_adapter_and_goes_on_with_it(
+    cache: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = ("--model_name_or_path", str(BASE_CHECKPOINT))
+    first, _ = warm_up(tmp_path / "first", *base, *LORA)
+    assert isinstance(first, PeftModel)
+    assert saved_play(Place(str(tmp_path / "first"))) is not None
+    assert "step 2/2  loss" in capsys.readouterr().err
+
+    second, _ = warm_up(tmp_path / "second", "--model_name_or_path", str(tmp_path / "first"), "--learning_rate", "0.01")
+    assert find_policy(str(tmp_path / "second")).base.location == str(BASE_CHECKPOINT)
+    assert "going on with the adapter" in capsys.readouterr().err
+    moved = {
+        name.rpartition(".default")[0]: not torch.equal(a, b)
+        for (name, a), b in zip(first.named_parameters(), second.parameters(), strict=True)
+    }
+    assert all(changed == ("lora_" in name) for name, changed in moved.items() if name)
+    # Two steps from B = 0, and then two more from there, not from the beginning.
+    distance = [sum(float(p.abs().sum()) for n, p in m.named_parameters() if "lora_B" in n) for m in (first, second)]
+    assert distance[1] > distance[0] > 0
+
+
+def test_queries_are_learned_where_queries_are_to_be_submitted(cache: None, tmp_path: Path) -> None:
+    (conversation, *_) = play_demonstrations(
+        ["synthetic"], 1.0, 0, Console(quiet=True), answer_mode=AnswerMode.SQL, limit=3
+    )
+    assert conversation.turns[-1][0] == f"ANSWER {conversation.turns[-2][0].removeprefix('QUERY ')}"
+    flags = ("--model_name_or_path", str(BASE_CHECKPOINT), "--answer_mode", "sql", "--step_budget", "9")
+    warm_up(tmp_path / "sql", *flags)
+    saved = saved_play(Place(str(tmp_path / "sql")))
+    assert saved is not None
+    assert (saved.settings.answer_mode, saved.settings.step_budget) == (AnswerMode.SQL, 9)
+
+
+def test_a_limit_is_spread_over_the_databases(cache: None, capsys: pytest.CaptureFixture[str]) -> None:
+    played = play_demonstrations(["synthetic"], 1.0, 0, Console(file=sys.stderr), limit=12)
+    assert len(played) == 12
+    assert len({conversation.opening.splitlines()[1] for conversation in played}) > 6, "tables, so databases"
+    assert "on 12 of 2,871 questions" in capsys.readouterr().err
+
+
+def test_generation_stops_where_turns_end(random_policy: Callable[..., Qwen3ForCausalLM]) -> None:
+    tokenizer = build_tokenizer(["pets"])
+    model = random_policy(tokenizer)
+    for before, after in ((None, 3), (3, 3), (1, [3, 1]), ([1, 3], [3, 1])):
+        model.generation_config.eos_token_id = before
+        _stop_where_turns_end(model, ChatRenderer(tokenizer))
+        assert model.generation_config.eos_token_id == after
+
+
 @pytest.mark.parametrize(
     ("flags", "complaint"),
-    [((), "--new_tiny_policy"), (("--good", "1.5"), "--good"), (("--config", "/no/such.yaml"), "/no/such.yaml")],
+    [
+        ((), "--new_tiny_policy"),
+        (("--good", "1.5"), "--good"),
+        (("--config", "/no/such.yaml"), "/no/such.yaml"),
+        (("--answer_mode", "yes"), "--answer_mode"),
+        (("--max_episodes", "0"), "--max_episodes"),
+        (("--chat_template_kwargs", "[1]"), "--chat_template_kwargs must be a JSON object"),
+        (("--model_name_or_path", str(BASE_CHECKPOINT), "--adapter", "merge"), "is a full checkpoint"),
+        (("--model_name_or_path", str(BASE_CHECKPOINT), "--max_episodes", "4", "--max_length", "9"), "--max_length"),
+    ],
 )
-def test_wrong_flags_are_one_line(flags: tuple[str, ...], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_flags_are_one_line(
+    cache: None, flags: tuple[str, ...], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert sqlenv.main(["warmup", *ON_CPU, *flags]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    *_, line = capsys.readouterr().err.splitlines()
     assert complaint in line

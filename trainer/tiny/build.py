@@ -40,7 +40,7 @@ COMMON = [
     *("--use_cpu", "true", "--bf16", "false", "--gradient_checkpointing", "false", "--torch_threads", "1"),
     *("--per_device_train_batch_size", "16", "--train_sampling_strategy", "group_by_length", "--max_length", "512"),
     *("--lr_scheduler_type", "linear", "--save_strategy", "no", "--report_to", "none", "--logging_steps", "100"),
-    *("--seed", "0"),
+    *("--seed", "0", "--max_episodes", "-1", "--gradient_accumulation_steps", "1", "--warmup_steps", "0"),
 ]
 
 

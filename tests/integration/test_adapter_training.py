@@ -1,0 +1,113 @@
+"""GRPO that starts from an adapter: continued, resumed, and merged into its base, a few steps long."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, Qwen3ForCausalLM
+
+import sqlenv
+from env_server.data.loading import load_dataset
+from tests.integration.training import save_policy, surroundings_in
+from trainer.policies import load_policy
+from trainer.run_files import RunFolder
+
+FLAGS = [
+    *("--data", "synthetic", "--eval_episodes", "0", "--step_budget", "4", "--max_turn_length", "12"),
+    *("--max_completion_length", "96", "--per_device_train_batch_size", "8", "--gradient_accumulation_steps", "1"),
+    *("--num_generations", "4", "--learning_rate", "1e-2", "--lr_scheduler_type", "constant", "--logging_steps", "1"),
+    *("--use_cpu", "true", "--bf16", "false", "--gradient_checkpointing", "false", "--torch_threads", "1"),
+    *("--report_to", "none", "--seed", "3", "--beta", "0.1", "--reward_weights", "1", "1", "1", "1"),
+]
+EACH_STEP = ("--save_strategy", "steps", "--save_steps", "1")
+WEIGHTS = "adapter_model.safetensors"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with surroundings_in(tmp_path_factory.mktemp("cache")):
+        yield
+
+
+@pytest.fixture(scope="module")
+def base(
+    surroundings: None, random_policy: Callable[..., Qwen3ForCausalLM], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    texts = [question.text for question in load_dataset("synthetic").questions]
+    return save_policy(random_policy, texts, tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module")
+def adapter(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An adapter that changes the base's logprobs."""
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    config = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"], task_type="CAUSAL_LM")
+    adapted = get_peft_model(model, config)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name:
+                parameter.normal_(std=0.3, generator=generator)
+    folder = tmp_path_factory.mktemp("adapter")
+    adapted.save_pretrained(folder)
+    return folder
+
+
+def train(policy: Path, target: Path, *flags: str) -> RunFolder:
+    assert sqlenv.main(["train", "--model_name_or_path", str(policy), "--output_dir", str(target), *FLAGS, *flags]) == 0
+    return RunFolder.open(target)
+
+
+@pytest.fixture(scope="module")
+def continued(adapter: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """Two steps on the adapter, with a checkpoint after each."""
+    return train(adapter, tmp_path_factory.mktemp("runs") / "continued", "--max_steps", "2", *EACH_STEP)
+
+
+def test_the_adapter_goes_on_being_trained_as_it_was_made(continued: RunFolder, adapter: Path, base: Path) -> None:
+    before, after = load_file(adapter / WEIGHTS), load_file(continued.path / "model" / WEIGHTS)
+    assert before.keys() == after.keys()
+    assert all(not torch.equal(before[name], after[name]) for name in before)
+    config = json.loads((continued.path / "model" / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"], config["base_model_name_or_path"]) == (4, 8, str(base))
+    assert continued.config()["model"]["lora_r"] == 4
+    model, tokenizer = load_policy(str(continued.path))
+    assert isinstance(model, PeftModel)
+    assert tokenizer.chat_template
+
+
+def test_the_kl_term_is_measured_from_the_adapter_not_from_its_base(continued: RunFolder) -> None:
+    first, second = continued.metrics().rows
+    assert first["kl"] < 1e-7 < second["kl"], "at first, nothing has been learned"
+
+
+def test_a_resumed_run_goes_on_from_its_checkpoint(continued: RunFolder, adapter: Path, tmp_path: Path) -> None:
+    assert not (continued.path / "checkpoint-1" / "ref").exists()
+    stopped = shutil.copytree(continued.path, tmp_path / "stopped")
+    for left in ("checkpoint-2", "model"):
+        shutil.rmtree(stopped / left)
+    again = train(adapter, stopped, "--max_steps", "2", *EACH_STEP, "--resume_from_checkpoint", "true")
+    ours, theirs = load_file(again.path / "model" / WEIGHTS), load_file(continued.path / "model" / WEIGHTS)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert again.metrics().rows[-1]["kl"] == pytest.approx(continued.metrics().rows[-1]["kl"], rel=1e-4)
+
+
+def test_merged_it_is_the_base_of_a_fresh_adapter(adapter: Path, tmp_path: Path) -> None:
+    flags = ("--adapter", "merge", "--use_peft", "true", "--lora_r", "2", "--max_steps", "1", "--save_strategy", "no")
+    run = train(adapter, tmp_path / "run", *flags)
+    merged, _ = load_policy(str(run.path / "merged"))
+    named, _ = load_policy(str(adapter))
+    ids = torch.arange(5, 25)[None].to(named.device)
+    with torch.no_grad():
+        torch.testing.assert_close(merged(ids).logits, named(ids).logits, rtol=1e-4, atol=1e-4)
+    config = json.loads((run.path / "model" / "adapter_config.json").read_text())
+    assert (config["r"], config["base_model_name_or_path"]) == (2, str(run.path / "merged"))
+    assert run.metrics().rows[0]["kl"] < 1e-6
+    assert run.config()["model"]["model_name_or_path"] == str(adapter), "the run says what it was started with"
