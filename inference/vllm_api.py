@@ -141,6 +141,11 @@ class VLLMServer:
             )
         return ServerCompletion(token_ids, logprobs, FinishReason(reason), reply.get("system_fingerprint"))
 
+    async def settings(self) -> dict[str, Any]:
+        """Return vLLM's settings, section by section. Takes it seconds. Raises ReplicaError."""
+        reply = await self._call("GET", "/server_info", params={"config_format": "json"})
+        return dict(reply["vllm_config"])
+
     async def pause(self, *, freeze: bool) -> None:
         """Stop generating: freeze what is in flight, or let it end first. Raises ReplicaError."""
         await self.post("/pause", params={"mode": "keep" if freeze else "wait"})

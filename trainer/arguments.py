@@ -38,7 +38,12 @@ def parse_arguments(argv: Sequence[str]) -> tuple[SQLEnvArguments, GRPOConfig, M
     kinds = (SQLEnvArguments, GRPOConfig, ModelConfig)
     given = read_given(kinds, argv, "sqlenv train")
     start, said = _starting_point(given)
-    defaults = train_defaults(given | start, Machine.here(use_cpu=bool(given.get("use_cpu")))) | start
+    machine = Machine.here(use_cpu=bool(given.get("use_cpu")))
+    planned = "dry_run_gpu" in given
+    defaults = train_defaults(given | start, Machine(True, False, True, machine.ranks) if planned else machine) | start
+    if planned:
+        # transformers refuses bfloat16 where the GPU that is planned for is not.
+        defaults["use_cpu"] = True
     advice = said + TRAIN_FLAGS.check(given, _defaults_of(kinds) | defaults)
     parser = TrlParser(kinds, prog="sqlenv train", description=DESCRIPTION)
     parser.set_defaults(**defaults)

@@ -127,6 +127,18 @@ class SQLEnvArguments:
         },
     )
 
+    dry_run: bool = field(
+        default=False,
+        metadata={
+            "help": "Check the flags, files, servers and memory of this run, print the plan, and end: status 0 when it "
+            "can work, 2 when not. Nothing is trained and nothing written."
+        },
+    )
+    dry_run_gpu: float | None = field(
+        default=None,
+        metadata={"help": "With --dry_run, plan for a GPU with so many GiB instead of for this machine."},
+    )
+
     def __post_init__(self) -> None:
         _check_choices(self.answer_mode, self.adapter)
         for name, choices in (("weight_sync", WEIGHT_SYNCS), ("weight_sync_pause", PAUSES)):
@@ -135,6 +147,8 @@ class SQLEnvArguments:
         for name in ("step_budget", "max_concurrency", "max_turn_length", "env_threads", "weight_sync_timeout"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"--{name} must be positive, not {getattr(self, name)}")
+        if self.dry_run_gpu is not None and (not self.dry_run or self.dry_run_gpu <= 0):
+            raise ConfigError("--dry_run_gpu is a positive number of GiB, and goes with --dry_run true")
         if not 0.0 <= self.max_failure_share <= 1.0:
             raise ConfigError(f"--max_failure_share is a share and must lie in [0, 1], not {self.max_failure_share}")
 

@@ -124,7 +124,7 @@ def check_vllm_flags(arguments: SQLEnvArguments, grpo: GRPOConfig, model_config:
     way = arguments.weight_sync
     if way == "lora" and not model_config.use_peft:
         raise ConfigError("--weight_sync lora pushes adapters, and this run trains none; add --use_peft")
-    if way in ("nccl", "ipc"):
+    if way in ("nccl", "ipc") and arguments.dry_run_gpu is None:  # else it is not this machine that will train
         has_cuda = torch.cuda.is_available() and not grpo.use_cpu
         reason = refusal(way, has_vllm=find_spec("vllm") is not None, has_cuda=has_cuda, ranks=grpo.world_size)
         if reason:

@@ -89,7 +89,7 @@ class ServedPolicy:
             version = await _weight_version(server)
         except ReplicaError as error:
             raise ServedPolicyError(f"{error}; {remedy}") from error
-        if not _same(served, self.policy.base.location):
+        if not same_model(served, self.policy.base.location):
             wanted = self.policy.name
             if self.policy.adapter is not None:
                 wanted += f", an adapter on {self.policy.base.location}"
@@ -120,7 +120,7 @@ class ServedPolicy:
         except ReplicaError:
             # Somebody else was faster; or it takes none while it runs, and may have been started with this one.
             served = await server.served_adapters()
-            for known in (name, *(known for known, root in served.items() if _same(root, location))):
+            for known in (name, *(known for known, root in served.items() if same_model(root, location))):
                 if known in served:
                     return known
             raise
@@ -142,5 +142,6 @@ async def _weight_version(server: VLLMServer) -> str:
         return NEW_PROCESS
 
 
-def _same(one: str, other: str) -> bool:
+def same_model(one: str, other: str) -> bool:
+    """Whether two names stand for one model."""
     return one == other or (Path(one).is_dir() and Path(one).resolve() == Path(other).resolve())

@@ -30,6 +30,7 @@ from inference.adapters import RUN_MODEL
 from trainer.arguments import advise, parse_arguments, require_questions
 from trainer.combinations import context_advice
 from trainer.config import SQLEnvArguments, token_of
+from trainer.dry_run import dry_run
 from trainer.engines import PolicyEngine, hf_policy, vllm_policy
 from trainer.environments import AnyEnvironments, open_environments
 from trainer.evaluate import choose_questions
@@ -70,6 +71,9 @@ def run(argv: Sequence[str]) -> int:
             torch.set_num_threads(arguments.torch_threads)
         ranks = Ranks.of(grpo)
         ranks.hush_others()
+        if arguments.dry_run:
+            dry_run(arguments, grpo, model_config, Console(quiet=not ranks.is_main))
+            return 0
         with memory_errors(grpo, "this run does not fit"), writing_into(grpo):
             Training(arguments, grpo, model_config, ranks, Console(quiet=not ranks.is_main), stopping).run()
     return stopping.status
