@@ -55,7 +55,7 @@ def check_combinations(arguments: SQLEnvArguments, grpo: GRPOConfig, model: Mode
         )
     check_mappings(grpo, "chat_template_kwargs")
     check_trackers(grpo.report_to)
-    check_quantisation(grpo, model)
+    check_quantisation(grpo, model, elsewhere=arguments.dry_run_gpu is not None)
     if grpo.use_vllm:
         _check_adapters_on_servers(arguments, model)
     return [
@@ -98,8 +98,11 @@ def check_trackers(names: Sequence[str]) -> None:
             raise ConfigError(f"--report_to {name}: {name} is not installed; pip install {name}")
 
 
-def check_quantisation(config: TrainingArguments, model: ModelConfig) -> None:
-    """Refuse weights of few bits that would be trained themselves, and what misses bitsandbytes. Raises ConfigError."""
+def check_quantisation(config: TrainingArguments, model: ModelConfig, *, elsewhere: bool = False) -> None:
+    """Refuse weights of few bits that would be trained themselves, and what misses bitsandbytes. Raises ConfigError.
+
+    `elsewhere`: what is installed here does not matter.
+    """
     flag = "--load_in_4bit" if model.load_in_4bit else "--load_in_8bit" if model.load_in_8bit else ""
     if flag and not model.use_peft:
         raise ConfigError(
@@ -108,7 +111,7 @@ def check_quantisation(config: TrainingArguments, model: ModelConfig) -> None:
     optimizer = OptimizerNames(config.optim).value
     if any(part in optimizer for part in BITSANDBYTES_OPTIMIZERS) and "torch" not in optimizer:
         flag = flag or f"--optim {optimizer}"
-    if flag and find_spec("bitsandbytes") is None:
+    if flag and not elsewhere and find_spec("bitsandbytes") is None:
         raise ConfigError(f"{flag}: bitsandbytes is not installed; pip install 'sqlenv[quantization]' brings it")
 
 

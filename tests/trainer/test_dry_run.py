@@ -203,8 +203,8 @@ def test_a_checkpoint_must_be_one(plan: Plan, tmp_path: Path) -> None:
 
 
 def test_what_makes_a_run_fit_is_said_and_does(plan: Plan, models: Path) -> None:
-    flags = ["--config", "configs/two-gpus.yaml", "--model_name_or_path", str(models / "Qwen3-1.7B"), "--use_vllm"]
-    flags += ["false", "--weight_sync", "auto", "--max_concurrency", "1", "--gradient_checkpointing", "false"]
+    flags = ["--config", "configs/qwen3-1.7b.yaml", "--model_name_or_path", str(models / "Qwen3-1.7B")]
+    flags += ["--per_device_train_batch_size", "16", "--gradient_checkpointing", "false"]
     status, _, wrong = plan(*flags, "--dry_run_gpu", "24")
     found = re.search(r"a GPU with 24 GiB has 24\.0; (--.*) fits", wrong)
     assert (status, found is not None) == (2, True), wrong
