@@ -142,7 +142,7 @@ class _Run:
                 prompt = self._check_template(renderer, observation, config)
         if self._grpo.use_vllm:
             with plan.checking("inference"):
-                self._check_servers(config, prompt)
+                self._check_servers(config, adapter, prompt)
         else:
             plan.say("inference", "Hugging Face generate, in this process")
         self._say_steps(dataset)
@@ -187,7 +187,7 @@ class _Run:
         if folder.is_dir() and not any(any(folder.glob(pattern)) for pattern in WEIGHT_FILES):
             raise DryRunError(f"{folder} has a config and no weights ({', '.join(WEIGHT_FILES)})")
         adapter = None
-        if policy.adapter is not None:
+        if policy.adapter is not None and self._arguments.adapter != "merge":
             place = policy.adapter.place
             adapter = PeftConfig.from_pretrained(place.location, revision=place.revision)
             adapter.inference_mode = False
@@ -246,16 +246,16 @@ class _Run:
             return sum((self._grpo.max_completion_length, self._arguments.max_turn_length))
         return int(config.get_text_config(decoder=True).max_position_embeddings)
 
-    def _check_servers(self, config: PretrainedConfig | None, prompt: int) -> None:
+    def _check_servers(self, config: PretrainedConfig | None, adapter: PeftConfig | None, prompt: int) -> None:
         needed = min(self._context(config), prompt + self._grpo.max_completion_length)
         name = resolve_policy(
             str(self._model_config.model_name_or_path), self._model_config.model_revision
         ).base.location
         for url in every_server(server_urls(self._grpo)):
             with self._plan.checking("inference"):
-                self._plan.say("inference", asyncio.run(self._ask(url, name, needed)))
+                self._plan.say("inference", asyncio.run(self._ask(url, name, adapter, needed)))
 
-    async def _ask(self, url: str, name: str, needed: int) -> str:
+    async def _ask(self, url: str, name: str, adapter: PeftConfig | None, needed: int) -> str:
         """What a server says of itself. Raises DryRunError, ReplicaError."""
         timeout = httpx.Timeout(SERVER_S, connect=5.0)
         async with httpx.AsyncClient(timeout=timeout, trust_env=False) as client:
@@ -268,23 +268,19 @@ class _Run:
             words.append(f"the policy is {name}: the first push of the weights tells whether it is the same model")
         if served.max_model_len < needed:
             words.append(f"rows may be {needed:,}: longer episodes drop their oldest turns")
-        rank = settings.get("lora_config", {}).get("max_lora_rank")
-        way = choose_weight_sync(
-            self._arguments.weight_sync, self._model_config.use_peft, torch.device(self._device_type()), (url,)
-        )
+        device = torch.device("cuda" if self.device.on_gpu else "cpu")
+        way = choose_weight_sync(self._arguments.weight_sync, adapter is not None, device, (url,))
         words.append(f"weights by {way.value}")
         if way is WeightSyncMode.LORA and settings:
-            if rank is None:
-                raise DryRunError(f"{url} takes no adapters; start it with --weight_sync lora")
-            if rank < self._model_config.lora_r:
+            allowed = (settings.get("lora_config") or {}).get("max_lora_rank", 0)
+            rank = getattr(adapter, "r", 0)
+            if rank > allowed:
+                takes = f"adapters up to rank {allowed}" if allowed else "no adapters"
                 raise DryRunError(
-                    f"{url} takes adapters up to rank {rank}, and --lora_r is {self._model_config.lora_r}; start it "
-                    f"with --max_lora_rank {self._model_config.lora_r}"
+                    f"{url} takes {takes}, and this one has rank {rank}; start it with --weight_sync lora "
+                    f"--max_lora_rank {rank}"
                 )
         return "; ".join(words)
-
-    def _device_type(self) -> str:
-        return "cuda" if self.device.on_gpu else "cpu"
 
     def _say_steps(self, dataset: Dataset | None) -> None:
         grpo = self._grpo
@@ -310,7 +306,9 @@ class _Run:
     def _check_memory(self, config: PretrainedConfig, adapter: PeftConfig | None, prompt: int) -> None:
         shape = shape_of(config, adapter, trust_remote_code=self._grpo.trust_remote_code)
         width = min(self._context(config), prompt + self._grpo.max_completion_length)
-        load = load_of(self._arguments, self._grpo, self._model_config, config, self.device, prompt, width)
+        load = load_of(
+            self._arguments, self._grpo, self._model_config, config, self.device, adapter is not None, prompt, width
+        )
         self.memory = estimate(shape, load)
         needed, there = self.memory.total, self.device.bytes
         self._plan.say(
@@ -341,6 +339,7 @@ def load_of(
     model_config: ModelConfig,
     config: PretrainedConfig,
     device: Device,
+    adapted: bool,
     prompt: int,
     width: int,
 ) -> Load:
@@ -363,7 +362,7 @@ def load_of(
         gradient_checkpointing=grpo.gradient_checkpointing,
         optimizer=grpo.optim.value,
         generating=0 if grpo.use_vllm else min(arguments.max_concurrency, max(batch, evaluated)),
-        reference=grpo.beta != 0 and not model_config.use_peft,
+        reference=grpo.beta != 0 and not adapted,
         on_gpu=device.on_gpu,
         server_bytes=SHARED_GPU * device.bytes if shares and device.on_gpu else 0.0,
     )

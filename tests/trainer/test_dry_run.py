@@ -221,11 +221,12 @@ def test_a_server_that_cannot_take_the_adapter_or_serves_another_model(
 ) -> None:
     url, server = vllm
     server.model, server.context = "some/other-model", 2_048
-    flags = ("--config", "configs/two-gpus.yaml", "--model_name_or_path", str(models / "Qwen3-1.7B"))
-    flags += ("--vllm_server_base_url", url, "--dry_run_gpu", "24")
+    flags = ["--config", "configs/two-gpus.yaml", "--model_name_or_path", str(models / "Qwen3-1.7B")]
+    flags += ["--vllm_server_base_url", url, "--dry_run_gpu", "24"]
     status, said, wrong = plan(*flags, "--lora_r", "64")
     assert status == 2
-    assert "takes adapters up to rank 32, and --lora_r is 64; start it with --max_lora_rank 64" in wrong
+    assert "takes adapters up to rank 32, and this one has rank 64" in wrong
+    assert "start it with --weight_sync lora --max_lora_rank 64" in wrong
     status, said, wrong = plan(*flags)
     assert (status, wrong) == (0, "")
     assert f"{url} serves some/other-model, 2,048 tokens" in said
@@ -233,7 +234,7 @@ def test_a_server_that_cannot_take_the_adapter_or_serves_another_model(
     assert "longer episodes drop their oldest turns" in said
     server.settings = {"model_config": {}}
     status, _, wrong = plan(*flags)
-    assert (status, "takes no adapters; start it with --weight_sync lora" in wrong) == (2, True)
+    assert (status, "takes no adapters, and this one has rank 32" in wrong) == (2, True)
 
 
 def test_a_gpu_to_plan_for_goes_with_a_dry_run(capsys: pytest.CaptureFixture[str]) -> None:
