@@ -5,10 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,12 +20,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
 import sqlenv
 from env_server.errors import SQLEnvError
 from env_server.types import AnswerMode
+from tests.integration.exported import answer_in_transformers, scripts
 from trainer.export import ExportError, export
 from trainer.model_card import TRANSFORMERS_SCRIPT, VLLM_SCRIPT
 from trainer.play_settings import SETTINGS_FILE, PlaySettings
 from trainer.tiny.tokenizer import build_tokenizer
 
-PAGE = Path(__file__).parents[2] / "docs" / "shipping.md"
 PLAY = PlaySettings(data="spider:/home/me/spider", answer_mode=AnswerMode.SQL, max_turn_length=6)
 
 Save = Callable[..., Path]
@@ -207,11 +204,6 @@ def test_what_is_no_policy_is_named(tmp_path: Path) -> None:
         export(str(tmp_path / "nothing"), tmp_path / "out")
 
 
-def scripts() -> list[str]:
-    """The scripts of the page."""
-    return re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-
-
 def test_the_page_shows_the_scripts_of_the_card() -> None:
     assert scripts() == [TRANSFORMERS_SCRIPT, VLLM_SCRIPT]
 
@@ -220,7 +212,4 @@ def test_the_exported_folder_answers_in_plain_transformers(
     checkpoint: Save, adapter: Callable[[Path], Path], tmp_path: Path
 ) -> None:
     export(str(adapter(checkpoint())), tmp_path / "exported")
-    isolated = [sys.executable, "-I", "-W", "error", "-c", scripts()[0]]
-    done = subprocess.run(isolated, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
+    assert answer_in_transformers(tmp_path / "exported")

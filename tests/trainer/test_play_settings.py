@@ -11,6 +11,7 @@ import pytest
 
 from env_server.types import AnswerMode
 from inference.adapters import Place
+from trainer.arguments import parse_arguments
 from trainer.play_settings import (
     SETTINGS_FILE,
     PlaySettings,
@@ -36,6 +37,14 @@ def test_a_setting_that_a_file_lacks_is_the_default(tmp_path: Path) -> None:
     saved = saved_play(Place(str(tmp_path)))
     assert saved is not None
     assert saved.settings == PlaySettings(answer_mode=AnswerMode.SQL)
+
+
+def test_the_defaults_are_those_of_training() -> None:
+    arguments, grpo, _ = parse_arguments(["--model_name_or_path", "x"])
+    own = PlaySettings()
+    assert own.max_completion_length == grpo.max_completion_length
+    for name in ("data", "answer_mode", "step_budget", "max_context_length", "max_turn_length"):
+        assert getattr(own, name) == getattr(arguments, name)
 
 
 @pytest.mark.parametrize("policy", ["", "no/such/folder/at/all", "not a name"])

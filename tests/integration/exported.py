@@ -1,0 +1,50 @@
+"""What an exported folder answers when it is asked as docs/shipping.md shows: the page's scripts, run as they stand.
+
+Neither script sees this project: they run elsewhere, isolated from its modules.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.integration.vllm_server import PYTHON
+
+PAGE = Path(__file__).parents[2] / "docs" / "shipping.md"
+VLLM_ON_CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
+"""What an engine beside other processes wants: a small cache, and no cores of its own."""
+
+
+def scripts() -> list[str]:
+    """Return the page's scripts: for transformers, and for vLLM."""
+    return re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+
+
+def answer_in_transformers(folder: Path) -> str:
+    """Return what the policy says to the page's question, in plain transformers. Warnings are errors."""
+    return _said([sys.executable, "-I", "-W", "error"], scripts()[0], folder, {})
+
+
+def answer_in_vllm(folder: Path) -> str:
+    """Return what the policy says to the page's question, in plain vLLM on the CPU, in the checkpoint's dtype."""
+    script = scripts()[1].replace("LLM(policy, ", 'LLM(policy, dtype="float32", enforce_eager=True, ')
+    return _said([str(PYTHON), "-I"], script, folder, VLLM_ON_CPU)
+
+
+def _said(command: list[str], script: str, folder: Path, environment: dict[str, str]) -> str:
+    """Run a script in the folder above the exported one, and return its last line."""
+    file = folder.parent / "script.py"
+    file.write_text(script.replace('"exported"', f'"{folder.name}"'), encoding="utf-8")
+    done = subprocess.run(
+        [*command, file.name],
+        cwd=folder.parent,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout.strip().rpartition("\n")[2]
