@@ -6,11 +6,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 from transformers import Qwen3ForCausalLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 from trl import GRPOTrainer
@@ -19,6 +19,7 @@ import sqlenv
 from benchmarks.server_process import ROOT
 from env_server.cache import CACHE_VARIABLE
 from tests.integration.training import save_policy, surroundings_in
+from trainer.grpo import SQLEnvRollout
 from trainer.run_files import RunFolder
 
 FLAGS = [
@@ -51,25 +52,25 @@ def test_checkpointing_keeps_its_settings_after_a_rollout(
     policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[set[tuple[bool, bool | None]]] = []
-    step = GRPOTrainer.training_step
+    play = SQLEnvRollout.__call__
 
-    def watched(self: Any, model: Any, *args: Any) -> Any:
+    def settings(model: nn.Module) -> set[tuple[bool, bool | None]]:
         layers = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
-        functions: list[partial[Any]] = [layer._gradient_checkpointing_func for layer in layers]
-        seen.append(
-            {
-                (layer.gradient_checkpointing, f.keywords.get("preserve_rng_state"))
-                for layer, f in zip(layers, functions, strict=True)
-            }
-        )
-        return step(self, model, *args)
+        return {
+            (x.gradient_checkpointing, x._gradient_checkpointing_func.keywords["preserve_rng_state"]) for x in layers
+        }
 
-    monkeypatch.setattr(GRPOTrainer, "training_step", watched)
+    def watched(self: SQLEnvRollout, prompts: Any, trainer: GRPOTrainer) -> dict[str, Any]:
+        rows = play(self, prompts, trainer)
+        seen.append(settings(trainer.model))
+        return rows
+
+    monkeypatch.setattr(SQLEnvRollout, "__call__", watched)
     kwargs = '{"use_reentrant": false, "preserve_rng_state": false}'
     flags = ["--gradient_checkpointing", "true", "--gradient_checkpointing_kwargs", kwargs]
     command = ["train", *FLAGS, *flags, "--model_name_or_path", str(policy), "--output_dir", str(tmp_path / "run")]
     assert sqlenv.main(command) == 0
-    assert seen == [{(True, False)}] * 4, "before the first rollout, and after it"
+    assert seen == [{(True, False)}] * 2, "a rollout switches it off, and on again as it was"
 
 
 @pytest.mark.parametrize(

@@ -182,7 +182,7 @@ def test_a_rank_that_fails_ends_the_run_and_says_why_once(
     ended = launch(tmp_path / "run", *NO_CHECKPOINTS, "--eval_episodes", "2", script=(WORKER, how, rank))
     assert ended.status != 0
     assert ended.errors.count(message) == 1
-    assert ended.errors.count("sqlenv train: ") == 1, "the ranks that this one takes down are silent"
+    assert ended.errors.count("sqlenv train: rank") == 1, "the ranks that this one takes down are silent"
     folder = RunFolder.open(tmp_path / "run")
     assert (folder.metrics().torn, folder.episodes().torn) == (0, 0)
     assert {row.step for row in folder.episodes().rows} == {1}

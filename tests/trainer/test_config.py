@@ -104,9 +104,10 @@ def test_a_shipped_config_has_known_keys_only(path: Path) -> None:
     assert set(yaml.safe_load(path.read_text(encoding="utf-8"))) <= known
 
 
-def test_the_tiny_config_is_read_as_written() -> None:
+def test_the_tiny_config_is_read_as_written_and_needs_no_advice(capsys: pytest.CaptureFixture[str]) -> None:
     (tiny,) = (path for path in CONFIGS if path.stem == "tiny")
     arguments, grpo, model = parse_arguments(["--config", str(tiny)])
+    assert capsys.readouterr().err == ""
     written = yaml.safe_load(tiny.read_text(encoding="utf-8"))
     read = vars(model) | vars(grpo) | vars(arguments)
     numbers = {key: value for key, value in written.items() if isinstance(value, int | float | list)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -82,3 +83,20 @@ def test_an_adapter_that_cannot_be_loaded_is_one_line(folders: tuple[Path, Path,
     (broken / "adapter_config.json").write_text(config.replace(str(base), "/gone"))
     with pytest.raises(PolicyError, match="base_model_name_or_path"):
         load_policy(str(broken))
+
+
+def test_code_that_comes_with_a_tokenizer_runs_only_where_it_is_trusted(
+    folders: tuple[Path, Path, PeftModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+    policy = tmp_path / "policy"
+    shutil.copytree(folders[0], policy)
+    code = "from transformers import PreTrainedTokenizerFast\n\n\nclass Shouting(PreTrainedTokenizerFast):\n    pass\n"
+    (policy / "shouting.py").write_text(code, encoding="utf-8")
+    config = json.loads((policy / "tokenizer_config.json").read_text(encoding="utf-8"))
+    config |= {"tokenizer_class": "Shouting", "auto_map": {"AutoTokenizer": [None, "shouting.Shouting"]}}
+    (policy / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    named = ModelConfig(model_name_or_path=str(policy))
+    assert type(load_tokenizer(named, trust_remote_code=True)).__name__ == "Shouting"
+    assert type(load_tokenizer(named)).__name__ != "Shouting"
