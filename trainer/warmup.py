@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
+import trl.trainer.utils
 from datasets import Dataset as HubDataset
 from rich.console import Console
 from transformers import (
@@ -42,6 +44,9 @@ from trainer.starting_point import merged_start
 from trainer.tiny.model import build_model
 from trainer.tiny.tokenizer import build_tokenizer
 from trainer.warmup_data import encode, play_demonstrations
+
+LARGE_VOCABULARY = 8_192
+"""In tokens; from there on, the output head is what a warm-up on a CPU takes its time for."""
 
 
 class Deadline(TrainerCallback):  # type: ignore[misc]  # transformers carries no types
@@ -159,7 +164,9 @@ def _warm_up(
     trainer.remove_callback(ProgressCallback)
     if arguments.max_minutes > 0:
         trainer.add_callback(Deadline(arguments.max_minutes))
-    trainer.train(resume_from_checkpoint=sft.resume_from_checkpoint)
+    large = model.config.get_text_config(decoder=True).vocab_size >= LARGE_VOCABULARY
+    with scoring_labels_alone() if large else nullcontext():
+        trainer.train(resume_from_checkpoint=sft.resume_from_checkpoint)
     _stop_where_turns_end(model, renderer)
     target = Path(sft.output_dir)
     trainer.save_model(str(target))
@@ -167,6 +174,21 @@ def _warm_up(
         tokenizer.save_pretrained(str(target))
         play.save(target)
     console.print(f"saved to {target}", highlight=False)
+
+
+@contextmanager
+def scoring_labels_alone() -> Iterator[None]:
+    """Have TRL's output head score, on a CPU too, the tokens that are learned alone, for the `with` block.
+
+    It does so where Triton runs. Elsewhere it scores every position, so that accelerators which compile a program for
+    each shape compile few; a CPU compiles none, and most of an episode is what the environment says.
+    """
+    before = trl.trainer.utils._use_triton
+    trl.trainer.utils._use_triton = lambda device: device.type == "cpu" or before(device)
+    try:
+        yield
+    finally:
+        trl.trainer.utils._use_triton = before
 
 
 def _load(model_config: ModelConfig, sft: SFTConfig) -> PreTrainedModel:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import trl.trainer.utils
 from datasets import Dataset as HubDataset
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,7 +38,7 @@ from trainer.rollout import EpisodeRequest, RolloutClient, RolloutSettings
 from trainer.tiny import BASE_CHECKPOINT
 from trainer.tiny.tokenizer import build_tokenizer
 from trainer.transcript import TokenBudget
-from trainer.warmup import Deadline, _stop_where_turns_end
+from trainer.warmup import Deadline, _stop_where_turns_end, scoring_labels_alone
 from trainer.warmup_data import IGNORED, encode, play_demonstrations
 
 RENDERER = ChatRenderer(build_tokenizer(["How many cats are there pets owners name"]))
@@ -136,6 +138,32 @@ def test_the_trainer_learns_from_the_labels_as_they_are(tmp_path: Path) -> None:
         (labels,) = (labels for ids, labels in shown if ids[:length] == row["input_ids"])
         assert labels[:length] == row["labels"]
         assert set(labels[length:]) <= {IGNORED}
+
+
+def test_scoring_what_is_learned_alone_changes_no_gradient(
+    random_policy: Callable[..., Qwen3ForCausalLM], tmp_path: Path
+) -> None:
+    tokenizer = build_tokenizer(["pets"])
+    conversations = [
+        Conversation("pets?", (("DESCRIBE pets", "age"), ("ANSWER 2", ""))),
+        Conversation("How?", (("ANSWER 3", ""),)),
+    ]
+    renderer = ChatRenderer(tokenizer)
+    rows = HubDataset.from_list([encode(conversation, renderer) for conversation in conversations])
+    found, scored = [], []
+    for context in (nullcontext(), scoring_labels_alone()):
+        model = random_policy(tokenizer)
+        sft = SFTConfig(str(tmp_path), use_cpu=True, bf16=False, report_to="none", gradient_checkpointing=False)
+        sft_trainer = SFTTrainer(model=model, args=sft, train_dataset=rows, processing_class=tokenizer)
+        (batch,) = sft_trainer.get_train_dataloader()
+        with context:
+            scored.append(trl.trainer.utils._use_triton(torch.device("cpu")))
+            sft_trainer.compute_loss(sft_trainer.model, batch).backward()
+        found.append([parameter.grad for parameter in model.parameters()])
+    assert scored == [False, True]
+    assert not trl.trainer.utils._use_triton(torch.device("cpu"))
+    for whole, alone in zip(*found, strict=True):
+        torch.testing.assert_close(alone, whole)
 
 
 def test_every_training_question_is_played_once_and_no_other(pets: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
