@@ -1,12 +1,12 @@
 # The trainer, `sqlenv train`; and evaluation, reports and everything else that the command does.
 #   docker build -f docker/trainer.Dockerfile -t sqlenv/trainer .
-#   with vLLM beside it, which --weight_sync nccl needs:  --build-arg EXTRAS=train,vllm
+#   with vLLM beside it, which --weight_sync nccl needs:  --build-arg EXTRAS=train,trackers,vllm
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS requirements
 WORKDIR /src
 COPY docker/requirements.py pyproject.toml ./
-ARG EXTRAS=train
+ARG EXTRAS=train,trackers
 RUN python requirements.py train --only torch > torch.txt \
     && python requirements.py $(echo "$EXTRAS" | tr , ' ') > requirements.txt
 
@@ -36,7 +36,7 @@ COPY trainer/tiny/base trainer/tiny/base
 COPY configs configs
 ENV PATH=/opt/sqlenv/bin:$PATH HOME=/home/sqlenv USER=sqlenv PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
     HF_HOME=/hub XDG_CACHE_HOME=/cache SQLENV_CACHE_DIR=/cache MPLCONFIGDIR=/cache/matplotlib \
-    TRITON_CACHE_DIR=/cache/triton TORCHINDUCTOR_CACHE_DIR=/cache/inductor
+    TRACKIO_DIR=/runs/trackio TRITON_CACHE_DIR=/cache/triton TORCHINDUCTOR_CACHE_DIR=/cache/inductor
 USER 1000:1000
 ENTRYPOINT ["sqlenv"]
 CMD ["--help"]

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_utils import IntervalStrategy, SaveStrategy
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy, SchedulerType
 from trl import GRPOConfig
 
 from trainer.config import ConfigError
@@ -60,6 +60,11 @@ def settle_evaluation(grpo: GRPOConfig, eval_episodes: int) -> None:
         raise ConfigError(
             f"--eval_strategy {grpo.eval_strategy.value} evaluates as training goes on, and --eval_episodes 0 leaves "
             "no questions to evaluate on; change one of the two"
+        )
+    if grpo.lr_scheduler_type in (SchedulerType.REDUCE_ON_PLATEAU, SchedulerType.GREEDY):
+        raise ConfigError(
+            f"--lr_scheduler_type {grpo.lr_scheduler_type.value} follows the loss of evaluations, and they have none; "
+            "use constant_with_warmup, linear or cosine"
         )
     if not grpo.load_best_model_at_end and grpo.save_strategy != SaveStrategy.BEST:
         return

@@ -158,15 +158,18 @@ def test_only_the_main_rank_speaks(whole: tuple[RunFolder, Ended]) -> None:
 def test_a_resumed_run_is_the_run_that_was_never_stopped(
     launch: Launch, whole: tuple[RunFolder, Ended], tmp_path: Path
 ) -> None:
-    stopped = launch(tmp_path / "run", *CHECKPOINTS, "--max_steps", "2")
+    every_two = ("--eval_strategy", "steps", "--eval_steps", "2")
+    stopped = launch(tmp_path / "run", *CHECKPOINTS, *every_two, "--max_steps", "2")
     assert stopped.status == 0, stopped.errors
-    resumed = launch(tmp_path / "run", *NO_CHECKPOINTS, "--resume_from_checkpoint", "true")
+    resumed = launch(tmp_path / "run", *NO_CHECKPOINTS, *every_two, "--resume_from_checkpoint", "true")
     assert resumed.status == 0, resumed.errors
+    assert [ended.said.count("evaluated after step 2:") for ended in (stopped, resumed)] == [1, 0]
     folder = RunFolder.open(tmp_path / "run")
     assert folder.episodes_path.read_bytes() == whole[0].episodes_path.read_bytes()
     assert weights_of(folder) == weights_of(whole[0])
     for label in ("before", "after"):
         assert folder.evaluation_episodes(label) == whole[0].evaluation_episodes(label)
+    assert [step for step, _ in folder.evaluations_during()] == [2, 3]
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,24 @@ sys.exit(sqlenv.main(sys.argv[1:]))
 """
 """A run whose first rollout never ends."""
 
+EVALUATION_HANGS = """
+import asyncio, itertools, sys
+import sqlenv
+from trainer.rollout import RolloutClient
+
+play, evaluations = RolloutClient.play, itertools.count(1)
+
+async def hanging(self, requests, on_episode=None, **more):
+    if on_episode is not None and next(evaluations) == 2:
+        print("waits", flush=True)
+        await asyncio.Event().wait()
+    return await play(self, requests, on_episode, **more)
+
+RolloutClient.play = hanging
+sys.exit(sqlenv.main(sys.argv[1:]))
+"""
+"""A run whose second evaluation never ends; the first one is that before training."""
+
 LEAVES_STATUS = """
 import os, sys
 from pathlib import Path
@@ -207,6 +225,28 @@ def test_a_run_that_is_stopped_in_an_evaluation_ends_at_once_and_says_what_there
     )
     assert [e.label for e in folder.evaluations()] == ["random", "before", "oracle"]
     assert Qwen3ForCausalLM.from_pretrained(model).num_parameters() > 0
+
+
+def test_a_run_that_is_stopped_in_an_evaluation_on_the_way_saves_its_step_and_begins_with_it_again(
+    started: Start, arguments: list[str], tmp_path: Path
+) -> None:
+    arguments += ["--max_steps", "2", "--eval_episodes", "4", "--eval_strategy", "steps", "--eval_steps", "1"]
+    arguments += ["--save_strategy", "best"]  # which has saved nothing when the run is told to stop
+    folder = RunFolder(tmp_path / "run")
+    with started(sys.executable, "-c", EVALUATION_HANGS, *arguments) as run:
+        run.wait_until((folder.evaluations_path / "before.json").exists)
+        run.wait_until(lambda: has_steps(folder))
+        run.wait_until(lambda: "waits" in run.said)
+        run.terminate()
+        assert run.end() == 0, run.errors
+    assert run.said.splitlines()[-1].startswith("stopped after step 1 of 2, which is saved in ")
+    assert (folder.path / "checkpoint-1" / "trainer_state.json").exists()
+    assert folder.evaluations_during() == []
+
+    assert sqlenv.main([*arguments, "--resume_from_checkpoint", "true"]) == 0
+    assert [step for step, _ in folder.evaluations_during()] == [1, 2]
+    assert [row["step"] for row in folder.metrics().rows if "eval/success_rate" in row and "loss" in row] == [1, 2]
+    assert folder.evaluation_episodes("after") == folder.evaluation_episodes("step-000002")
 
 
 def test_a_second_signal_ends_a_step_at_once(started: Start, arguments: list[str]) -> None:

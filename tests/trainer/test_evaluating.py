@@ -24,6 +24,10 @@ def test_groups_of_any_size_go_with_evaluation() -> None:
     ("flags", "complaint"),
     [
         ((*EVERY_TWO, "--eval_episodes", "0"), "--eval_episodes 0 leaves no questions"),
+        (
+            (*EVERY_TWO, "--lr_scheduler_type", "reduce_lr_on_plateau"),
+            "follows the loss of evaluations, and they have none",
+        ),
         (("--save_strategy", "best"), "the best checkpoint is known by evaluations; add --eval_strategy"),
         (
             (*EVERY_TWO, "--save_strategy", "best", "--metric_for_best_model", "bleu"),
