@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate import Accelerator
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file
 from transformers import AutoTokenizer, Qwen3ForCausalLM
 from trl import ModelConfig, SFTConfig
 
+from inference.weights.gather import adapter_weights, full_weights
 from trainer.policies import PolicyError, load_policy, load_to_continue, load_tokenizer, resolve_policy
 from trainer.tiny.tokenizer import build_tokenizer
 
@@ -100,3 +103,29 @@ def test_code_that_comes_with_a_tokenizer_runs_only_where_it_is_trusted(
     named = ModelConfig(model_name_or_path=str(policy))
     assert type(load_tokenizer(named, trust_remote_code=True)).__name__ == "Shouting"
     assert type(load_tokenizer(named)).__name__ != "Shouting"
+
+
+def test_what_is_pushed_and_saved_is_the_adapter_that_is_trained_not_the_kl_terms_copy(
+    folders: tuple[Path, Path, PeftModel], tmp_path: Path
+) -> None:
+    _, adapter, expected = folders
+    model = load_to_continue(
+        resolve_policy(str(adapter)), SFTConfig("nowhere", use_cpu=True, bf16=False), lora_dropout=0.0
+    )
+    model.add_adapter("ref", model.peft_config["default"])  # as TRL does for a KL term
+    assert not any(parameter.requires_grad for name, parameter in model.named_parameters() if ".ref." in name)
+    accelerator = Accelerator(cpu=True)
+    weights, config = adapter_weights(model, accelerator)
+    assert config.r == 4
+    model.save_pretrained(tmp_path / "saved")
+    assert not (tmp_path / "saved" / "ref").exists()
+    for found in (weights, load_file(tmp_path / "saved" / "adapter_model.safetensors")):
+        before = load_file(adapter / "adapter_model.safetensors")
+        assert found.keys() == before.keys()
+        assert all(torch.equal(found[name], before[name]) for name in before)
+    merged = full_weights(model, accelerator)
+    assert not [name for name in merged if "lora" in name or "ref" in name]
+    plain = Qwen3ForCausalLM(model.config)
+    plain.load_state_dict(merged)
+    with torch.no_grad():
+        torch.testing.assert_close(plain.eval()(IDS).logits, expected(IDS).logits, rtol=1e-4, atol=1e-4)
