@@ -33,7 +33,7 @@ from inference.weights.device import DeviceTransport
 from inference.weights.disk import DiskTransport
 from inference.weights.gather import adapter_weights, full_weights
 from inference.weights.lora import LoraTransport
-from inference.weights.probe import Tolerance, logprobs_of
+from inference.weights.probe import token_logprobs
 from inference.weights.push import WeightPusher
 from inference.weights.transport import Transport
 from trainer.policies import load_policy
@@ -103,9 +103,8 @@ def pusher_to(
         lambda: model,
         engine,
         way,
-        lambda prompt, tokens: logprobs_of(model, prompt, tokens),
+        lambda prompt, tokens: token_logprobs(model, prompt, tokens),
         probe,
-        Tolerance.of(next(model.parameters()).dtype),
     )
     engine.restore_with(pusher.restore)
     return pusher

@@ -31,7 +31,7 @@ from inference.weights.device import DeviceTransport, refusal
 from inference.weights.disk import DiskTransport
 from inference.weights.gather import adapter_weights, full_weights
 from inference.weights.lora import LoraTransport
-from inference.weights.probe import Tolerance, logprobs_of
+from inference.weights.probe import token_logprobs
 from inference.weights.push import PushSettings, Ranks, WeightPusher
 from inference.weights.transport import Transport
 from trainer.config import ConfigError, SQLEnvArguments
@@ -159,18 +159,16 @@ def vllm_policy(
     )
     accelerator = trainer.accelerator
 
-    def logprobs(prompt_ids: tuple[int, ...], token_ids: tuple[int, ...]) -> list[float]:
+    def logprobs(prompt_ids: tuple[int, ...], token_ids: tuple[int, ...]) -> torch.Tensor:
         with accelerator.autocast():
-            return logprobs_of(trainer.model_wrapped, prompt_ids, token_ids)
+            return token_logprobs(trainer.model_wrapped, prompt_ids, token_ids)
 
-    exact = accelerator.mixed_precision == "no" and trainer.model.dtype == torch.float32
     pusher = WeightPusher(
         lambda: trainer.model_wrapped,
         engine,
         _transport(trainer, accelerator, urls, arguments),
         logprobs,
         renderer.prompt_ids([{"role": "user", "content": PROBE}]),
-        Tolerance.of(torch.float32 if exact else torch.bfloat16),
         ranks=ranks,
         settings=PushSettings(arguments.weight_sync_timeout, arguments.pause),
         forward_is_local=accelerator.distributed_type not in (DistributedType.FSDP, DistributedType.DEEPSPEED),

@@ -1,25 +1,25 @@
-"""Change every weight of a model for a while, and give every bit back.
+"""Change each weight of a model by a chosen amount for a while, and give every bit back.
 
 Weights that a server has already cannot show whether a push arrives. So the proof at the start of a run pushes a
-perturbed policy, and compares what the server then says with what the trainer's model says under the same
-perturbation: one tensor that stayed behind is enough to tell the two apart.
+perturbed policy; `proof` says by how much each tensor is to change, this module changes it.
 
 Promises:
 
-1. Inside, every floating point parameter of two elements or more differs from before, by enough to change the
-   model's logprobs far beyond the rounding of float32. Outputs stay finite and as spread out as they were, roughly.
-2. Afterwards, also after an exception, every parameter holds the bits that it held before.
-3. No more memory than one tensor at a time, and a copy of the small ones (vectors and adapters): a matrix is rolled
-   by one element in place, which is undone exactly.
-4. Every process calls, and makes the same change to the same (shard of a) tensor; no collective is used.
+1. A tensor's change is its scale times its `direction`: the tensor's own elements with random signs, so that the
+   policy stays the kind of policy that it was. What is 0 everywhere (a bias) gets elements of size 1 instead; LoRA's B,
+   which is 0 before training and next to nothing at its beginning, gets `LORA_B_SIZE`.
+2. Afterwards, also after an exception, every parameter holds the bits that it held before. Copies of the originals are
+   kept in host memory meanwhile.
+3. Every process calls, and makes the same change to the same (shard of a) tensor; no collective is used.
 
 FSDP1 and DeepSpeed ZeRO-3 keep their shards elsewhere than in the parameters, and are refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from zlib import crc32
 
 import torch
 from torch import Tensor, nn
@@ -29,34 +29,96 @@ from torch.distributed.tensor import DTensor
 from inference.engine import EngineError
 from inference.weights.gather import reshard, unwrapped
 
-_SEED = 20_817
-_SPREAD = 0.5
-"""Noise, as a share of the element it is added to."""
-_FLOOR = 0.3
-"""Elements below this (a bias or LoRA's B before training: all 0) get noise as if they had this size."""
+LORA_B_SIZE = 0.25
+"""With A as PEFT starts it, rank 16 and alpha 32, B of this size changes what a layer gives by about as much again."""
 
 
 class PerturbError(EngineError):
     """The model's parameters cannot be changed in place."""
 
 
+def pushed_parameters(model: nn.Module, *, trainable_only: bool) -> dict[str, nn.Parameter]:
+    """Return what a push carries, each storage once; with `trainable_only`, what a push of the adapter carries."""
+    found: dict[str, nn.Parameter] = {}
+    storages: set[int] = set()
+    for name, parameter in unwrapped(model).named_parameters():
+        tensor = _local(parameter)
+        if not tensor.is_floating_point() or (trainable_only and not parameter.requires_grad):
+            continue
+        if tensor.numel() and tensor.data_ptr() not in storages:
+            storages.add(tensor.data_ptr())
+            found[name] = parameter
+    return found
+
+
+def direction(name: str, tensor: Tensor) -> Tensor:
+    """Return the change of a tensor at scale 1, the same in every process.
+
+    The signs are a product of one random vector per dimension: cheap at any size.
+    """
+    chance = torch.Generator().manual_seed(crc32(name.encode()))
+    if "lora_B" in name or "lora_embedding_B" in name:
+        found = torch.full_like(tensor, LORA_B_SIZE)
+    else:
+        found = tensor.clone() if tensor.any() else torch.ones_like(tensor)
+    for axis, size in enumerate(tensor.shape):
+        signs = torch.randint(0, 2, (size,), generator=chance).mul_(2).sub_(1)
+        shape = [1] * tensor.ndim
+        shape[axis] = size
+        found *= signs.to(found).view(shape)
+    return found
+
+
+class Perturbation:
+    """The parameters that were changed, and what they were before."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], originals: Mapping[str, Tensor]) -> None:
+        self._parameters = parameters
+        self._originals = originals
+
+    def change(self, name: str) -> Tensor:
+        """Return by how much a tensor was changed, rounding included; of this process's shard."""
+        tensor = _local(self._parameters[name])
+        return tensor - self.original(name)
+
+    def original(self, name: str) -> Tensor:
+        """Return what a tensor was, on its device."""
+        return self._originals[name].to(self._parameters[name].device)
+
+    @contextmanager
+    def left_behind(self, name: str) -> Iterator[None]:
+        """Put one tensor back for the `with` block, as it would be at a server that did not take it."""
+        tensor = _local(self._parameters[name])
+        changed = tensor.clone()
+        tensor.copy_(self.original(name))
+        try:
+            yield
+        finally:
+            tensor.copy_(changed)
+
+
 @contextmanager
-def perturbed(model: nn.Module, *, trainable_only: bool = False) -> Iterator[None]:
-    """Perturb the parameters for the `with` block; with `trainable_only`, those that an adapter push would carry."""
+def perturbed(
+    model: nn.Module, scales: Mapping[str, float] | float, *, trainable_only: bool = False
+) -> Iterator[Perturbation]:
+    """Perturb `pushed_parameters` for the `with` block. `scales` has one for each name, or is the one for all.
+
+    Raises PerturbError.
+    """
     _check(model)
-    noise = torch.Generator().manual_seed(_SEED)
-    done: set[int] = set()
+    parameters = pushed_parameters(model, trainable_only=trainable_only)
+    originals: dict[str, Tensor] = {}
     with ExitStack() as undo:
         # What FSDP2 gathered from other weights must not outlive them: neither at the start nor at the end.
         reshard(model)
         undo.callback(reshard, model)
-        for name, parameter in unwrapped(model).named_parameters():
+        for name, parameter in parameters.items():
             tensor = _local(parameter)
-            if tensor.numel() == 0 or tensor.data_ptr() in done or (trainable_only and not parameter.requires_grad):
-                continue
-            done.add(tensor.data_ptr())
-            _perturb(name, tensor, noise, undo)
-        yield
+            scale = scales if isinstance(scales, float) else scales[name]
+            originals[name] = tensor.to("cpu", copy=True)
+            undo.callback(tensor.copy_, originals[name])
+            tensor.add_(direction(name, tensor), alpha=scale)
+        yield Perturbation(parameters, originals)
 
 
 def _check(model: nn.Module) -> None:
@@ -71,23 +133,3 @@ def _local(parameter: nn.Parameter) -> Tensor:
     with torch.no_grad():
         local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
         return local.detach()
-
-
-def _perturb(name: str, tensor: Tensor, noise: torch.Generator, undo: ExitStack) -> None:
-    """Change the tensor in place, and register how to change it back."""
-    adapter = "lora_" in name
-    if tensor.ndim > 1 and not adapter:
-        rolled = tensor.roll(1)
-        if not torch.equal(rolled, tensor):
-            undo.callback(_roll_back, tensor)
-            tensor.copy_(rolled)
-            return
-    if not tensor.is_floating_point():
-        return
-    undo.callback(tensor.copy_, tensor.clone())
-    unit = torch.rand(tensor.shape, generator=noise, dtype=torch.float32).mul_(2.0).sub_(1.0).to(tensor.device)
-    tensor.copy_(tensor.float() + _SPREAD * unit * tensor.float().abs().clamp(min=_FLOOR))
-
-
-def _roll_back(tensor: Tensor) -> None:
-    tensor.copy_(tensor.roll(-1))

@@ -7,8 +7,9 @@ trainer's own.
 Promises:
 - No server generates with earlier weights while another has the new ones: one that fails is left out until it has
   been brought up to date. When all fail, the push waits for one to come back, then gives up with one message.
-- The first push sends changed weights first (`perturb`), and compares: a server that takes only some of the tensors
-  would pass a comparison of weights that it had anyway. Then it sends the real ones.
+- The first push proves the way (`proof`): a server that takes only some of the tensors would pass a comparison of
+  weights that it had anyway. What it measures of the noise between trainer and server bounds what later pushes may
+  differ by.
 - A mismatch raises WeightSyncError, which says what differs. There is no training on it.
 - Every push has a deadline.
 """
@@ -21,10 +22,11 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar, cast
 
 import httpx
+import torch
 from torch import nn
 
 from inference.engine import EngineError, Sampling
@@ -32,20 +34,20 @@ from inference.fleet import Replica
 from inference.vllm import EngineUnavailableError, VLLMEngine
 from inference.vllm_api import ReplicaUnavailableError, VLLMServer
 from inference.weights.perturb import PerturbError, perturbed
-from inference.weights.probe import Tolerance, compare
+from inference.weights.probe import gap
+from inference.weights.proof import HARMLESS, PROOF_TOKENS, Evidence, Logprobs, Prover, Sample
 from inference.weights.transport import Pause, Transport, WeightSyncError
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-PROBE_TOKENS = 24
+PROBE_TOKENS = 32
+"""That a server generates after each push."""
 LOOK_S = 0.5
 """Between two looks for a server, when there is none."""
-PERTURBED = "perturbed"
-
-Logprobs = Callable[[tuple[int, ...], tuple[int, ...]], Sequence[float]]
-"""The trainer's own logprobs of tokens after a prompt, as it computes them for the loss."""
+NOISE_MARGIN = 5.0
+"""How many times the noise of the start later samples may show: they are shorter, and single tokens stand out."""
 
 
 class Ranks(Protocol):
@@ -79,15 +81,6 @@ class PushSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """What a server generated after the probe's prompt."""
-
-    url: str
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class _Outcome:
     """What the other ranks need to know of a push."""
 
@@ -100,7 +93,8 @@ class WeightPusher:
     """Pushes what `model` returns to the engine's servers by `transport`.
 
     `logprobs` are the model's own; they are compared on what the servers generate after `probe`, a prompt.
-    `forward_is_local`: a rank can compute them by itself (not so when the model is sharded).
+    `forward_is_local`: a rank can compute them by itself (not so when the model is sharded). `on_proof` is told, on the
+    main rank, what the proof at the start found.
     """
 
     def __init__(
@@ -110,27 +104,29 @@ class WeightPusher:
         transport: Transport,
         logprobs: Logprobs,
         probe: Sequence[int],
-        tolerance: Tolerance,
         *,
         ranks: Ranks | None = None,
         settings: PushSettings | None = None,
         forward_is_local: bool = True,
+        on_proof: Callable[[Sequence[Evidence]], None] = lambda _: None,
     ) -> None:
         self._model = model
         self._engine = engine
         self._transport = transport
         self._logprobs = logprobs
         self._probe = tuple(probe)
-        self._tolerance = tolerance
         self._ranks = ranks or OneRank()
         self._settings = settings or PushSettings()
         self._forward_is_local = forward_is_local
+        self._on_proof = on_proof
         self._run = uuid.uuid4().hex[:12]
         self._stamp = ""
         self._version = 0
         self._samples: list[Sample] = []
         self._model_name = ""
-        self._proved = False
+        self._bound: float | None = None
+        """For the root mean square of later differences; none before the proof."""
+        self._probe_tokens = PROOF_TOKENS
         self.last_seconds = 0.0
         """Of the last push, the proof included."""
 
@@ -140,9 +136,8 @@ class WeightPusher:
         `version` is stamped on every later completion.
         """
         began = time.perf_counter()
-        if not self._proved:
+        if self._bound is None:
             self._prove(version)
-            self._proved = True
         self._push(version, str(version))
         self.last_seconds = time.perf_counter() - began
 
@@ -164,13 +159,65 @@ class WeightPusher:
         self._samples.append(sample)
 
     def _prove(self, version: int) -> None:
+        """Measure the noise, then push changed weights and compare; see `proof`. Raises EngineError."""
+        adapter = self._transport.name == "lora"
+        prover = Prover(self._model(), self._logprobs, self._probe, trainable_only=adapter)
+        samples = self._push(version, "start")
+        noises = self._agreed(lambda: [self._blaming(sample, prover.noise) for sample in samples])
+        noise = max(noises)
         try:
-            with perturbed(self._model(), trainable_only=self._transport.name == "lora"):
-                self._push(version, PERTURBED)
+            scales = self._agreed(lambda: self._blaming(samples[0], lambda sample: prover.scales(sample, noise)))
+            with perturbed(self._model(), scales, trainable_only=adapter) as changes:
+                samples = self._push(version, "perturbed")
+                found = self._agreed(
+                    lambda: [
+                        self._blaming(sample, lambda one: prover.examine(one, noise, changes)) for sample in samples
+                    ]
+                )
         except PerturbError as error:
             logger.warning("only the weights themselves are compared with the servers': %s", error)
+        else:
+            before = self._agreed(lambda: [self._blaming(sample, prover.compare_without) for sample in samples])
+            found = [replace(one, without_changes=value) for one, value in zip(found, before, strict=True)]
+            self._conclude(found)
+            noise = max(noise, *(one.with_changes for one in found))
+        self._probe_tokens = PROBE_TOKENS
+        self._bound = max(HARMLESS, NOISE_MARGIN * noise)
 
-    def _push(self, version: int, label: str) -> None:
+    def _conclude(self, found: Sequence[Evidence]) -> None:
+        for evidence in found:
+            if complaint := evidence.complaint():
+                raise self._mismatch(evidence.url, complaint)
+        if not self._ranks.is_main:
+            return
+        if unseen := found[0].unseen:
+            logger.warning(
+                "of %d tensors, such as %s, the weight push's proof shows nothing: what they do to the probe is lost "
+                "in the noise of %.2g between trainer and server",
+                len(unseen),
+                unseen[0],
+                found[0].noise,
+            )
+        self._on_proof(found)
+
+    def _agreed(self, work: Callable[[], T]) -> T:
+        """Do what needs the model's forward pass: on every rank if it is shared out, else on the main one for all.
+
+        Raises WeightSyncError on every rank.
+        """
+        failure, value = "", None
+        if self._ranks.is_main or not self._forward_is_local:
+            try:
+                value = work()
+            except WeightSyncError as error:
+                failure = str(error)
+        failure, value = self._ranks.broadcast((failure, value))
+        if failure:
+            raise WeightSyncError(failure)
+        return cast(T, value)
+
+    def _push(self, version: int, label: str) -> tuple[Sample, ...]:
+        """Push to all servers; returns what each that took the weights generated. Raises WeightSyncError."""
         self._transport.prepare(version)
         self._stamp = self._ranks.broadcast(f"{self._run}/{label}")
         self._version = version
@@ -188,6 +235,7 @@ class WeightPusher:
         if not self._forward_is_local:
             for sample in outcome.samples:
                 self._check(sample)
+        return outcome.samples
 
     async def _send_to_all(self) -> None:
         """Send to every server; wait for one when there is none. Raises EngineError."""
@@ -224,7 +272,8 @@ class WeightPusher:
             # Another rank has brought it up to date.
             server.model = self._model_name or server.model
         replica.model = server.model
-        sampling = Sampling(PROBE_TOKENS)
+        tokens = min(self._probe_tokens, replica.max_model_len - len(self._probe))
+        sampling = Sampling(max(1, tokens))
         done = await server.complete(self._probe, sampling, seed=self._version, stop_ids=())
         replica.version, replica.fingerprint = self._version, done.fingerprint
         return Sample(server.url, done.token_ids, done.logprobs)
@@ -253,13 +302,27 @@ class WeightPusher:
 
     def _check(self, sample: Sample) -> None:
         """Compare with the trainer's model. Raises WeightSyncError."""
-        ours = self._logprobs(self._probe, sample.token_ids)
-        if difference := compare(ours, sample.logprobs, self._tolerance):
-            raise WeightSyncError(
-                f"{sample.url} does not generate with the trainer's weights after a push by {self._transport.name}: "
-                f"{difference}. Was the server started with the same model and dtype, and by `sqlenv inference` "
-                "(processed logprobs)? Training on such samples would be wrong, so it stops here"
-            )
+        if self._bound is None:
+            return  # the proof is under way, and does it
+        with torch.no_grad():
+            ours = self._logprobs(self._probe, sample.token_ids).tolist()
+        found = self._blaming(sample, lambda one: gap(ours, one.logprobs))
+        if found.rms > self._bound:
+            raise self._mismatch(sample.url, f"{found}, where at most {self._bound:.3g} is noise")
+
+    def _blaming(self, sample: Sample, work: Callable[[Sample], T]) -> T:
+        """Do something with a sample, and let what goes wrong name its server. Raises WeightSyncError."""
+        try:
+            return work(sample)
+        except WeightSyncError as error:
+            raise self._mismatch(sample.url, str(error)) from None
+
+    def _mismatch(self, url: str, text: str) -> WeightSyncError:
+        return WeightSyncError(
+            f"{url} does not generate with the trainer's weights after a push by {self._transport.name}: {text}. "
+            "Was the server started with the same model, and by `sqlenv inference` (processed logprobs)? Training on "
+            "such samples would be wrong, so it stops here"
+        )
 
     def _outcome(self, failure: str) -> _Outcome:
         replicas = self._engine.fleet.replicas

@@ -20,9 +20,9 @@ from inference.launch_plan import WeightSyncMode
 from inference.vllm_api import ReplicaRejectedError, VLLMServer
 from inference.weights.gather import adapter_weights
 from inference.weights.lora import KEPT, LoraTransport
-from inference.weights.probe import logprobs_of
 from inference.weights.transport import WeightSyncError
 from tests.integration.vllm_server import VLLMHandle, vllm_server
+from tests.logprobs import logprobs_of
 
 BASE = ROOT / "trainer" / "tiny" / "base"
 MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

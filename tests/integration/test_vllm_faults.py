@@ -19,10 +19,11 @@ from inference.engine import Sampling
 from inference.vllm import VLLMEngine, VLLMSettings
 from inference.weights.disk import DiskTransport
 from inference.weights.gather import full_weights
-from inference.weights.probe import Tolerance, logprobs_of
+from inference.weights.probe import token_logprobs
 from inference.weights.push import WeightPusher
 from tests.integration.service import metric
 from tests.integration.vllm_server import START_S, VLLMHandle, meanwhile, vllm_server
+from tests.logprobs import logprobs_of
 from trainer.environments import LocalEnvironments
 from trainer.episodes import Episode, Outcome
 from trainer.prompts import ChatRenderer
@@ -80,9 +81,8 @@ class Playing:
             lambda: self.model,
             self.engine,
             DiskTransport(lambda: full_weights(self.model, accelerator), folder / "weights"),
-            lambda prompt, tokens: logprobs_of(self.model, prompt, tokens),
+            lambda prompt, tokens: token_logprobs(self.model, prompt, tokens),
             renderer.prompt_ids([{"role": "user", "content": "Which tables are there?"}]),
-            Tolerance.of(torch.float32),
         )
         self.engine.restore_with(self.pusher.restore)
         budget = TokenBudget(1_024, 2_048, 64)

@@ -22,17 +22,17 @@ from inference.vllm import EngineUnavailableError, VLLMEngine, VLLMSettings
 from inference.vllm_api import ServerCompletion, VLLMServer
 from inference.weights.disk import DiskTransport
 from inference.weights.gather import full_weights
-from inference.weights.probe import Tolerance, logprobs_of
+from inference.weights.probe import token_logprobs
 from inference.weights.push import PushSettings, WeightPusher
 from inference.weights.transport import Pause, Transport, WeightSyncError
 from tests.integration.service import metric, until
 from tests.integration.vllm_server import START_S, VLLMHandle, vllm_server
+from tests.logprobs import logprobs_of
 from trainer.tiny import BASE_CHECKPOINT
 from trainer.tiny.model import build_model
 
 STOP = 3
 EXACT = 5e-4
-FLOAT32 = Tolerance.of(torch.float32)
 
 
 @pytest.fixture(scope="module")
@@ -74,9 +74,8 @@ class Pushing:
             lambda: model,
             self.engine,
             transport or DiskTransport(lambda: full_weights(model, accelerator), folder / "weights"),
-            lambda prompt, tokens: logprobs_of(model, prompt, tokens),
+            lambda prompt, tokens: token_logprobs(model, prompt, tokens),
             tuple(random.Random(1).choices(range(STOP + 1, 1_000), k=16)),
-            FLOAT32,
             settings=PushSettings(timeout_s, pause),
         )
         self.engine.restore_with(self.pusher.restore)

@@ -35,7 +35,7 @@ from inference.weights.gather import (
     write_checkpoint,
 )
 from inference.weights.perturb import perturbed
-from inference.weights.probe import logprobs_of
+from tests.logprobs import logprobs_of
 
 VOCAB = 61
 PROMPT, TOKENS = tuple(range(2, 20)), tuple(range(20, 32))
@@ -340,7 +340,7 @@ def _examine(wrapper: str, policy: str, accelerator: Accelerator) -> dict[str, A
         return seen
     reference = tiny_policy(tied=policy == "tied")
     _forward(wrapped)
-    with perturbed(wrapped):
+    with perturbed(wrapped, 0.05):
         changed = full_weights(wrapped, accelerator)
         theirs = logprobs_of(wrapped, PROMPT, TOKENS)
         if accelerator.is_main_process:

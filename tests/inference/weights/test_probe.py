@@ -9,9 +9,9 @@ import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from inference.hf import evaluating
-from inference.weights.probe import Tolerance, compare, logprobs_of
-
-FLOAT32, HALF = Tolerance.of(torch.float32), Tolerance.of(torch.bfloat16)
+from inference.weights.probe import gap
+from inference.weights.transport import WeightSyncError
+from tests.logprobs import logprobs_of
 
 
 def tiny_policy() -> PreTrainedModel:
@@ -67,32 +67,25 @@ def test_modes_return_after_an_exception() -> None:
     assert all(module.training for module in model.modules())
 
 
-def test_tolerances_follow_the_dtype() -> None:
-    assert Tolerance(largest=5e-4) == FLOAT32 == Tolerance.of(torch.float64)
-    assert Tolerance(mean=0.1) == HALF == Tolerance.of(torch.float16)
-
-
-def test_what_is_within_the_tolerance_is_the_same() -> None:
-    assert compare([-1.0, -2.0], [-1.0004, -2.0], FLOAT32) == ""
-    assert compare([-1.0, -2.0], [-1.19, -2.0], HALF) == ""
-
-
-def test_the_sentence_says_how_much_where_and_how_many() -> None:
-    said = compare([-1.0, -2.0, -3.0, -4.0], [-1.0, -2.001, -3.5, -4.0], FLOAT32)
-    assert said == (
-        "logprobs differ by 0.5 at token 2 (trainer -3.0000, server -3.5000) and by 0.125 on average, where at most "
-        "0.0005 is allowed; 2 of 4 tokens are beyond that"
+def test_the_gap_is_theirs_minus_ours() -> None:
+    found = gap([-1.0, -2.0, -3.0, -4.0], [-1.0, -2.3, -3.4, -4.0])
+    assert found.differences == pytest.approx((0.0, -0.3, -0.4, 0.0))
+    assert found.rms == pytest.approx(0.25)
+    assert str(found) == (
+        "logprobs differ by 0.4 at token 2 (trainer -3.0000, server -3.4000) and by 0.25 in the root mean square"
     )
-    assert "a mean of at most 0.1 is allowed" in compare([-1.0, -2.0], [-1.3, -2.0], HALF)
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("tolerance", [FLOAT32, HALF, Tolerance()])
-def test_what_is_not_finite_is_never_the_same(broken: float, tolerance: Tolerance) -> None:
-    assert "the server's logprob is" in compare([-1.0, -2.0], [-1.0, broken], tolerance)
-    assert "the trainer's logprob is" in compare([broken, -2.0], [broken, -2.0], tolerance)
+def test_what_is_not_finite_is_never_the_same(broken: float) -> None:
+    with pytest.raises(WeightSyncError, match="the server's logprob is"):
+        gap([-1.0, -2.0], [-1.0, broken])
+    with pytest.raises(WeightSyncError, match="the trainer's logprob is"):
+        gap([broken, -2.0], [broken, -2.0])
 
 
 def test_missing_tokens_are_never_the_same() -> None:
-    assert "for 2 tokens and the server for 1" in compare([-1.0, -2.0], [-1.0], HALF)
-    assert "for 0 tokens" in compare([], [], HALF)
+    with pytest.raises(WeightSyncError, match="for 2 tokens and the server for 1"):
+        gap([-1.0, -2.0], [-1.0])
+    with pytest.raises(WeightSyncError, match="for 0 tokens"):
+        gap([], [])

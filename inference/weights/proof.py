@@ -1,0 +1,272 @@
+"""The proof that a push brings every tensor to the servers; no bound in it is a user's to choose.
+
+Two implementations of one policy never agree to the last bit, and how far apart they are depends on the model's depth,
+its dtype and its training. So nothing is compared with a fixed tolerance:
+
+1. Noise. With the weights that both hold, how far are the server's logprobs from the trainer's?
+2. Effect. Every tensor is changed by about as much as moves the logprobs, by itself, to SIGNAL times the noise that is
+   left when it is averaged over the probe's tokens; all of it together stays so small that the policy behaves as
+   before, and amplifies no rounding. The changed weights are pushed.
+3. Verdict. The server must be nearer to the trainer with the changes than to the trainer without them, by a factor,
+   and about as near as it was before. And no tensor's missing change may explain what is between them: that change's
+   least-squares share in the difference is about 0 when the tensor arrived, about 1 when it stayed behind. Gradients
+   (`sensitivity`) find the suspects among all tensors, forward passes without their changes decide (matching pursuit:
+   the best explanation first, then what explains the rest).
+
+A tensor whose change the probe cannot show, in front of the noise, is reported as such.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from inference.weights.perturb import Perturbation, direction, perturbed, pushed_parameters
+from inference.weights.probe import gap
+from inference.weights.sensitivity import HEAD, effects, is_sharded, overlaps, tied_head
+from inference.weights.transport import WeightSyncError
+
+PROOF_TOKENS = 128
+"""That a server generates for each part of the proof. The noise of a tensor's share falls with their square root."""
+SIGNAL = 24.0
+"""A tensor's effect, in standard errors of its share: four times what a verdict needs, since effects are estimated."""
+LEAST_SIGNAL = 6.0
+"""Standard errors from 0 that a share must have to count: noise alone gets there in one of 10^9 tensors."""
+LEAST_EFFECT = 0.5
+"""Of all changes together, in nats (root mean square): where there is no noise to speak of."""
+LARGEST_EFFECT = 3.0
+"""Beyond this, in nats, the perturbed policy is another one."""
+UNMEASURED_SCALE = 0.05
+"""Of each tensor's change where gradients are not to be had: a twentieth of the tensor moves a trained policy by about
+a nat."""
+LARGEST_SCALE = 2.0
+"""Some tensors move little: the bias of keys, in a policy that attends to everything alike."""
+FIRST_SCALE = 0.5
+REFINEMENTS = 2
+"""Of the scales, each by what the last ones did."""
+PLANNING_DIRECTIONS, DIRECTIONS = 4, 8
+"""Random vectors per estimate: for the plan, and for the verdict."""
+NEARER = 2.5
+"""How many times nearer the server must be to the changed weights than to the unchanged ones."""
+NOISE_GROWTH = 4.0
+"""How many times the noise may have grown with the changed weights."""
+HARMLESS = 1e-3
+"""A difference, in nats, that changes no importance ratio by more than a thousandth; never an error."""
+LACKING = (0.5, 2.0)
+"""The shares between which a tensor stayed behind."""
+SUSPECTS = 4
+"""That are tried for one explanation: gradients rank tensors by estimates."""
+MOST_NAMED = 3
+_NOTHING = 1e-9
+
+Logprobs = Callable[[tuple[int, ...], tuple[int, ...]], Tensor]
+"""The trainer's own logprobs of tokens after a prompt, shape (tokens,), as it computes them for the loss; with
+gradients where they are enabled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What a server generated after the probe's prompt."""
+
+    url: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What a push of changed weights showed at one server; root mean squares over the probe's tokens, in nats.
+
+    `noise` is how far trainer and server are apart with the weights that both hold, `with_changes` and
+    `without_changes` how far the server is from the trainer with the changed weights and with the others. `lacking` are
+    the tensors that stayed behind, `unseen` those of which the probe shows nothing.
+    """
+
+    url: str
+    noise: float
+    with_changes: float
+    without_changes: float
+    weakest: float
+    """The smallest effect of a tensor that the probe shows, in standard errors of its share."""
+    lacking: tuple[str, ...] = ()
+    unseen: tuple[str, ...] = ()
+
+    def complaint(self) -> str:
+        """Return "" when the push brought everything, else a sentence."""
+        measured = (
+            f"logprobs differ by {self.with_changes:.3g} from the trainer's with the weights that were pushed to prove "
+            f"it, by {self.without_changes:.3g} from those with the weights of before, and by {self.noise:.3g} where "
+            "both hold the same"
+        )
+        if self.lacking:
+            more = ", and perhaps more" if len(self.lacking) == MOST_NAMED else ""
+            return f"it keeps what it had of {', '.join(self.lacking)}{more}; {measured}"
+        if self.with_changes * NEARER > self.without_changes:
+            return measured
+        if self.with_changes > max(HARMLESS, NOISE_GROWTH * self.noise):
+            return f"part of the weights did not arrive; {measured}"
+        return ""
+
+
+def plan_scales(moved: Mapping[str, float], scales: Mapping[str, float], noise: float, tokens: int) -> dict[str, float]:
+    """Return by how much to scale each tensor's direction, when at `scales` each moves the logprobs by `moved` nats.
+
+    What moves nothing keeps its scale, as does LoRA's A, which moves what B lets it. Raises WeightSyncError when the
+    noise is so large that nothing could be proved.
+    """
+    count = len(moved)
+    smallest = noise / math.sqrt(tokens)
+    effect = max(SIGNAL * smallest, LEAST_EFFECT / math.sqrt(count))
+    effect = min(effect, LARGEST_EFFECT / math.sqrt(count))
+    if effect < LEAST_SIGNAL * smallest:
+        raise WeightSyncError(
+            f"logprobs differ by {noise:.3g} (root mean square) where both should hold the same weights: too much to "
+            "prove a push with, or to train on"
+        )
+    return {
+        name: scales[name] if found < _NOTHING or _is_led(name) else min(LARGEST_SCALE, scales[name] * effect / found)
+        for name, found in moved.items()
+    }
+
+
+def _is_led(name: str) -> bool:
+    return "lora_A" in name or "lora_embedding_A" in name
+
+
+class Prover:
+    """The trainer's side of the proof: its model, and what it makes of a server's samples.
+
+    `logprobs` are the model's own, after `prompt`. The weights that a push carries are changed only within
+    `perturb.perturbed`, by `scales`.
+    """
+
+    def __init__(self, model: nn.Module, logprobs: Logprobs, prompt: tuple[int, ...], *, trainable_only: bool) -> None:
+        self._model = model
+        self._logprobs = logprobs
+        self._prompt = prompt
+        self._trainable_only = trainable_only
+        self._parameters = pushed_parameters(model, trainable_only=trainable_only)
+
+    def noise(self, sample: Sample) -> float:
+        """Return how far the server is from the trainer, with the weights that both hold. Raises WeightSyncError."""
+        return gap(self._values(sample), sample.logprobs).rms
+
+    def scales(self, sample: Sample, noise: float) -> dict[str, float] | float:
+        """Return by how much to change each tensor. Raises WeightSyncError."""
+        if is_sharded(self._model):
+            return UNMEASURED_SCALE
+        at_first = {name: parameter.detach() for name, parameter in self._parameters.items()}
+        scales = dict.fromkeys(self._parameters, FIRST_SCALE)
+        moved = self._effects(sample, lambda name: FIRST_SCALE * direction(name, at_first[name]))
+        for _ in range(REFINEMENTS):
+            scales = plan_scales(moved, scales, noise, len(sample.token_ids))
+            # Measured again where they will be: what multiplies a tensor has changed by then, LoRA's B from 0 for one.
+            with perturbed(self._model, scales, trainable_only=self._trainable_only) as changes:
+                moved = self._effects(sample, changes.change)
+        return plan_scales(moved, scales, noise, len(sample.token_ids))
+
+    def examine(self, sample: Sample, noise: float, changes: Perturbation) -> Evidence:
+        """Compare what a server generated with the changed weights, while they are changed. Raises WeightSyncError.
+
+        `without_changes` is left at infinity; `compare_without` measures it.
+        """
+        found = gap(self._values(sample), sample.logprobs)
+        if is_sharded(self._model):
+            return Evidence(sample.url, noise, found.rms, math.inf, math.inf)
+        effect = effects(self._model, self._parameters, self._differentiable(sample), changes.change, DIRECTIONS)
+        smallest = noise / math.sqrt(len(sample.token_ids))
+        signal = {name: moved / max(smallest, 1e-12) for name, moved in effect.items()}
+        unseen = tuple(name for name, value in signal.items() if value < LEAST_SIGNAL)
+        candidates = {name: moved for name, moved in effect.items() if moved > smallest}
+        lacking: list[str] = []
+        differences: Sequence[float] = found.differences
+        while len(lacking) < MOST_NAMED:
+            explanation = self._explain(sample, found.ours, differences, candidates, changes)
+            if explanation is None:
+                break
+            name, differences = explanation
+            lacking.append(name)
+            del candidates[name]
+        return Evidence(
+            sample.url,
+            noise,
+            found.rms,
+            math.inf,
+            weakest=min(set(signal.values()) - {signal[name] for name in unseen}, default=0.0),
+            lacking=tuple(lacking),
+            unseen=unseen,
+        )
+
+    def _explain(
+        self,
+        sample: Sample,
+        ours: Sequence[float],
+        differences: Sequence[float],
+        effect: Mapping[str, float],
+        changes: Perturbation,
+    ) -> tuple[str, list[float]] | None:
+        """Return the tensor whose missing change explains most of `differences`, and what it leaves unexplained."""
+        found = overlaps(self._model, self._parameters, self._differentiable(sample), changes.change, differences)
+        # A change that is missing shows with the opposite sign.
+        explained = {name: found[name] ** 2 / moved**2 for name, moved in effect.items() if found[name] < 0}
+        suspects = sorted(explained, key=lambda name: -explained[name])[:SUSPECTS]
+        tried = [(name, _fit(differences, ours, self._without(name, sample, changes))) for name in suspects]
+        name, best = min(tried, key=lambda one: one[1].rest_square, default=("", None))
+        return (name, best.rest) if best is not None and best.is_lacking else None
+
+    def _without(self, name: str, sample: Sample, changes: Perturbation) -> list[float]:
+        """Return the logprobs of a trainer that lacks one tensor's change."""
+        if name == HEAD and (head := tied_head(self._model, self._parameters)) is not None:
+            with head.holding(changes.original(head.name)):
+                return self._values(sample)
+        with changes.left_behind(name):
+            return self._values(sample)
+
+    def compare_without(self, sample: Sample) -> float:
+        """Return how far what was generated with the changed weights is from the trainer with the others."""
+        return gap(self._values(sample), sample.logprobs).rms
+
+    def _values(self, sample: Sample) -> list[float]:
+        with torch.no_grad():
+            found: list[float] = self._logprobs(self._prompt, sample.token_ids).tolist()
+        return found
+
+    def _effects(self, sample: Sample, change: Callable[[str], Tensor]) -> dict[str, float]:
+        moved = effects(self._model, self._parameters, self._differentiable(sample), change, PLANNING_DIRECTIONS)
+        moved.pop(HEAD, None)  # changes with the embeddings
+        return moved
+
+    def _differentiable(self, sample: Sample) -> Callable[[], Tensor]:
+        return lambda: self._logprobs(self._prompt, sample.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """How much of a tensor's missing change is in the differences, in standard errors too, and what remains."""
+
+    share: float
+    error: float
+    rest: list[float]
+
+    @property
+    def rest_square(self) -> float:
+        return math.fsum(value * value for value in self.rest)
+
+    @property
+    def is_lacking(self) -> bool:
+        return LACKING[0] < self.share < LACKING[1] and self.share > LEAST_SIGNAL * self.error
+
+
+def _fit(differences: Sequence[float], ours: Sequence[float], without: Sequence[float]) -> _Fit:
+    """Fit by least squares."""
+    missing = [there - here for here, there in zip(ours, without, strict=True)]
+    square = math.fsum(value * value for value in missing)
+    if not square:
+        return _Fit(0.0, math.inf, list(differences))
+    share = math.fsum(d * m for d, m in zip(differences, missing, strict=True)) / square
+    rest = [d - share * m for d, m in zip(differences, missing, strict=True)]
+    return _Fit(share, math.sqrt(math.fsum(value * value for value in rest) / len(rest) / square), rest)
