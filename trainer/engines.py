@@ -6,6 +6,7 @@ before the rollouts of each new step.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
@@ -32,6 +33,7 @@ from inference.weights.disk import DiskTransport
 from inference.weights.gather import adapter_weights, full_weights
 from inference.weights.lora import LoraTransport
 from inference.weights.probe import token_logprobs
+from inference.weights.proof import Evidence
 from inference.weights.push import PushSettings, Ranks, WeightPusher
 from inference.weights.transport import Transport
 from trainer.config import ConfigError, SQLEnvArguments
@@ -146,8 +148,17 @@ def vllm_policy(
     settings: RolloutSettings,
     arguments: SQLEnvArguments,
     ranks: Ranks,
+    say: Callable[[str], None],
 ) -> VLLMPolicy:
-    """Put the servers' engine and its weight sync together; speaks to nobody yet."""
+    """Put the servers' engine and its weight sync together; speaks to nobody yet.
+
+    `say` is told what the proof of the first push finds.
+    """
+
+    def report(found: Sequence[Evidence]) -> None:
+        for evidence in found:
+            say(f"weights arrive, every tensor: {evidence}")
+
     grpo = trainer.args
     urls = every_server(server_urls(grpo))
     engine = VLLMEngine(
@@ -171,6 +182,7 @@ def vllm_policy(
         renderer.prompt_ids([{"role": "user", "content": PROBE}]),
         ranks=ranks,
         settings=PushSettings(arguments.weight_sync_timeout, arguments.pause),
+        on_proof=report,
         forward_is_local=accelerator.distributed_type not in (DistributedType.FSDP, DistributedType.DEEPSPEED),
     )
     engine.restore_with(pusher.restore)

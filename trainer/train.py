@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +172,8 @@ class Training:
     def _open_engine(self, trainer: GRPOTrainer, renderer: ChatRenderer, settings: RolloutSettings) -> PolicyEngine:
         """What generates, for training and evaluation alike."""
         if self._use_vllm:
-            return vllm_policy(trainer, renderer, settings, self._arguments, self._ranks)
+            say = partial(self._console.print, highlight=False, soft_wrap=True)
+            return vllm_policy(trainer, renderer, settings, self._arguments, self._ranks, say)
         return hf_policy(trainer, self._tokenizer, renderer, settings)
 
     def _open_log(self, stack: ExitStack) -> RunLog:

@@ -95,6 +95,12 @@ class Evidence:
     lacking: tuple[str, ...] = ()
     unseen: tuple[str, ...] = ()
 
+    def __str__(self) -> str:
+        return (
+            f"{self.url}: noise {self.noise:.2g} nats, {self.with_changes:.2g} with the weights that prove the push; "
+            f"their effect {self.without_changes:.2g}, the least visible tensor at {self.weakest:.3g} standard errors"
+        )
+
     def complaint(self) -> str:
         """Return "" when the push brought everything, else a sentence."""
         measured = (
