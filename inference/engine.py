@@ -16,7 +16,14 @@ class EngineError(Exception):
 
 
 class ContextOverflowError(EngineError):
-    """Prompt and requested tokens exceed the model's context; the caller must shorten the prompt."""
+    """A prompt and the tokens that may follow it exceed the context of whoever generates, which is `allowed` tokens.
+
+    The caller must shorten the prompt.
+    """
+
+    def __init__(self, prompt: int, new: int, allowed: int) -> None:
+        super().__init__(f"{prompt} prompt tokens and {new} new ones exceed the context of {allowed}")
+        self.allowed = allowed
 
 
 class EngineClosedError(EngineError):

@@ -45,6 +45,8 @@ class Replica:
     model: str = ""
     """The name that requests ask for."""
     max_model_len: int = 0
+    is_known_short: bool = False
+    """It was said that its context is shorter than an episode's."""
     fingerprint: str | None = None
     """Of the process that got the weights."""
     version: int = 0

@@ -204,10 +204,7 @@ class HFEngine:
             raise EngineError(f"temperature must be a finite number >= 0, not {row.temperature}")
         needed = len(row.prompt_ids) + row.max_new_tokens
         if needed > self._max_context:
-            raise ContextOverflowError(
-                f"{len(row.prompt_ids)} prompt tokens and {row.max_new_tokens} new ones exceed "
-                f"the context of {self._max_context}"
-            )
+            raise ContextOverflowError(len(row.prompt_ids), row.max_new_tokens, self._max_context)
 
     def _schedule(self, state: _LoopState) -> None:
         """Decide about the next batch once everything that is ready now has run."""

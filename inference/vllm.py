@@ -116,6 +116,15 @@ class VLLMEngine:
         except EngineError as error:
             self.lost(replica, str(error))
             raise
+        if self._max_context is not None and replica.max_model_len < self._max_context and not replica.is_known_short:
+            replica.is_known_short = True
+            logger.warning(
+                "inference server %s has a context of %d tokens, where episodes may have %d: longer ones lose their "
+                "oldest turns earlier (sqlenv inference --max_model_len)",
+                replica.url,
+                replica.max_model_len,
+                self._max_context,
+            )
         if self.fleet.joined(replica, replica.version, replica.fingerprint):
             logger.warning("inference server %s is back, on version %d of the weights", replica.url, replica.version)
 
@@ -185,7 +194,7 @@ class VLLMEngine:
     def _check_context(self, replica: Replica, prompt: int, new: int) -> None:
         allowed = min(replica.max_model_len, self._max_context or replica.max_model_len)
         if prompt + new > allowed:
-            raise ContextOverflowError(f"{prompt} prompt tokens and {new} new ones exceed the context of {allowed}")
+            raise ContextOverflowError(prompt, new, allowed)
 
 
 class _LoopState:

@@ -5,7 +5,8 @@ Invariants:
    with a typed reason, counted. Nothing is dropped silently.
 2. Token-exact. len(completion_ids) == len(logprobs) == len(env_mask); each trained token's logprob was computed
    by the policy under exactly the prefix that the row shows. Ids are only appended (`transcript.py`).
-3. Budget. A row never exceeds its token budgets; when it is full the oldest turns go, the recent ones stay.
+3. Budget. A row never exceeds its token budgets, nor the context of the server that generates; when it is full the
+   oldest turns go, the recent ones stay.
 4. No barrier. One asyncio task per episode; none waits for another one's SQL, generation or reset. The number
    in flight is bounded by `max_concurrency`.
 5. Survival. Every wait for an answer has a deadline. As soon as more than `max_failure_share` of a batch's episodes
@@ -27,7 +28,7 @@ from dataclasses import dataclass
 from env_server.data.questions import Question
 from env_server.errors import SQLEnvError
 from env_server.types import AnswerMode, SQLObservation, Verdict
-from inference.engine import Engine, EngineError, FinishReason, Sampling, Session
+from inference.engine import ContextOverflowError, Engine, EngineError, FinishReason, Sampling, Session
 from trainer.environments import Environments, EnvironmentSession
 from trainer.episodes import Episode, Outcome, Turn, turn_of
 from trainer.parsing import parse_action
@@ -194,8 +195,16 @@ class _EpisodePlayer:
         async with _deadline(self._settings.environment_timeout_s, "the environment did not answer a reset"):
             observation = await self._environment.reset(request.question_id, episode_id)
         transcript = Transcript(self._prompt_ids(observation), self._settings.budget)
+        limit = self._settings.budget.max_context
         while not observation.done and (room := transcript.room()):
-            observation = await self._take_turn(transcript, room)
+            try:
+                observation = await self._take_turn(transcript, room)
+            except ContextOverflowError as error:
+                if error.allowed >= limit:
+                    raise
+                # A server may have been started with less than the model can do.
+                limit = error.allowed
+                transcript.limit_context(limit)
         if not self._turns:
             raise SQLEnvError(
                 "the prompt leaves no room for a turn; raise max_completion_length or the model's context"

@@ -10,7 +10,7 @@ Promises (design: token-exact, budget):
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trainer.episodes import TokenRow
 
@@ -64,6 +64,10 @@ class Transcript:
             ids += turn.token_ids
             ids += turn.reply_ids
         return tuple(ids)
+
+    def limit_context(self, tokens: int) -> None:
+        """Know of a context that is shorter than the budget's: the next `room` keeps to it."""
+        self._budget = replace(self._budget, max_context=min(self._budget.max_context, tokens))
 
     def room(self) -> int:
         """Make room and return the number of tokens that the next turn may have; 0 when there is none.

@@ -146,6 +146,7 @@ async def test_context_overflow_fails_its_own_request_only(engine: Engine) -> No
     completion, error = await asyncio.gather(fits, too_long, return_exceptions=True)
     assert isinstance(completion, Completion)
     assert isinstance(error, ContextOverflowError)
+    assert error.allowed == CONTEXT
 
 
 @pytest.mark.parametrize(

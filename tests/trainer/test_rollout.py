@@ -548,6 +548,22 @@ async def test_a_truncated_row_keeps_the_recent_turns_and_trains_on_none_of_its_
     check_against_what_was_generated(episode, engine.generated[0])
 
 
+def test_a_shorter_context_of_the_engine_is_kept_to_as_if_it_had_been_the_budgets(
+    renderer: ChatRenderer, model: Qwen3ForCausalLM, environments: LocalEnvironments
+) -> None:
+    context = 400
+
+    def play(budget: TokenBudget) -> list[Episode]:
+        engine = HFEngine(model, stop_ids=renderer.stop_ids, pad_id=0, linger_s=FOREVER, max_context=context)
+        client = RolloutClient(engine, environments, renderer, settings_with(budget=budget))
+        return asyncio.run(client.play(requests_for(8)))
+
+    found = play(BUDGET)
+    assert found == play(replace(BUDGET, max_context=context))
+    assert not any(episode.outcome is Outcome.FAILED for episode in found)
+    assert any(episode.truncated_turns for episode in found)
+
+
 async def test_ids_are_kept_as_they_were_generated(
     tokenizer: PreTrainedTokenizerBase, renderer: ChatRenderer, inline: InlineEnvironments
 ) -> None:

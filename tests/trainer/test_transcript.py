@@ -101,6 +101,20 @@ def test_dropping_leaves_room_for_several_turns() -> None:
     assert changes <= 6, "the prefix changes once in several turns, not in each one"
 
 
+def test_a_context_that_turns_out_to_be_shorter() -> None:
+    transcript = Transcript([1] * 10, TokenBudget(100, 100, 10))
+    for _ in range(4):
+        assert transcript.room() == 10
+        transcript.add_turn((5,) * 10, (-1.0,) * 10)
+        transcript.add_reply([9] * 5)
+    transcript.limit_context(60)
+    assert transcript.room() == 10
+    assert len(transcript.view) + 10 <= 60
+    assert transcript.dropped_turns
+    transcript.limit_context(80)
+    assert len(transcript.view) + transcript.room() <= 60, "it never grows again"
+
+
 def test_no_room_at_all() -> None:
     assert Transcript([1] * 50, TokenBudget(100, 50, 10)).room() == 0
 
