@@ -35,7 +35,7 @@ import asyncio, sys
 import sqlenv
 from trainer.rollout import RolloutClient
 
-async def play(self, requests, on_episode=None):
+async def play(self, requests, on_episode=None, **kwargs):
     print("waits", flush=True)
     await asyncio.Event().wait()
 
