@@ -17,6 +17,7 @@ from trl import GRPOConfig, ModelConfig
 
 from env_server.settings import EnvSettings
 from trainer.config import ConfigError, SQLEnvArguments
+from trainer.hub import Destination
 from trainer.rewards import REWARD_FUNCTIONS, most_without_answer
 
 PROMPT_TOKENS = 350
@@ -55,6 +56,7 @@ def check_combinations(arguments: SQLEnvArguments, grpo: GRPOConfig, model: Mode
         )
     check_mappings(grpo, "chat_template_kwargs")
     check_trackers(grpo.report_to)
+    Destination.of(grpo)
     check_quantisation(grpo, model, elsewhere=arguments.dry_run_gpu is not None)
     if grpo.use_vllm:
         _check_adapters_on_servers(arguments, model)

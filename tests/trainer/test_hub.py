@@ -10,6 +10,7 @@ import pytest
 from trl import GRPOConfig
 
 from tests.trainer.fake_hub import TOKEN, Hub, pointed_at, running_hub
+from trainer.arguments import parse_arguments
 from trainer.config import ConfigError
 from trainer.hub import Destination, HubError
 
@@ -56,6 +57,11 @@ def test_the_flags_name_the_destination() -> None:
 def test_other_ways_to_push_are_refused(flags: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"--{next(iter(flags))}.* leave|leave --{next(iter(flags))}"):
         Destination.of(grpo(**flags))
+
+
+def test_they_are_refused_before_anything_is_loaded() -> None:
+    with pytest.raises(ConfigError, match="--hub_strategy checkpoint pushes the run's folder as it grows"):
+        parse_arguments(["--model_name_or_path", "x", "--push_to_hub", "true", "--hub_strategy", "checkpoint"])
 
 
 def test_a_policy_is_pushed_whole(hub: Hub, folder: Path) -> None:
