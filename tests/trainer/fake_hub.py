@@ -134,6 +134,7 @@ def pointed_at(hub: Hub, home: str) -> Iterator[None]:
     """Have the Hub's client in this process speak to `hub`, without the user's token."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
+        patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
         patch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", f"{home}/token")
         patch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
         patch.delenv("HF_TOKEN", raising=False)
