@@ -24,6 +24,7 @@ import torch
 from peft import PeftConfig
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerBase
 from trl import GRPOConfig, ModelConfig, get_peft_config
 
@@ -62,12 +63,12 @@ class DryRunError(SQLEnvError):
 class Plan:
     """What is known of a run so far: rows of the tables, and what is in the way."""
 
-    rows: list[tuple[str, str]] = field(default_factory=list)
+    rows: list[tuple[str, Text]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
-    def say(self, name: str, text: str) -> None:
+    def say(self, name: str, text: str | Text) -> None:
         """Add a row."""
-        self.rows.append((name, text))
+        self.rows.append((name, Text(text) if isinstance(text, str) else text))
 
     @contextmanager
     def checking(self, name: str) -> Iterator[None]:
@@ -77,7 +78,7 @@ class Plan:
         except (SQLEnvError, EngineError, OSError, ValueError) as error:
             text = " ".join(str(error).split())
             self.problems.append(text)
-            self.say(name, f"[red]{text}[/red]" if "[" not in text else text)
+            self.say(name, Text(text, "red"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,7 +408,7 @@ async def _settings_of(server: VLLMServer) -> dict[str, dict[str, int]]:
     """What a server tells those who may change its weights; empty when it does not."""
     try:
         return dict(await server.settings())
-    except (ReplicaError, ValueError, TypeError):
+    except (ReplicaError, LookupError, TypeError):
         return {}
 
 

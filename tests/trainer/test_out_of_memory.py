@@ -20,7 +20,7 @@ from datasets import Dataset as HubDataset
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
-from trl import GRPOConfig
+from trl import GRPOConfig, GRPOTrainer
 
 from inference.out_of_memory import is_out_of_memory, release
 from tests.integration.training import surroundings_in
@@ -97,7 +97,7 @@ def train(
     policy = tmp_path_factory.mktemp("policy")
     random_policy(tokenizer).save_pretrained(policy)
 
-    def run(**flags: Any) -> tuple[HalvingTrainer, Rollouts]:
+    def run(kind: type[GRPOTrainer] = HalvingTrainer, **flags: Any) -> tuple[HalvingTrainer, Rollouts]:
         arguments: dict[str, Any] = {
             "output_dir": str(tmp_path_factory.mktemp("run")),
             "per_device_train_batch_size": ROWS,
@@ -118,7 +118,7 @@ def train(
             "vllm_importance_sampling_mode": "token_truncate",
         }
         rollouts = Rollouts(len(tokenizer))
-        trainer = HalvingTrainer(
+        trainer = kind(
             model=str(policy),
             reward_funcs=reward_worth,
             args=GRPOConfig(**arguments | flags),
@@ -186,6 +186,14 @@ def require_equal(halved: HalvingTrainer, whole: HalvingTrainer) -> None:
     torch.testing.assert_close(weights(halved), weights(whole), rtol=0, atol=1e-6)
     for row, expected in zip(measured(halved), measured(whole), strict=True):
         assert row == pytest.approx(expected, abs=1e-5)
+
+
+def test_without_a_shortage_it_is_trls_trainer_bit_for_bit(train: Train, whole: Train) -> None:
+    plain, played = train(GRPOTrainer)
+    ours, again = whole()
+    assert again.batches == played.batches
+    assert torch.equal(weights(ours), weights(plain))
+    assert measured(ours) == measured(plain)
 
 
 @pytest.mark.parametrize(("place", "words"), [("scoring", CUDA), ("loss", CPU), ("backward", CUDA)])
