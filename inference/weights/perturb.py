@@ -106,12 +106,12 @@ def perturbed(
     Raises PerturbError.
     """
     _check(model)
-    parameters = pushed_parameters(model, trainable_only=trainable_only)
     originals: dict[str, Tensor] = {}
     with ExitStack() as undo:
         # What FSDP2 gathered from other weights must not outlive them: neither at the start nor at the end.
         reshard(model)
         undo.callback(reshard, model)
+        parameters = pushed_parameters(model, trainable_only=trainable_only)
         for name, parameter in parameters.items():
             tensor = _local(parameter)
             scale = scales if isinstance(scales, float) else scales[name]

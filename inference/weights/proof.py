@@ -33,22 +33,24 @@ from inference.weights.transport import WeightSyncError
 PROOF_TOKENS = 128
 """That a server generates for each part of the proof. The noise of a tensor's share falls with their square root."""
 SIGNAL = 24.0
-"""A tensor's effect, in standard errors of its share: four times what a verdict needs, since effects are estimated."""
+"""A tensor's effect, in standard errors of its share: four times what a verdict needs, since effects are estimated, and
+all of them together may be too much."""
 LEAST_SIGNAL = 6.0
 """Standard errors from 0 that a share must have to count: noise alone gets there in one of 10^9 tensors."""
 LEAST_EFFECT = 0.5
 """Of all changes together, in nats (root mean square): where there is no noise to speak of."""
-LARGEST_EFFECT = 3.0
-"""Beyond this, in nats, the perturbed policy is another one."""
+LARGEST_EFFECT = 1.5
+"""Of all changes together, in nats. A policy of 30 layers that is moved by 1 nat rounds as before, one that is moved by
+2.5 amplifies rounding by a half, one that is moved by 9 fourfold."""
 UNMEASURED_SCALE = 0.05
 """Of each tensor's change where gradients are not to be had: a twentieth of the tensor moves a trained policy by about
 a nat."""
 LARGEST_SCALE = 2.0
 """Some tensors move little: the bias of keys, in a policy that attends to everything alike."""
 FIRST_SCALE = 0.5
-REFINEMENTS = 2
+REFINEMENTS = 1
 """Of the scales, each by what the last ones did."""
-PLANNING_DIRECTIONS, DIRECTIONS = 4, 8
+PLANNING_DIRECTIONS, DIRECTIONS = 4, 6
 """Random vectors per estimate: for the plan, and for the verdict."""
 NEARER = 2.5
 """How many times nearer the server must be to the changed weights than to the unchanged ones."""
@@ -155,7 +157,8 @@ class Prover:
         self._logprobs = logprobs
         self._prompt = prompt
         self._trainable_only = trainable_only
-        self._parameters = pushed_parameters(model, trainable_only=trainable_only)
+        # Of a sharded model, what is a parameter changes with each forward pass.
+        self._parameters = {} if is_sharded(model) else pushed_parameters(model, trainable_only=trainable_only)
 
     def noise(self, sample: Sample) -> float:
         """Return how far the server is from the trainer, with the weights that both hold. Raises WeightSyncError."""
@@ -165,15 +168,21 @@ class Prover:
         """Return by how much to change each tensor. Raises WeightSyncError."""
         if is_sharded(self._model):
             return UNMEASURED_SCALE
+        tokens = len(sample.token_ids)
         at_first = {name: parameter.detach() for name, parameter in self._parameters.items()}
+        unchanged = self._values(sample)
         scales = dict.fromkeys(self._parameters, FIRST_SCALE)
         moved = self._effects(sample, lambda name: FIRST_SCALE * direction(name, at_first[name]))
         for _ in range(REFINEMENTS):
-            scales = plan_scales(moved, scales, noise, len(sample.token_ids))
+            scales = plan_scales(moved, scales, noise, tokens)
             # Measured again where they will be: what multiplies a tensor has changed by then, LoRA's B from 0 for one.
             with perturbed(self._model, scales, trainable_only=self._trainable_only) as changes:
                 moved = self._effects(sample, changes.change)
-        return plan_scales(moved, scales, noise, len(sample.token_ids))
+        scales = plan_scales(moved, scales, noise, tokens)
+        with perturbed(self._model, scales, trainable_only=self._trainable_only):
+            together = gap(unchanged, self._values(sample)).rms
+        too_much = max(1.0, together / LARGEST_EFFECT)
+        return {name: scale / too_much for name, scale in scales.items()}
 
     def examine(self, sample: Sample, noise: float, changes: Perturbation) -> Evidence:
         """Compare what a server generated with the changed weights, while they are changed. Raises WeightSyncError.

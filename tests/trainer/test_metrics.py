@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from trainer.metrics import MEANINGS, in_order, markdown, meaning
 
 
@@ -23,3 +25,8 @@ def test_the_order_is_that_of_the_table() -> None:
         *("reward", "entropy", "eval/success_low"),
         *("alpha", "zeta"),
     ]
+
+
+def test_the_documents_have_the_table_as_it_is() -> None:
+    page = Path(__file__).parents[2] / "docs" / "metrics.md"
+    assert markdown() in page.read_text(encoding="utf-8")

@@ -340,7 +340,7 @@ def _examine(wrapper: str, policy: str, accelerator: Accelerator) -> dict[str, A
         return seen
     reference = tiny_policy(tied=policy == "tied")
     _forward(wrapped)
-    with perturbed(wrapped, 0.05):
+    with perturbed(wrapped, 0.5):
         changed = full_weights(wrapped, accelerator)
         theirs = logprobs_of(wrapped, PROMPT, TOKENS)
         if accelerator.is_main_process:
