@@ -148,7 +148,7 @@ _NEEDS = (
     Need("bnb_4bit_quant_type use_bnb_nested_quant bnb_4bit_quant_storage", *_on("load_in_4bit")),
     Need("gradient_checkpointing_kwargs", *_on("gradient_checkpointing")),
     Need("liger_kernel_config", *_on("use_liger_kernel")),
-    Need("hub_model_id hub_strategy hub_always_push hub_revision", *_on("push_to_hub")),
+    Need("hub_model_id hub_strategy hub_revision", *_on("push_to_hub")),
     Need("save_steps", *_is("save_strategy", "steps")),
     Need("num_train_epochs", "--max_steps -1", lambda values: values["max_steps"] <= 0),
     Need("fsdp_config", *_on("fsdp")),
@@ -180,9 +180,10 @@ TRAIN_FLAGS = FlagTable(
         log_completions num_completions_to_print log_unique_prompts log_completions_hub_repo
         """.split()
     )
-    - {"lora_dropout"},
+    - {"lora_dropout", "hub_always_push"},
     notes={
         **_NOTES,
+        **_refused("hub_always_push", "there is one push, at the end; leave it out"),
         **_refused("top_p", _WHOLE_DISTRIBUTION, 1.0),
         **_refused("top_k", _WHOLE_DISTRIBUTION, 0, -1),
         **_refused("min_p", _WHOLE_DISTRIBUTION, 0.0),
@@ -302,6 +303,11 @@ WARMUP_FLAGS = FlagTable(
         **_ineffective("disable_tqdm", "training prints a line for each logging step instead of a bar"),
         **_ineffective("truncation_mode", "an episode longer than --max_length is left out, not cut"),
     },
-    needs=(*_NEEDS, Need("lora_dropout", *_on("use_peft")), Need("packing_strategy", *_on("packing"))),
+    needs=(
+        *_NEEDS,
+        Need("hub_always_push", *_on("push_to_hub")),
+        Need("lora_dropout", *_on("use_peft")),
+        Need("packing_strategy", *_on("packing")),
+    ),
     choices={"loss_type": ("nll", "dft", "chunked_nll"), "save_strategy": ("no", "steps", "epoch")},
 )

@@ -49,8 +49,6 @@ class Destination:
                 f"--hub_strategy {grpo.hub_strategy.value} pushes the run's folder as it grows; SQLEnv pushes the "
                 "policy, its card and its evaluation once it is trained: leave the flag out"
             )
-        if grpo.hub_always_push:
-            raise ConfigError("leave --hub_always_push out: there is one push, at the end")
         return cls(
             grpo.hub_model_id or Path(grpo.output_dir).resolve().name,
             grpo.hub_private_repo,

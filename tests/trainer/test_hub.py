@@ -51,11 +51,10 @@ def test_the_flags_name_the_destination() -> None:
         {"hub_strategy": "every_save"},
         {"hub_strategy": "checkpoint"},
         {"hub_strategy": "all_checkpoints"},
-        {"hub_always_push": True},
     ],
 )
 def test_other_ways_to_push_are_refused(flags: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=f"--{next(iter(flags))}.* leave|leave --{next(iter(flags))}"):
+    with pytest.raises(ConfigError, match=f"--{next(iter(flags))}.* leave"):
         Destination.of(grpo(**flags))
 
 
