@@ -174,6 +174,9 @@ def vllm_policy(
         with accelerator.autocast():
             return token_logprobs(trainer.model_wrapped, prompt_ids, token_ids)
 
+    def unrounded(prompt_ids: tuple[int, ...], token_ids: tuple[int, ...]) -> torch.Tensor:
+        return token_logprobs(trainer.model_wrapped, prompt_ids, token_ids, autocast=False)
+
     pusher = WeightPusher(
         lambda: trainer.model_wrapped,
         engine,
@@ -182,6 +185,7 @@ def vllm_policy(
         renderer.prompt_ids([{"role": "user", "content": PROBE}]),
         ranks=ranks,
         settings=PushSettings(arguments.weight_sync_timeout, arguments.pause),
+        unrounded=unrounded,
         on_proof=report,
         forward_is_local=accelerator.distributed_type not in (DistributedType.FSDP, DistributedType.DEEPSPEED),
     )

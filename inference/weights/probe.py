@@ -54,21 +54,29 @@ def gap(ours: Sequence[float], theirs: Sequence[float]) -> Gap:
 
 
 def token_logprobs(
-    model: nn.Module, prompt_ids: Sequence[int], token_ids: Sequence[int], temperature: float = 1.0
+    model: nn.Module,
+    prompt_ids: Sequence[int],
+    token_ids: Sequence[int],
+    temperature: float = 1.0,
+    *,
+    autocast: bool = True,
 ) -> Tensor:
     """Return the model's own logprobs of `token_ids` after `prompt_ids`, under softmax(logits / temperature).
 
     Shape (tokens,), float32, with gradients where they are enabled. Temperature 0 counts as 1, as in `Completion`. One
-    forward pass in eval mode; every module has its former mode afterwards. Under FSDP every process calls.
+    forward pass in eval mode; every module has its former mode afterwards. Under FSDP every process calls. `autocast`
+    False leaves out the autocast that accelerate has put around the model.
     """
     if not prompt_ids or not token_ids:
         raise ValueError("a probe needs a prompt and at least one token after it")
     inner: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
     device = next(inner.parameters()).device
     ids = torch.tensor([[*prompt_ids, *token_ids]], device=device)
+    # Accelerate keeps beside a model what it put its autocast around.
+    forward = inner if autocast else getattr(inner, "_original_forward", inner)
     with evaluating(inner):
         # The last position's logits predict what comes after the tokens.
-        logits = inner(input_ids=ids, use_cache=False, logits_to_keep=len(token_ids) + 1).logits[0, :-1].float()
+        logits = forward(input_ids=ids, use_cache=False, logits_to_keep=len(token_ids) + 1).logits[0, :-1].float()
     if not torch.is_grad_enabled():
         reshard(inner)
     logprobs = torch.log_softmax(logits / (temperature or 1.0), dim=-1)

@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import torch
 from torch import Tensor, nn
@@ -39,16 +40,20 @@ LEAST_SIGNAL = 6.0
 """Standard errors from 0 that a share must have to count: noise alone gets there in one of 10^9 tensors."""
 LEAST_EFFECT = 0.5
 """Of all changes together, in nats (root mean square): where there is no noise to speak of."""
-LARGEST_EFFECT = 1.5
-"""Of all changes together, in nats. A policy of 30 layers that is moved by 1 nat rounds as before, one that is moved by
-2.5 amplifies rounding by a half, one that is moved by 9 fourfold."""
+LARGEST_EFFECT = 3.0
+"""Of all changes together, in nats, as far as they are planned."""
+LARGEST_MEAN_EFFECT = 1.0
+"""Of all changes together, in nats: the mean, which single tokens do not dominate. A policy of 30 layers that is moved
+by 1 nat rounds as before, one that is moved by 2.5 amplifies rounding by a half, one that is moved by 9 fourfold."""
 UNMEASURED_SCALE = 0.05
 """Of each tensor's change where gradients are not to be had: a twentieth of the tensor moves a trained policy by about
 a nat."""
+SMALLEST_SCALE = 2.0**-6
+"""Twice what bfloat16 may round away."""
 LARGEST_SCALE = 2.0
 """Some tensors move little: the bias of keys, in a policy that attends to everything alike."""
 FIRST_SCALE = 0.5
-REFINEMENTS = 1
+REFINEMENTS = 2
 """Of the scales, each by what the last ones did."""
 PLANNING_DIRECTIONS, DIRECTIONS = 4, 6
 """Random vectors per estimate: for the plan, and for the verdict."""
@@ -60,6 +65,8 @@ HARMLESS = 1e-3
 """A difference, in nats, that changes no importance ratio by more than a thousandth; never an error."""
 LACKING = (0.5, 2.0)
 """The shares between which a tensor stayed behind."""
+FOLDS = 4
+"""Parts of the probe, of which all but one must agree that a tensor stayed behind."""
 SUSPECTS = 4
 """That are tried for one explanation: gradients rank tensors by estimates."""
 MOST_NAMED = 3
@@ -136,7 +143,9 @@ def plan_scales(moved: Mapping[str, float], scales: Mapping[str, float], noise: 
             "prove a push with, or to train on"
         )
     return {
-        name: scales[name] if found < _NOTHING or _is_led(name) else min(LARGEST_SCALE, scales[name] * effect / found)
+        name: scales[name]
+        if found < _NOTHING or _is_led(name)
+        else min(LARGEST_SCALE, max(SMALLEST_SCALE, scales[name] * effect / found))
         for name, found in moved.items()
     }
 
@@ -148,13 +157,23 @@ def _is_led(name: str) -> bool:
 class Prover:
     """The trainer's side of the proof: its model, and what it makes of a server's samples.
 
-    `logprobs` are the model's own, after `prompt`. The weights that a push carries are changed only within
+    `logprobs` are the model's own, after `prompt`, as it trains; `unrounded` are those without autocast: in 16 bits,
+    what massive activations round away drowns a gradient. The weights that a push carries are changed only within
     `perturb.perturbed`, by `scales`.
     """
 
-    def __init__(self, model: nn.Module, logprobs: Logprobs, prompt: tuple[int, ...], *, trainable_only: bool) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        logprobs: Logprobs,
+        unrounded: Logprobs,
+        prompt: tuple[int, ...],
+        *,
+        trainable_only: bool,
+    ) -> None:
         self._model = model
         self._logprobs = logprobs
+        self._unrounded = unrounded
         self._prompt = prompt
         self._trainable_only = trainable_only
         # Of a sharded model, what is a parameter changes with each forward pass.
@@ -180,9 +199,9 @@ class Prover:
                 moved = self._effects(sample, changes.change)
         scales = plan_scales(moved, scales, noise, tokens)
         with perturbed(self._model, scales, trainable_only=self._trainable_only):
-            together = gap(unchanged, self._values(sample)).rms
-        too_much = max(1.0, together / LARGEST_EFFECT)
-        return {name: scale / too_much for name, scale in scales.items()}
+            together = gap(unchanged, self._values(sample)).differences
+        too_much = max(1.0, fmean(map(abs, together)) / LARGEST_MEAN_EFFECT)
+        return {name: max(SMALLEST_SCALE, scale / too_much) for name, scale in scales.items()}
 
     def examine(self, sample: Sample, noise: float, changes: Perturbation) -> Evidence:
         """Compare what a server generated with the changed weights, while they are changed. Raises WeightSyncError.
@@ -256,15 +275,16 @@ class Prover:
         return moved
 
     def _differentiable(self, sample: Sample) -> Callable[[], Tensor]:
-        return lambda: self._logprobs(self._prompt, sample.token_ids)
+        return lambda: self._unrounded(self._prompt, sample.token_ids)
 
 
 @dataclass(frozen=True, slots=True)
 class _Fit:
-    """How much of a tensor's missing change is in the differences, in standard errors too, and what remains."""
+    """How much of a tensor's missing change is in the differences: of all tokens, and of each of FOLDS parts."""
 
     share: float
     error: float
+    folds: tuple[float, ...]
     rest: list[float]
 
     @property
@@ -273,15 +293,22 @@ class _Fit:
 
     @property
     def is_lacking(self) -> bool:
-        return LACKING[0] < self.share < LACKING[1] and self.share > LEAST_SIGNAL * self.error
+        """Whether the tensor stayed behind. A token that stands out, as some do in 16 bits, is in one part alone."""
+        inside = [LACKING[0] < share < LACKING[1] for share in (self.share, *self.folds)]
+        return inside[0] and sum(inside) >= FOLDS and self.share > LEAST_SIGNAL * self.error
 
 
 def _fit(differences: Sequence[float], ours: Sequence[float], without: Sequence[float]) -> _Fit:
     """Fit by least squares."""
     missing = [there - here for here, there in zip(ours, without, strict=True)]
-    square = math.fsum(value * value for value in missing)
-    if not square:
-        return _Fit(0.0, math.inf, list(differences))
-    share = math.fsum(d * m for d, m in zip(differences, missing, strict=True)) / square
+    share, square = _share(differences, missing)
+    folds = tuple(_share(differences[fold::FOLDS], missing[fold::FOLDS])[0] for fold in range(FOLDS))
     rest = [d - share * m for d, m in zip(differences, missing, strict=True)]
-    return _Fit(share, math.sqrt(math.fsum(value * value for value in rest) / len(rest) / square), rest)
+    error = math.sqrt(math.fsum(value * value for value in rest) / len(rest) / square) if square else math.inf
+    return _Fit(share, error, folds, rest)
+
+
+def _share(differences: Sequence[float], missing: Sequence[float]) -> tuple[float, float]:
+    """Return the share, and the square of what is missing."""
+    square = math.fsum(value * value for value in missing)
+    return math.fsum(d * m for d, m in zip(differences, missing, strict=True)) / (square or 1.0), square

@@ -93,6 +93,7 @@ class WeightPusher:
     """Pushes what `model` returns to the engine's servers by `transport`.
 
     `logprobs` are the model's own; they are compared on what the servers generate after `probe`, a prompt.
+    `unrounded` are those without autocast, where there is any.
     `forward_is_local`: a rank can compute them by itself (not so when the model is sharded). `on_proof` is told, on the
     main rank, what the proof at the start found.
     """
@@ -105,6 +106,7 @@ class WeightPusher:
         logprobs: Logprobs,
         probe: Sequence[int],
         *,
+        unrounded: Logprobs | None = None,
         ranks: Ranks | None = None,
         settings: PushSettings | None = None,
         forward_is_local: bool = True,
@@ -115,6 +117,7 @@ class WeightPusher:
         self._transport = transport
         self._logprobs = logprobs
         self._probe = tuple(probe)
+        self._unrounded = unrounded or logprobs
         self._ranks = ranks or OneRank()
         self._settings = settings or PushSettings()
         self._forward_is_local = forward_is_local
@@ -161,7 +164,7 @@ class WeightPusher:
     def _prove(self, version: int) -> None:
         """Measure the noise, then push changed weights and compare; see `proof`. Raises EngineError."""
         adapter = self._transport.name == "lora"
-        prover = Prover(self._model(), self._logprobs, self._probe, trainable_only=adapter)
+        prover = Prover(self._model(), self._logprobs, self._unrounded, self._probe, trainable_only=adapter)
         samples = self._push(version, "start")
         noises = self._agreed(lambda: [self._blaming(sample, prover.noise) for sample in samples])
         noise = max(noises)

@@ -104,7 +104,8 @@ class Outcome:
 
 def run(home: Path, *argv: str, **environment: str) -> Outcome:
     """Run `sqlenv data fetch` in a process of its own, since the Hub's client reads its settings at import."""
-    settings = {**os.environ, "HF_HOME": str(home), "HF_HUB_DISABLE_PROGRESS_BARS": "1", **environment}
+    hub = {"HF_HOME": str(home), "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_OFFLINE": "0"}
+    settings = {**os.environ, **hub, **environment}
     settings.pop("HF_TOKEN", None)
     command = [sys.executable, "-m", "sqlenv", "data", "fetch", *argv]
     done = subprocess.run(command, env=settings, capture_output=True, text=True, check=False)

@@ -171,8 +171,13 @@ def test_an_evaluation_is_left_when_the_run_is_to_stop(evaluating: Evaluating, t
 
 
 def test_an_end_at_once_is_none_of_an_evaluations_business(evaluating: Evaluating, training: Stopping) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        evaluating.during(2, training, lambda: signal.raise_signal(signal.SIGINT))
+    # A shell starts its background jobs with the signal ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            evaluating.during(2, training, lambda: signal.raise_signal(signal.SIGINT))
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert evaluating.files() == set()
 
 
