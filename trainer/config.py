@@ -44,16 +44,9 @@ def config_errors() -> Iterator[None]:
 
 
 @dataclass
-class SQLEnvArguments:
-    """What SQLEnv adds to `GRPOConfig` and `ModelConfig`."""
+class EpisodeArguments:
+    """What `sqlenv train` and `sqlenv warmup` alike ask about the policy and its episodes."""
 
-    data: str = field(
-        default="synthetic",
-        metadata={
-            "help": "Data set to train and evaluate on: 'synthetic', 'synthetic:SEED', 'spider:PATH', 'bird:PATH' or "
-            "the path of a folder with your own databases."
-        },
-    )
     answer_mode: str = field(
         default="value",
         metadata={"help": "What ANSWER carries: 'value' (the answer itself) or 'sql' (a query that yields it)."},
@@ -67,6 +60,26 @@ class SQLEnvArguments:
         },
     )
     step_budget: int = field(default=15, metadata={"help": "Steps in an episode."})
+
+    def __post_init__(self) -> None:
+        modes = [mode.value for mode in AnswerMode]
+        if self.answer_mode not in modes:
+            raise ConfigError(f"--answer_mode must be one of {modes}, not {self.answer_mode!r}")
+        if self.adapter not in (None, *ADAPTER_USES):
+            raise ConfigError(f"--adapter must be one of {list(ADAPTER_USES)}, not {self.adapter!r}")
+
+
+@dataclass
+class SQLEnvArguments(EpisodeArguments):
+    """What SQLEnv adds to `GRPOConfig` and `ModelConfig`."""
+
+    data: str = field(
+        default="synthetic",
+        metadata={
+            "help": "Data set to train and evaluate on: 'synthetic', 'synthetic:SEED', 'spider:PATH', 'bird:PATH' or "
+            "the path of a folder with your own databases."
+        },
+    )
     max_concurrency: int = field(default=64, metadata={"help": "Episodes in flight at once."})
     max_turn_length: int = field(default=256, metadata={"help": "Tokens that the policy may generate in one turn."})
     max_context_length: int | None = field(
@@ -140,7 +153,7 @@ class SQLEnvArguments:
     )
 
     def __post_init__(self) -> None:
-        _check_choices(self.answer_mode, self.adapter)
+        super().__post_init__()
         for name, choices in (("weight_sync", WEIGHT_SYNCS), ("weight_sync_pause", PAUSES)):
             if getattr(self, name) not in choices:
                 raise ConfigError(f"--{name} must be one of {list(choices)}, not {getattr(self, name)!r}")
@@ -163,7 +176,7 @@ class SQLEnvArguments:
 
 
 @dataclass
-class WarmupArguments:
+class WarmupArguments(EpisodeArguments):
     """What `sqlenv warmup` adds to `SFTConfig` and `ModelConfig`."""
 
     data: str = field(
@@ -177,19 +190,6 @@ class WarmupArguments:
             "teaches clean play; less makes a base policy that can, but mostly does not."
         },
     )
-    answer_mode: str = field(
-        default="value",
-        metadata={"help": "What ANSWER carries: 'value' (the answer itself) or 'sql' (a query that yields it)."},
-    )
-    adapter: str | None = field(
-        default=None,
-        metadata={
-            "help": "What becomes of --model_name_or_path when it is a LoRA adapter: 'continue' (it goes on being "
-            "trained; the default) or 'merge' (it is merged into its base first; all weights are trained then, or a "
-            "fresh adapter with --use_peft)."
-        },
-    )
-    step_budget: int = field(default=15, metadata={"help": "Steps in an episode."})
     max_episodes: int = field(
         default=2_000,
         metadata={"help": "Episodes to play on each data set, spread evenly over its databases (-1: every question)."},
@@ -218,7 +218,7 @@ class WarmupArguments:
     def __post_init__(self) -> None:
         if not 0.0 <= self.good <= 1.0:
             raise ConfigError(f"--good is a share and must lie in [0, 1], not {self.good}")
-        _check_choices(self.answer_mode, self.adapter)
+        super().__post_init__()
         if self.step_budget <= 0 or self.max_episodes == 0 or self.max_episodes < -1:
             raise ConfigError(
                 "--step_budget and --max_episodes must be positive; --max_episodes -1 plays all questions"
@@ -232,14 +232,6 @@ class WarmupArguments:
     def template_variables(self) -> dict[str, Any]:
         """`chat_template_kwargs`, as they were checked."""
         return self.chat_template_kwargs if isinstance(self.chat_template_kwargs, dict) else {}
-
-
-def _check_choices(answer_mode: str, adapter: str | None) -> None:
-    modes = [mode.value for mode in AnswerMode]
-    if answer_mode not in modes:
-        raise ConfigError(f"--answer_mode must be one of {modes}, not {answer_mode!r}")
-    if adapter not in (None, *ADAPTER_USES):
-        raise ConfigError(f"--adapter must be one of {list(ADAPTER_USES)}, not {adapter!r}")
 
 
 def _json_object(flag: str, text: str) -> dict[str, Any]:

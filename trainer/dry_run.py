@@ -25,7 +25,7 @@ from peft import PeftConfig
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from trl import GRPOConfig, ModelConfig, get_peft_config
 
 from env_server.data.loading import load_dataset
@@ -42,8 +42,9 @@ from trainer.config import SQLEnvArguments, token_of
 from trainer.engines import choose_weight_sync, server_urls
 from trainer.environments import open_environments
 from trainer.memory import GIB, Estimate, Load, ModelShape, estimate, shape_of
-from trainer.policies import load_tokenizer, resolve_policy
-from trainer.prompts import ChatRenderer, first_message, system_prompt
+from trainer.out_of_memory import smaller_batch
+from trainer.policies import base_config, load_tokenizer, resolve_policy
+from trainer.prompts import ChatRenderer, first_message, opening_messages
 from trainer.run_files import RunFolder
 from trainer.served import same_model
 
@@ -179,11 +180,9 @@ class _Run:
         return dataset
 
     def _check_model(self) -> tuple[PretrainedConfig, PeftConfig | None]:
-        name, remote = str(self._model_config.model_name_or_path), self._grpo.trust_remote_code
+        name = str(self._model_config.model_name_or_path)
         policy = resolve_policy(name, self._model_config.model_revision)
-        config = AutoConfig.from_pretrained(
-            policy.base.location, revision=policy.base.revision, trust_remote_code=remote
-        )
+        config = base_config(policy, trust_remote_code=self._grpo.trust_remote_code)
         folder = Path(policy.base.location)
         if folder.is_dir() and not any(any(folder.glob(pattern)) for pattern in WEIGHT_FILES):
             raise DryRunError(f"{folder} has a config and no weights ({', '.join(WEIGHT_FILES)})")
@@ -225,11 +224,7 @@ class _Run:
     def _check_template(
         self, renderer: ChatRenderer, observation: SQLObservation, config: PretrainedConfig | None
     ) -> int:
-        messages = [
-            {"role": "system", "content": system_prompt(self._answer_mode)},
-            {"role": "user", "content": first_message(observation)},
-        ]
-        prompt = len(renderer.prompt_ids(messages))
+        prompt = len(renderer.prompt_ids(opening_messages(self._answer_mode, first_message(observation))))
         turn = self._arguments.max_turn_length
         self._plan.say("template", f"the prompt of the longest question is {prompt} tokens, a turn at most {turn}")
         context = self._context(config)
@@ -382,8 +377,7 @@ def remedy(shape: ModelShape, load: Load, there: float, grpo: GRPOConfig) -> str
                 if generating < load.generating:
                     flags.append(f"--max_concurrency {generating}")
                 if rows < load.rows:
-                    accumulation = math.ceil(load.rows * grpo.gradient_accumulation_steps / rows)
-                    flags.append(f"--per_device_train_batch_size {rows} --gradient_accumulation_steps {accumulation}")
+                    flags.append(smaller_batch(grpo, rows))
                 return f"{' '.join(flags)} fits"
     ways = [] if shape.adapted else ["--use_peft true (LoRA)"]
     ways += [] if load.quantized_bits else ["--load_in_4bit true"]

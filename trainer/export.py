@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import shutil
 import tempfile
@@ -33,7 +32,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from env_server.errors import SQLEnvError
 from inference.adapters import ADAPTER_CONFIG, RUN_MODEL, NamedPolicy
-from inference.weights.gather import full_weights, write_checkpoint
+from inference.weights.gather import full_weights, sync_to_disk, write_checkpoint
 from trainer.hub import Destination, HubError
 from trainer.model_card import CardFacts, data_name, model_card
 from trainer.play_settings import PlaySettings, saved_play
@@ -272,17 +271,9 @@ def _appearing(out: Path, size: int) -> Iterator[Path]:
             folder = Path(scratch) / "policy"
             yield folder
             for path in [*folder.rglob("*"), folder]:
-                _sync(path)
+                sync_to_disk(path)
             folder.rename(out)
-        _sync(out.parent)
+        sync_to_disk(out.parent)
     except (OSError, SafetensorError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or error
         raise ExportError(f"--out {out} cannot be written: {reason}; free space, or name another folder") from error
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -165,8 +165,8 @@ class HalvingTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL carries no types
         if self.accelerator.distributed_type is not DistributedType.NO:
             raise TrainingMemoryError(
                 f"step {step} ran out of memory with micro-batches of {rows}, and several ranks cannot take a step "
-                f"again; start again with {_smaller(args, max(1, rows // 2))}, for the same batch in smaller parts, "
-                f"and --resume_from_checkpoint true where there is a checkpoint ({words})"
+                f"again; start again with {smaller_batch(args, max(1, rows // 2))}, for the same batch in smaller "
+                f"parts, and --resume_from_checkpoint true where there is a checkpoint ({words})"
             )
         if rows == 1:
             raise TrainingMemoryError(
@@ -177,7 +177,7 @@ class HalvingTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL carries no types
         _LOG.warning(
             "step %d ran out of memory: the micro-batch is halved to %d and accumulation doubled to %d, and the step "
             "is taken again from the same rollouts; a run that starts with %s takes less time (%s)",
-            *(step, self._rows, accumulation, _smaller(args, self._rows), words),
+            *(step, self._rows, accumulation, smaller_batch(args, self._rows), words),
         )
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
@@ -228,8 +228,8 @@ def memory_errors(args: GRPOConfig, what: str) -> Iterator[None]:
         raise TrainingMemoryError(f"{what}: memory ran out; {_advice(args)} ({release(error)})") from None
 
 
-def _smaller(args: GRPOConfig, rows: int) -> str:
-    """The flags of the same batch in smaller parts."""
+def smaller_batch(args: GRPOConfig, rows: int) -> str:
+    """The flags of the same batch in micro-batches of `rows`."""
     accumulation = -(-args.per_device_train_batch_size * args.gradient_accumulation_steps // rows)
     return f"--per_device_train_batch_size {rows} --gradient_accumulation_steps {accumulation}"
 

@@ -79,6 +79,11 @@ def first_message(observation: SQLObservation) -> str:
     return f"Question: {observation.question}\n{observation.schema_info}"
 
 
+def opening_messages(mode: AnswerMode, first: str) -> list[dict[str, str]]:
+    """Return the messages that an episode opens with; `first` is the user's, from `first_message`."""
+    return [{"role": "system", "content": system_prompt(mode)}, {"role": "user", "content": first}]
+
+
 def observation_message(observation: SQLObservation) -> str:
     """Return the user message after a step; the steps left are told only when few are."""
     text = f"Error: {observation.error}" if observation.error else observation.result

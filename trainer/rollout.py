@@ -32,7 +32,7 @@ from inference.engine import ContextOverflowError, Engine, EngineError, FinishRe
 from trainer.environments import Environments, EnvironmentSession
 from trainer.episodes import Episode, Outcome, Turn, turn_of
 from trainer.parsing import parse_action
-from trainer.prompts import ChatRenderer, first_message, observation_message, system_prompt
+from trainer.prompts import ChatRenderer, first_message, observation_message, opening_messages
 from trainer.transcript import TokenBudget, Transcript, masked_row
 
 
@@ -224,12 +224,7 @@ class _EpisodePlayer:
         )
 
     def _prompt_ids(self, observation: SQLObservation) -> list[int]:
-        return self._renderer.prompt_ids(
-            [
-                {"role": "system", "content": system_prompt(self._settings.answer_mode)},
-                {"role": "user", "content": first_message(observation)},
-            ]
-        )
+        return self._renderer.prompt_ids(opening_messages(self._settings.answer_mode, first_message(observation)))
 
     async def _take_turn(self, transcript: Transcript, room: int) -> SQLObservation:
         """Generate, act, and append the reply unless the episode is over (a row ends on the model's words)."""

@@ -20,7 +20,7 @@ from trainer.config import ConfigError
 from trainer.demonstrations import demonstrate
 from trainer.evaluate import choose_questions
 from trainer.players import Conversation
-from trainer.prompts import ChatRenderer, system_prompt
+from trainer.prompts import ChatRenderer, opening_messages
 
 IGNORED = -100
 """The label that the loss leaves out."""
@@ -30,11 +30,7 @@ def encode(
     conversation: Conversation, renderer: ChatRenderer, answer_mode: AnswerMode = AnswerMode.VALUE
 ) -> dict[str, list[int]]:
     """An episode as `input_ids` and `labels`; the labels are the ids where the policy speaks, else IGNORED."""
-    prompt = [
-        {"role": "system", "content": system_prompt(answer_mode)},
-        {"role": "user", "content": conversation.opening},
-    ]
-    ids = renderer.prompt_ids(prompt)
+    ids = renderer.prompt_ids(opening_messages(answer_mode, conversation.opening))
     labels = [IGNORED] * len(ids)
     for text, reply in conversation.turns:
         turn = renderer.turn_ids(text)

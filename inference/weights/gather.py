@@ -369,15 +369,16 @@ def _appearing(folder: Path) -> Iterator[Path]:
         for path in partial.iterdir():
             path.chmod(0o644)  # safetensors makes it for its owner alone, and the server may run as somebody else
         for path in [*partial.iterdir(), partial]:
-            _sync(path)
+            sync_to_disk(path)
         partial.rename(folder)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    _sync(folder.parent)
+    sync_to_disk(folder.parent)
 
 
-def _sync(path: Path) -> None:
+def sync_to_disk(path: Path) -> None:
+    """Return when what a file holds, or which files a folder holds, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -133,7 +133,7 @@ def plan_scales(moved: Mapping[str, float], scales: Mapping[str, float], noise: 
     What moves nothing keeps its scale, as does LoRA's A, which moves what B lets it. Raises WeightSyncError when the
     noise is so large that nothing could be proved.
     """
-    count = len(moved)
+    count = len(scales)
     smallest = noise / math.sqrt(tokens)
     effect = max(SIGNAL * smallest, LEAST_EFFECT / math.sqrt(count))
     effect = min(effect, LARGEST_EFFECT / math.sqrt(count))
@@ -143,10 +143,10 @@ def plan_scales(moved: Mapping[str, float], scales: Mapping[str, float], noise: 
             "prove a push with, or to train on"
         )
     return {
-        name: scales[name]
-        if found < _NOTHING or _is_led(name)
-        else min(LARGEST_SCALE, max(SMALLEST_SCALE, scales[name] * effect / found))
-        for name, found in moved.items()
+        name: scale
+        if moved[name] < _NOTHING or _is_led(name)
+        else min(LARGEST_SCALE, max(SMALLEST_SCALE, scale * effect / moved[name]))
+        for name, scale in scales.items()
     }
 
 
@@ -179,8 +179,11 @@ class Prover:
         # Of a sharded model, what is a parameter changes with each forward pass.
         self._parameters = {} if is_sharded(model) else pushed_parameters(model, trainable_only=trainable_only)
 
-    def noise(self, sample: Sample) -> float:
-        """Return how far the server is from the trainer, with the weights that both hold. Raises WeightSyncError."""
+    def distance(self, sample: Sample) -> float:
+        """Return how far what a server generated is from the trainer with its weights of now, in nats.
+
+        The root mean square over the tokens. Raises WeightSyncError.
+        """
         return gap(self._values(sample), sample.logprobs).rms
 
     def scales(self, sample: Sample, noise: float) -> dict[str, float] | float:
@@ -191,12 +194,12 @@ class Prover:
         at_first = {name: parameter.detach() for name, parameter in self._parameters.items()}
         unchanged = self._values(sample)
         scales = dict.fromkeys(self._parameters, FIRST_SCALE)
-        moved = self._effects(sample, lambda name: FIRST_SCALE * direction(name, at_first[name]))
+        moved = self._effects(sample, lambda name: FIRST_SCALE * direction(name, at_first[name]), PLANNING_DIRECTIONS)
         for _ in range(REFINEMENTS):
             scales = plan_scales(moved, scales, noise, tokens)
             # Measured again where they will be: what multiplies a tensor has changed by then, LoRA's B from 0 for one.
             with perturbed(self._model, scales, trainable_only=self._trainable_only) as changes:
-                moved = self._effects(sample, changes.change)
+                moved = self._effects(sample, changes.change, PLANNING_DIRECTIONS)
         scales = plan_scales(moved, scales, noise, tokens)
         with perturbed(self._model, scales, trainable_only=self._trainable_only):
             together = gap(unchanged, self._values(sample)).differences
@@ -206,12 +209,12 @@ class Prover:
     def examine(self, sample: Sample, noise: float, changes: Perturbation) -> Evidence:
         """Compare what a server generated with the changed weights, while they are changed. Raises WeightSyncError.
 
-        `without_changes` is left at infinity; `compare_without` measures it.
+        `without_changes` is left at infinity: it is the `distance` once the changes are undone.
         """
         found = gap(self._values(sample), sample.logprobs)
         if is_sharded(self._model):
             return Evidence(sample.url, noise, found.rms, math.inf, math.inf)
-        effect = effects(self._model, self._parameters, self._differentiable(sample), changes.change, DIRECTIONS)
+        effect = self._effects(sample, changes.change, DIRECTIONS)
         smallest = noise / math.sqrt(len(sample.token_ids))
         signal = {name: moved / max(smallest, 1e-12) for name, moved in effect.items()}
         unseen = tuple(name for name, value in signal.items() if value < LEAST_SIGNAL)
@@ -260,19 +263,13 @@ class Prover:
         with changes.left_behind(name):
             return self._values(sample)
 
-    def compare_without(self, sample: Sample) -> float:
-        """Return how far what was generated with the changed weights is from the trainer with the others."""
-        return gap(self._values(sample), sample.logprobs).rms
-
     def _values(self, sample: Sample) -> list[float]:
         with torch.no_grad():
             found: list[float] = self._logprobs(self._prompt, sample.token_ids).tolist()
         return found
 
-    def _effects(self, sample: Sample, change: Callable[[str], Tensor]) -> dict[str, float]:
-        moved = effects(self._model, self._parameters, self._differentiable(sample), change, PLANNING_DIRECTIONS)
-        moved.pop(HEAD, None)  # changes with the embeddings
-        return moved
+    def _effects(self, sample: Sample, change: Callable[[str], Tensor], directions: int) -> dict[str, float]:
+        return effects(self._model, self._parameters, self._differentiable(sample), change, directions)
 
     def _differentiable(self, sample: Sample) -> Callable[[], Tensor]:
         return lambda: self._unrounded(self._prompt, sample.token_ids)

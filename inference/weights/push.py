@@ -166,7 +166,7 @@ class WeightPusher:
         adapter = self._transport.name == "lora"
         prover = Prover(self._model(), self._logprobs, self._unrounded, self._probe, trainable_only=adapter)
         samples = self._push(version, "start")
-        noises = self._agreed(lambda: [self._blaming(sample, prover.noise) for sample in samples])
+        noises = self._agreed(lambda: [self._blaming(sample, prover.distance) for sample in samples])
         noise = max(noises)
         try:
             scales = self._agreed(lambda: self._blaming(samples[0], lambda sample: prover.scales(sample, noise)))
@@ -180,7 +180,7 @@ class WeightPusher:
         except PerturbError as error:
             logger.warning("only the weights themselves are compared with the servers': %s", error)
         else:
-            before = self._agreed(lambda: [self._blaming(sample, prover.compare_without) for sample in samples])
+            before = self._agreed(lambda: [self._blaming(sample, prover.distance) for sample in samples])
             found = [replace(one, without_changes=value) for one, value in zip(found, before, strict=True)]
             self._conclude(found)
             noise = max(noise, *(one.with_changes for one in found))

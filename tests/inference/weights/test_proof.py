@@ -88,7 +88,7 @@ class Pair:
     @contextmanager
     def proving(self, trainable_only: bool = False) -> Iterator[tuple[float, Perturbation]]:
         at_the_start = self.sample()
-        noise = self.prover.noise(at_the_start)
+        noise = self.prover.distance(at_the_start)
         scales = self.prover.scales(at_the_start, noise)
         with perturbed(self.model, scales, trainable_only=trainable_only) as changes:
             yield noise, changes
@@ -130,7 +130,7 @@ def test_a_tensor_that_stayed_behind_is_found_out(layers: int, half: bool) -> No
         with head.holding(changes.original(head.name)):
             sample = pair.sample()
         assert HEAD in pair.prover.examine(sample, noise, changes).lacking
-    without = pair.prover.compare_without(clean)
+    without = pair.prover.distance(clean)
     assert NEARER * evidence.with_changes < without < 2 * LARGEST_EFFECT
 
 
@@ -172,7 +172,7 @@ def test_a_server_that_took_nothing_is_no_nearer() -> None:
     before = pair.sample()
     with pair.proving() as (noise, changes):
         found = pair.prover.examine(before, noise, changes)
-    assert found.with_changes > 1e3 * pair.prover.compare_without(before)
+    assert found.with_changes > 1e3 * pair.prover.distance(before)
 
 
 def test_what_the_proof_says() -> None:
