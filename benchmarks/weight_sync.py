@@ -13,6 +13,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Literal
@@ -103,7 +104,7 @@ def pusher_to(
         lambda: model,
         engine,
         way,
-        lambda prompt, tokens: token_logprobs(model, prompt, tokens),
+        partial(token_logprobs, model),
         probe,
     )
     engine.restore_with(pusher.restore)

@@ -170,12 +170,12 @@ def vllm_policy(
     )
     accelerator = trainer.accelerator
 
-    def logprobs(prompt_ids: tuple[int, ...], token_ids: tuple[int, ...]) -> torch.Tensor:
+    def logprobs(prompt_ids: tuple[int, ...], token_ids: tuple[int, ...], temperature: float) -> torch.Tensor:
         with accelerator.autocast():
-            return token_logprobs(trainer.model_wrapped, prompt_ids, token_ids)
+            return token_logprobs(trainer.model_wrapped, prompt_ids, token_ids, temperature)
 
-    def unrounded(prompt_ids: tuple[int, ...], token_ids: tuple[int, ...]) -> torch.Tensor:
-        return token_logprobs(trainer.model_wrapped, prompt_ids, token_ids, autocast=False)
+    def unrounded(prompt_ids: tuple[int, ...], token_ids: tuple[int, ...], temperature: float) -> torch.Tensor:
+        return token_logprobs(trainer.model_wrapped, prompt_ids, token_ids, temperature, autocast=False)
 
     pusher = WeightPusher(
         lambda: trainer.model_wrapped,

@@ -31,6 +31,9 @@ from inference.weights.probe import gap
 from inference.weights.sensitivity import HEAD, effects, is_sharded, overlaps, tied_head
 from inference.weights.transport import WeightSyncError
 
+PROBE_TEMPERATURE = 2.0
+"""That a server generates probes at. A trained policy is sure of most of what it says, and what it is sure of shows no
+change; at this temperature nearly every token does."""
 PROOF_TOKENS = 128
 """That a server generates for each part of the proof. The noise of a tensor's share falls with their square root."""
 SIGNAL = 24.0
@@ -38,7 +41,7 @@ SIGNAL = 24.0
 all of them together may be too much."""
 LEAST_SIGNAL = 6.0
 """Standard errors from 0 that a share must have to count: noise alone gets there in one of 10^9 tensors."""
-LEAST_EFFECT = 0.5
+LEAST_EFFECT = 0.1
 """Of all changes together, in nats (root mean square): where there is no noise to speak of."""
 LARGEST_EFFECT = 3.0
 """Of all changes together, in nats, as far as they are planned."""
@@ -48,15 +51,21 @@ by 1 nat rounds as before, one that is moved by 2.5 amplifies rounding by a half
 UNMEASURED_SCALE = 0.05
 """Of each tensor's change where gradients are not to be had: a twentieth of the tensor moves a trained policy by about
 a nat."""
-SMALLEST_SCALE = 2.0**-6
-"""Twice what bfloat16 may round away."""
+SMALLEST_SCALE = 2.0**-7
+"""A unit in the last place of bfloat16."""
 LARGEST_SCALE = 2.0
 """Some tensors move little: the bias of keys, in a policy that attends to everything alike."""
 FIRST_SCALE = 0.5
+"""Of a tensor before its effect is known."""
+LED_SCALE = 1.0
+"""Of LoRA's A before its effect is known: by itself it moves nothing, and what B lets it move is to be as much as what
+B does."""
 REFINEMENTS = 2
 """Of the scales, each by what the last ones did."""
-PLANNING_DIRECTIONS, DIRECTIONS = 4, 6
-"""Random vectors per estimate: for the plan, and for the verdict."""
+DIRECTIONS = 6
+"""Random vectors per estimate of the effects."""
+EFFECT_TOKENS = 64
+"""Of the probe, that effects are estimated on: each vector costs a backward pass over them."""
 NEARER = 2.5
 """How many times nearer the server must be to the changed weights than to the unchanged ones."""
 NOISE_GROWTH = 4.0
@@ -67,14 +76,14 @@ LACKING = (0.5, 2.0)
 """The shares between which a tensor stayed behind."""
 FOLDS = 4
 """Parts of the probe, of which all but one must agree that a tensor stayed behind."""
-SUSPECTS = 4
+SUSPECTS = 6
 """That are tried for one explanation: gradients rank tensors by estimates."""
 MOST_NAMED = 3
 _NOTHING = 1e-9
 
-Logprobs = Callable[[tuple[int, ...], tuple[int, ...]], Tensor]
-"""The trainer's own logprobs of tokens after a prompt, shape (tokens,), as it computes them for the loss; with
-gradients where they are enabled."""
+Logprobs = Callable[[tuple[int, ...], tuple[int, ...], float], Tensor]
+"""The trainer's own logprobs of tokens after a prompt, at a temperature; shape (tokens,), as it computes them for the
+loss, with gradients where they are enabled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +139,7 @@ class Evidence:
 def plan_scales(moved: Mapping[str, float], scales: Mapping[str, float], noise: float, tokens: int) -> dict[str, float]:
     """Return by how much to scale each tensor's direction, when at `scales` each moves the logprobs by `moved` nats.
 
-    What moves nothing keeps its scale, as does LoRA's A, which moves what B lets it. Raises WeightSyncError when the
-    noise is so large that nothing could be proved.
+    What moves nothing keeps its scale. Raises WeightSyncError when the noise is so large that nothing could be proved.
     """
     count = len(scales)
     smallest = noise / math.sqrt(tokens)
@@ -143,9 +151,7 @@ def plan_scales(moved: Mapping[str, float], scales: Mapping[str, float], noise: 
             "prove a push with, or to train on"
         )
     return {
-        name: scale
-        if moved[name] < _NOTHING or _is_led(name)
-        else min(LARGEST_SCALE, max(SMALLEST_SCALE, scale * effect / moved[name]))
+        name: scale if moved[name] < _NOTHING else min(LARGEST_SCALE, max(SMALLEST_SCALE, scale * effect / moved[name]))
         for name, scale in scales.items()
     }
 
@@ -193,18 +199,20 @@ class Prover:
         tokens = len(sample.token_ids)
         at_first = {name: parameter.detach() for name, parameter in self._parameters.items()}
         unchanged = self._values(sample)
-        scales = dict.fromkeys(self._parameters, FIRST_SCALE)
-        moved = self._effects(sample, lambda name: FIRST_SCALE * direction(name, at_first[name]), PLANNING_DIRECTIONS)
+        scales = {name: LED_SCALE if _is_led(name) else FIRST_SCALE for name in self._parameters}
+        moved = self._effects(sample, lambda name: scales[name] * direction(name, at_first[name]))
         for _ in range(REFINEMENTS):
             scales = plan_scales(moved, scales, noise, tokens)
             # Measured again where they will be: what multiplies a tensor has changed by then, LoRA's B from 0 for one.
             with perturbed(self._model, scales, trainable_only=self._trainable_only) as changes:
-                moved = self._effects(sample, changes.change, PLANNING_DIRECTIONS)
+                moved = self._effects(sample, changes.change)
         scales = plan_scales(moved, scales, noise, tokens)
         with perturbed(self._model, scales, trainable_only=self._trainable_only):
             together = gap(unchanged, self._values(sample)).differences
         too_much = max(1.0, fmean(map(abs, together)) / LARGEST_MEAN_EFFECT)
-        return {name: max(SMALLEST_SCALE, scale / too_much) for name, scale in scales.items()}
+        return {
+            name: scale if _is_led(name) else max(SMALLEST_SCALE, scale / too_much) for name, scale in scales.items()
+        }
 
     def examine(self, sample: Sample, noise: float, changes: Perturbation) -> Evidence:
         """Compare what a server generated with the changed weights, while they are changed. Raises WeightSyncError.
@@ -214,7 +222,7 @@ class Prover:
         found = gap(self._values(sample), sample.logprobs)
         if is_sharded(self._model):
             return Evidence(sample.url, noise, found.rms, math.inf, math.inf)
-        effect = self._effects(sample, changes.change, DIRECTIONS)
+        effect = self._effects(sample, changes.change)
         smallest = noise / math.sqrt(len(sample.token_ids))
         signal = {name: moved / max(smallest, 1e-12) for name, moved in effect.items()}
         unseen = tuple(name for name, value in signal.items() if value < LEAST_SIGNAL)
@@ -247,7 +255,13 @@ class Prover:
         changes: Perturbation,
     ) -> tuple[str, list[float]] | None:
         """Return the tensor whose missing change explains most of `differences`, and what it leaves unexplained."""
-        found = overlaps(self._model, self._parameters, self._differentiable(sample), changes.change, differences)
+        found = overlaps(
+            self._model,
+            self._parameters,
+            self._differentiable(sample.token_ids),
+            changes.change,
+            differences,
+        )
         # A change that is missing shows with the opposite sign.
         explained = {name: found[name] ** 2 / moved**2 for name, moved in effect.items() if found[name] < 0}
         suspects = sorted(explained, key=lambda name: -explained[name])[:SUSPECTS]
@@ -265,14 +279,15 @@ class Prover:
 
     def _values(self, sample: Sample) -> list[float]:
         with torch.no_grad():
-            found: list[float] = self._logprobs(self._prompt, sample.token_ids).tolist()
+            found: list[float] = self._logprobs(self._prompt, sample.token_ids, PROBE_TEMPERATURE).tolist()
         return found
 
-    def _effects(self, sample: Sample, change: Callable[[str], Tensor], directions: int) -> dict[str, float]:
-        return effects(self._model, self._parameters, self._differentiable(sample), change, directions)
+    def _effects(self, sample: Sample, change: Callable[[str], Tensor]) -> dict[str, float]:
+        logprobs = self._differentiable(sample.token_ids[:EFFECT_TOKENS])
+        return effects(self._model, self._parameters, logprobs, change, DIRECTIONS)
 
-    def _differentiable(self, sample: Sample) -> Callable[[], Tensor]:
-        return lambda: self._unrounded(self._prompt, sample.token_ids)
+    def _differentiable(self, token_ids: tuple[int, ...]) -> Callable[[], Tensor]:
+        return lambda: self._unrounded(self._prompt, token_ids, PROBE_TEMPERATURE)
 
 
 @dataclass(frozen=True, slots=True)

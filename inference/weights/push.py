@@ -35,7 +35,7 @@ from inference.vllm import EngineUnavailableError, VLLMEngine
 from inference.vllm_api import ReplicaUnavailableError, VLLMServer
 from inference.weights.perturb import PerturbError, perturbed
 from inference.weights.probe import gap
-from inference.weights.proof import HARMLESS, PROOF_TOKENS, Evidence, Logprobs, Prover, Sample
+from inference.weights.proof import HARMLESS, PROBE_TEMPERATURE, PROOF_TOKENS, Evidence, Logprobs, Prover, Sample
 from inference.weights.transport import Pause, Transport, WeightSyncError
 
 logger = logging.getLogger(__name__)
@@ -276,7 +276,7 @@ class WeightPusher:
             server.model = self._model_name or server.model
         replica.model = server.model
         tokens = min(self._probe_tokens, replica.max_model_len - len(self._probe))
-        sampling = Sampling(max(1, tokens))
+        sampling = Sampling(max(1, tokens), PROBE_TEMPERATURE)
         done = await server.complete(self._probe, sampling, seed=self._version, stop_ids=())
         replica.version, replica.fingerprint = self._version, done.fingerprint
         return Sample(server.url, done.token_ids, done.logprobs)
@@ -308,7 +308,7 @@ class WeightPusher:
         if self._bound is None:
             return  # the proof is under way, and does it
         with torch.no_grad():
-            ours = self._logprobs(self._probe, sample.token_ids).tolist()
+            ours = self._logprobs(self._probe, sample.token_ids, PROBE_TEMPERATURE).tolist()
         found = self._blaming(sample, lambda one: gap(ours, one.logprobs))
         if found.rms > self._bound:
             raise self._mismatch(sample.url, f"{found}, where at most {self._bound:.3g} is noise")

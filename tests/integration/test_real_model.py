@@ -15,6 +15,7 @@ import os
 import sqlite3
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -198,7 +199,7 @@ def pusher_of(
     model: PreTrainedModel, engine: VLLMEngine, renderer: ChatRenderer, transport: DiskTransport
 ) -> WeightPusher:
     probe = renderer.prompt_ids([{"role": "user", "content": "Which tables are there, and what is in them?"}])
-    pusher = WeightPusher(lambda: model, engine, transport, lambda p, t: token_logprobs(model, p, t), probe)
+    pusher = WeightPusher(lambda: model, engine, transport, partial(token_logprobs, model), probe)
     engine.restore_with(pusher.restore)
     return pusher
 

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -81,7 +82,7 @@ class Playing:
             lambda: self.model,
             self.engine,
             DiskTransport(lambda: full_weights(self.model, accelerator), folder / "weights"),
-            lambda prompt, tokens: token_logprobs(self.model, prompt, tokens),
+            partial(token_logprobs, self.model),
             renderer.prompt_ids([{"role": "user", "content": "Which tables are there?"}]),
         )
         self.engine.restore_with(self.pusher.restore)

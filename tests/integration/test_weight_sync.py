@@ -9,6 +9,7 @@ import random
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -74,7 +75,7 @@ class Pushing:
             lambda: model,
             self.engine,
             transport or DiskTransport(lambda: full_weights(model, accelerator), folder / "weights"),
-            lambda prompt, tokens: token_logprobs(model, prompt, tokens),
+            partial(token_logprobs, model),
             tuple(random.Random(1).choices(range(STOP + 1, 1_000), k=16)),
             settings=PushSettings(timeout_s, pause),
         )

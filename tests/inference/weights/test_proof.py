@@ -11,6 +11,7 @@ import math
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ from inference.weights.proof import (
     LARGEST_SCALE,
     LEAST_SIGNAL,
     NEARER,
+    PROBE_TEMPERATURE,
     PROOF_TOKENS,
     SMALLEST_SCALE,
     Evidence,
@@ -73,17 +75,17 @@ class Pair:
         self.model = model
         self.half = half
         self.prover = Prover(
-            model, self.logprobs, lambda p, t: token_logprobs(model, p, t), PROMPT, trainable_only=trainable_only
+            model, self.logprobs, partial(token_logprobs, model), PROMPT, trainable_only=trainable_only
         )
 
-    def logprobs(self, prompt: tuple[int, ...], tokens: tuple[int, ...]) -> Tensor:
+    def logprobs(self, prompt: tuple[int, ...], tokens: tuple[int, ...], temperature: float) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16, enabled=self.half):
-            return token_logprobs(self.model, prompt, tokens)
+            return token_logprobs(self.model, prompt, tokens, temperature)
 
     def sample(self) -> Sample:
         server = copy.deepcopy(self.model).to(torch.bfloat16 if self.half else torch.float64)
         server.config._attn_implementation = "eager"  # type: ignore[union-attr]
-        return Sample("http://server", TOKENS, tuple(logprobs_of(server, PROMPT, TOKENS)))
+        return Sample("http://server", TOKENS, tuple(logprobs_of(server, PROMPT, TOKENS, PROBE_TEMPERATURE)))
 
     @contextmanager
     def proving(self, trainable_only: bool = False) -> Iterator[tuple[float, Perturbation]]:
