@@ -38,7 +38,7 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 
 base: $(INSTALLED)  ## rebuild the shipped base policy from nothing (about half an hour)
-	$(BIN)/python -m trainer.tiny.build
+	$(BIN)/python -m trainer.build_base
 
 clean:
 	rm -rf $(VENV) $(UPSTREAM) $(VLLM_VENV) $(QUANTISED) build *.egg-info

@@ -91,25 +91,25 @@ def _nothing_to_save() -> Iterator[None]:
 
 
 def _evaluate(argv: Sequence[str]) -> int:
-    from trainer import evaluate
+    from trainer.evaluation import evaluate
 
     return evaluate.run(argv)
 
 
 def _export(argv: Sequence[str]) -> int:
-    from trainer import export
+    from trainer.shipping import export
 
     return export.run(argv)
 
 
 def _warmup(argv: Sequence[str]) -> int:
-    from trainer import warmup
+    from trainer.warmup import warmup
 
     return warmup.run(argv)
 
 
 def _report(argv: Sequence[str]) -> int:
-    from trainer import report
+    from trainer.report import report
 
     return report.run(argv)
 
@@ -127,13 +127,13 @@ def _serve(argv: Sequence[str]) -> int:
 
 
 def _inference(argv: Sequence[str]) -> int:
-    from inference import launcher
+    from inference.launch import launcher
 
     return launcher.run(argv)
 
 
 def _data(argv: Sequence[str]) -> int:
-    from env_server.data import commands
+    from env_server.data.cli import commands
 
     return commands.run(argv)
 

@@ -32,18 +32,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # before the scrip
 
 from benchmarks.server_process import ROOT, ServerProcess
 from env_server.data.loading import load_dataset
-from env_server.data.questions import Dataset, Split
+from env_server.dataset import Dataset, Split
 from env_server.types import ActionType, SQLAction, SQLObservation
 from inference.engine import Engine
-from inference.vllm import VLLMEngine
-from trainer.environments import Environments, EnvironmentSession, LocalEnvironments
-from trainer.episodes import Outcome
-from trainer.evaluate import in_process_engine
-from trainer.policies import load_policy
-from trainer.prompts import ChatRenderer
-from trainer.rollout import RolloutClient, RolloutSettings, request_for
+from inference.vllm.engine import VLLMEngine
+from trainer.chat.prompts import ChatRenderer
+from trainer.evaluation.evaluate import in_process_engine
+from trainer.policy.loading import load_policy
+from trainer.rollout.client import RolloutClient, RolloutSettings, request_for
+from trainer.rollout.environments import Environments, EnvironmentSession, LocalEnvironments
+from trainer.rollout.episodes import Outcome
+from trainer.rollout.transcript import TokenBudget
 from trainer.tiny import BASE_CHECKPOINT
-from trainer.transcript import TokenBudget
 
 LONG_TURNS = 8
 INFERENCE = (sys.executable, str(ROOT / "sqlenv.py"), "inference", "--port", "{port}")

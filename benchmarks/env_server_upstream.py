@@ -15,7 +15,7 @@ from openenv.core.env_server.http_server import create_app
 from openenv.core.env_server.interfaces import Environment
 
 from env_server.data.loading import load_dataset
-from env_server.data.questions import Split
+from env_server.dataset import Split
 from env_server.factory import EnvironmentFactory
 from env_server.types import SQLAction, SQLObservation, SQLState
 

@@ -29,10 +29,10 @@ from benchmarks import traffic
 from benchmarks.load_generator import Load, Outcome
 from benchmarks.server_process import SERVE, Generator, ServerProcess
 from env_server.data.loading import load_dataset
-from env_server.data.questions import Dataset, Question
-from env_server.pool import DatabasePool
-from env_server.schema import quote_identifier
+from env_server.dataset import Dataset, Question
 from env_server.settings import EnvSettings
+from env_server.sql.pool import DatabasePool
+from env_server.sql.schema import quote_identifier
 from env_server.types import ActionType
 
 SESSIONS = 64

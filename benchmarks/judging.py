@@ -26,17 +26,17 @@ from itertools import permutations
 from pathlib import Path
 from typing import NamedTuple
 
-from env_server.answers import format_answer
 from env_server.cache import default_cache_dir
 from env_server.data.loading import load_dataset
-from env_server.data.questions import Dataset, Question, Row
-from env_server.judging import judge_value
-from env_server.pool import DatabasePool
+from env_server.dataset import Dataset, Question, Row
+from env_server.judging.answers import format_answer
+from env_server.judging.verdict import judge_value
 from env_server.settings import EnvSettings
-from env_server.sql_judge import SQLJudge
+from env_server.sql.pool import DatabasePool
+from env_server.test_suites.judge import SQLJudge
+from env_server.test_suites.store import Suites
+from env_server.test_suites.suite import Strictness
 from env_server.types import AnswerMode
-from env_server.variants.store import Suites
-from env_server.variants.suite import Strictness
 
 PASSES = 3
 """The fastest of so many passes counts: what else the machine does can only slow one down."""

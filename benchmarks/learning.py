@@ -15,8 +15,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from trainer.run_files import RunFolder
-from trainer.statistics import compare
+from trainer.results.run_files import RunFolder
+from trainer.results.statistics import compare
 from trainer.tiny import BASE_CHECKPOINT
 
 

@@ -21,9 +21,9 @@ from datasets import Dataset
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, ModelConfig, get_peft_config
 
-from trainer.grpo import use_engine
-from trainer.memory import GIB, Load, estimate, shape_of
-from trainer.out_of_memory import HalvingTrainer
+from trainer.training.grpo import use_engine
+from trainer.training.memory import GIB, Load, estimate, shape_of
+from trainer.training.out_of_memory import HalvingTrainer
 
 PROMPT = 64
 

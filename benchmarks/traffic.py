@@ -17,11 +17,11 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Final
 
-from env_server.answers import format_answer
-from env_server.data.questions import Dataset, Question
-from env_server.pool import DatabasePool
-from env_server.schema import Schema, Table, quote_identifier
+from env_server.dataset import Dataset, Question
+from env_server.judging.answers import format_answer
 from env_server.settings import SandboxSettings
+from env_server.sql.pool import DatabasePool
+from env_server.sql.schema import Schema, Table, quote_identifier
 from env_server.types import ActionType
 
 KINDS: Final = ("distinct", "groups")

@@ -17,15 +17,15 @@ import sys
 import time
 
 from env_server.data.loading import load_dataset
-from env_server.data.questions import Question
+from env_server.dataset import Question
 from env_server.errors import SQLError
-from env_server.judging import judge_rows
-from env_server.pool import DatabasePool
-from env_server.sandbox import Sandbox
+from env_server.judging.verdict import judge_rows
 from env_server.settings import SandboxSettings
+from env_server.sql.pool import DatabasePool
+from env_server.sql.sandbox import Sandbox
+from env_server.test_suites.database_profile import read_blueprint
+from env_server.test_suites.suite import MAX_CANDIDATES, Plan, SuiteMaker, Variant, killed_by
 from env_server.types import AnswerMode
-from env_server.variants.blueprint import read_blueprint
-from env_server.variants.suite import MAX_CANDIDATES, Plan, SuiteMaker, Variant, killed_by
 
 HELD_BACK = 60
 """Databases a question that the choice of its suite never saw."""

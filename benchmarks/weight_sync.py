@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # before the scrip
 from benchmarks.engines import INFERENCE
 from benchmarks.server_process import ServerProcess
 from inference.engine import EngineError
-from inference.vllm import VLLMEngine
+from inference.vllm.engine import VLLMEngine
 from inference.weights.device import DeviceTransport
 from inference.weights.disk import DiskTransport
 from inference.weights.gather import adapter_weights, full_weights
@@ -37,8 +37,8 @@ from inference.weights.lora import LoraTransport
 from inference.weights.probe import token_logprobs
 from inference.weights.push import WeightPusher
 from inference.weights.transport import Transport
-from trainer.policies import load_policy
-from trainer.prompts import ChatRenderer
+from trainer.chat.prompts import ChatRenderer
+from trainer.policy.loading import load_policy
 from trainer.tiny import BASE_CHECKPOINT
 
 TIMEOUT_S = 120.0

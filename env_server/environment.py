@@ -16,15 +16,15 @@ import random
 from dataclasses import dataclass, field
 from functools import partial
 
-from env_server.data.questions import Dataset, Question, Split
+from env_server.dataset import Dataset, Question, Split
 from env_server.errors import EpisodeOverError, NoEpisodeError, SQLEnvError
 from env_server.explorer import ActionOutcome, Explorer, Outcomes, one_line
-from env_server.judging import judge_value
-from env_server.pool import Databases
+from env_server.judging.verdict import judge_value
 from env_server.reward import EpisodeRewards
 from env_server.scores import Scores
 from env_server.settings import EnvSettings
-from env_server.sql_judge import QueryJudge, SQLJudge
+from env_server.sql.pool import Databases
+from env_server.test_suites.judge import QueryJudge, SQLJudge
 from env_server.types import (
     ActionType,
     AnswerMode,

@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from env_server.display import describe_table, format_result
 from env_server.errors import SQLError, UnknownTableError
-from env_server.pool import Databases
-from env_server.sandbox import QueryResult
-from env_server.schema import Table, quote_identifier
 from env_server.settings import DisplaySettings
+from env_server.sql.display import describe_table, format_result
+from env_server.sql.pool import Databases
+from env_server.sql.sandbox import QueryResult
+from env_server.sql.schema import Table, quote_identifier
 
 MAX_ERROR_CHARS = 600
 """Characters of an error."""

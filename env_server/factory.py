@@ -10,13 +10,13 @@ from pathlib import Path
 from types import TracebackType
 
 from env_server.cache import default_cache_dir
-from env_server.data.questions import Dataset
+from env_server.dataset import Dataset
 from env_server.environment import SQLEnvironment
-from env_server.pool import DatabasePool
 from env_server.settings import EnvSettings
-from env_server.sql_judge import SQLJudge
+from env_server.sql.pool import DatabasePool
+from env_server.test_suites.judge import SQLJudge
+from env_server.test_suites.store import Suites
 from env_server.types import AnswerMode
-from env_server.variants.store import Suites
 
 
 class EnvironmentFactory:

@@ -22,8 +22,8 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 
-from env_server.answers import normalize_text
-from env_server.data.questions import Gold, Row, SQLValue
+from env_server.dataset import Gold, Row, SQLValue
+from env_server.judging.answers import normalize_text
 
 BINS = 4
 ROW_LIMIT = 20

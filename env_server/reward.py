@@ -23,7 +23,7 @@ import string
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
-from env_server.data.questions import Gold, Row
+from env_server.dataset import Gold, Row
 from env_server.progress import ROW_LIMIT, Target
 from env_server.settings import RewardSettings
 from env_server.types import ActionType, RewardComponents

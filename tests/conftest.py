@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from env_server.data.questions import Dataset, Gold, Hardness, Question, Row, Split
+from env_server.dataset import Dataset, Gold, Hardness, Question, Row, Split
 from env_server.environment import SQLEnvironment
-from env_server.pool import DatabasePool
 from env_server.settings import EnvSettings
+from env_server.sql.pool import DatabasePool
 
 # No test needs the Hub: names that are no folders are looked for in the cache alone.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

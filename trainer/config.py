@@ -11,7 +11,7 @@ from typing import Any
 
 from env_server.errors import SQLEnvError
 from env_server.types import AnswerMode
-from inference.launch_plan import WeightSyncMode
+from inference.launch.plan import WeightSyncMode
 from inference.weights.transport import Pause
 
 TOKEN_VARIABLE = "SQLENV_TOKEN"

@@ -10,15 +10,15 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
+from env_server.client.sync_client import SyncSQLEnvClient
 from env_server.data.loading import SYNTAX, load_dataset
-from env_server.data.questions import Split
+from env_server.dataset import Split
 from env_server.environment import SQLEnvironment
 from env_server.factory import EnvironmentFactory
-from env_server.sync_client import SyncSQLEnvClient
 from env_server.types import AnswerMode, SQLObservation
+from trainer.chat.parsing import parse_action
 from trainer.config import ENV_HELP, TOKEN_HELP, token_of
-from trainer.environments import LOCAL
-from trainer.parsing import parse_action
+from trainer.rollout.environments import LOCAL
 
 HELP = """\
 DESCRIBE table     columns, types, keys and row count

@@ -24,38 +24,38 @@ from rich.console import Console
 from trl import GRPOConfig, GRPOTrainer, ModelConfig
 
 from env_server.data.loading import load_dataset
-from env_server.data.questions import Split
+from env_server.dataset import Split
 from env_server.settings import EnvSettings
 from env_server.types import AnswerMode
 from inference.adapters import RUN_MODEL
-from trainer.arguments import advise, parse_arguments, require_questions
-from trainer.combinations import context_advice
+from trainer.chat.prompts import ChatRenderer
 from trainer.config import SQLEnvArguments, token_of
-from trainer.dry_run import dry_run
-from trainer.engines import PolicyEngine, hf_policy, vllm_policy
-from trainer.environments import AnyEnvironments, open_environments
-from trainer.evaluate import choose_questions
-from trainer.evaluating import EvaluateAtStart, SQLEnvTrainer
-from trainer.export import publish
-from trainer.grpo import SQLEnvRollout, build_trainer, sync_weights, use_engine
-from trainer.hub import Destination
-from trainer.out_of_memory import memory_errors
-from trainer.play_settings import PlaySettings, SavePlaySettings
-from trainer.policies import load_tokenizer
-from trainer.prompts import ChatRenderer
+from trainer.evaluation.evaluate import choose_questions
+from trainer.evaluation.run_evaluation import RunEvaluations
+from trainer.flags.combinations import context_advice
+from trainer.policy.loading import load_tokenizer
+from trainer.policy.play_settings import PlaySettings, SavePlaySettings
 from trainer.ranks import Ranks, ending_together
-from trainer.report import write_report
-from trainer.rollout import RolloutClient, RolloutSettings
-from trainer.run_evaluation import RunEvaluations
-from trainer.run_files import RunFolder, versions
-from trainer.run_log import RunLog
-from trainer.starting_point import merged_start
-from trainer.statistics import EvaluationSummary
+from trainer.report.report import write_report
+from trainer.results.run_files import RunFolder, versions
+from trainer.results.statistics import EvaluationSummary
+from trainer.results.summary_table import difficulty_table, summary_table
+from trainer.rollout.client import RolloutClient, RolloutSettings
+from trainer.rollout.environments import AnyEnvironments, open_environments
+from trainer.rollout.transcript import TokenBudget
+from trainer.shipping.export import publish
+from trainer.shipping.hub import Destination
 from trainer.stopping import StopAfterStep, Stopping
-from trainer.summary_table import difficulty_table, summary_table
 from trainer.tiny import BASE_NOTES
-from trainer.trackers import writing_into
-from trainer.transcript import TokenBudget
+from trainer.training.arguments import advise, parse_arguments, require_questions
+from trainer.training.dry_run import dry_run
+from trainer.training.engines import PolicyEngine, hf_policy, vllm_policy
+from trainer.training.evaluating import EvaluateAtStart, SQLEnvTrainer
+from trainer.training.grpo import SQLEnvRollout, build_trainer, sync_weights, use_engine
+from trainer.training.out_of_memory import memory_errors
+from trainer.training.run_log import RunLog
+from trainer.training.starting_point import merged_start
+from trainer.training.trackers import writing_into
 
 TURN_S = 300.0
 """Longest turn of an engine that is there."""

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from env_server.data.json_files import cannot_read, not_utf8
-from env_server.data.questions import Row, SQLValue
 from env_server.data.source_table import ColumnType, SourceColumn, SourceTable, column_names
+from env_server.dataset import Row, SQLValue
 from env_server.errors import DataError
 
 CSV_SUFFIXES = (".csv", ".tsv")

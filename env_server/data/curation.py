@@ -22,15 +22,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from env_server.data.duplicates import folded, formatting_key, repeated
-from env_server.data.hardness import hardness, orders_at_top_level
-from env_server.data.questions import Dataset, Exclusion, ExclusionReason, Gold, Question
 from env_server.data.raw import RawDataset, RawQuestion
-from env_server.display import MAX_COLUMNS, format_result
+from env_server.dataset import Dataset, Exclusion, ExclusionReason, Gold, Question
 from env_server.errors import DataError, SQLError
-from env_server.sandbox import QueryResult, Sandbox
-from env_server.schema import quote_identifier
+from env_server.judging.submissions import runnable_query
 from env_server.settings import DisplaySettings, SandboxSettings
-from env_server.submissions import runnable_query
+from env_server.sql.display import MAX_COLUMNS, format_result
+from env_server.sql.hardness import hardness, orders_at_top_level
+from env_server.sql.sandbox import QueryResult, Sandbox
+from env_server.sql.schema import quote_identifier
 from env_server.types import AnswerMode
 
 SQL_MODE_ROWS = 1_000

@@ -17,8 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from env_server.errors import DataError, SQLError
-from env_server.sandbox import Sandbox
 from env_server.settings import SandboxSettings
+from env_server.sql.sandbox import Sandbox
 
 DATABASE_SUFFIXES = (".sqlite", ".db", ".sqlite3")
 SEARCH_DEPTH = 2

@@ -15,11 +15,11 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from env_server.data.questions import Dataset
+from env_server.dataset import Dataset
 from env_server.errors import DataError, SQLError
-from env_server.sandbox import Sandbox
-from env_server.schema import quote_identifier
 from env_server.settings import SandboxSettings
+from env_server.sql.sandbox import Sandbox
+from env_server.sql.schema import quote_identifier
 from env_server.types import AnswerMode
 
 EDGE_ROWS = 3

@@ -28,12 +28,12 @@ from pathlib import Path
 from env_server.data.bird import BIRD
 from env_server.data.database_files import DATABASE_SUFFIXES, file_problem, is_database_name, visible
 from env_server.data.json_files import JsonFile, kind_of, read_json_file
-from env_server.data.questions import Split
 from env_server.data.raw import RawDataset, RawQuestion
 from env_server.data.source_table import is_text
 from env_server.data.spider import SPIDER
 from env_server.data.splits import split_databases, split_queries
 from env_server.data.tabular import TABLE_SUFFIXES, import_tables, is_table_file
+from env_server.dataset import Split
 from env_server.errors import DataError
 
 QUESTIONS_STEM = "questions"

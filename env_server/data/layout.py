@@ -22,9 +22,9 @@ from pathlib import Path
 
 from env_server.data.database_files import file_problem, find_databases, folder_levels, missing_tables
 from env_server.data.json_files import JsonFile, kind_of, read_json_file
-from env_server.data.questions import Split
 from env_server.data.raw import RawDataset, RawQuestion
 from env_server.data.splits import split_databases
+from env_server.dataset import Split
 from env_server.errors import DataError
 
 

@@ -21,10 +21,10 @@ from env_server.cache import CACHE_VARIABLE, default_cache_dir
 from env_server.data.bird import read_bird
 from env_server.data.curation import Progress, curate
 from env_server.data.folder import read_folder
-from env_server.data.questions import Dataset
 from env_server.data.raw import RawDataset
 from env_server.data.spider import read_spider
 from env_server.data.synthetic import GENERATOR_VERSION, build_scrambled, build_synthetic
+from env_server.dataset import Dataset
 from env_server.errors import DataError
 from env_server.settings import EnvSettings
 from env_server.types import AnswerMode

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from env_server.data.questions import Row, SQLValue
 from env_server.data.source_table import ColumnType, SourceColumn, SourceTable, column_names
+from env_server.dataset import Row, SQLValue
 from env_server.errors import DataError
 
 PARQUET_SUFFIXES = (".parquet", ".pq")

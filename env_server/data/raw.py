@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from env_server.data.questions import Split
+from env_server.dataset import Split
 
 
 @dataclass(frozen=True, slots=True)

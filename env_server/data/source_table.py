@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from env_server.data.questions import Row
+from env_server.dataset import Row
 from env_server.errors import DataError
-from env_server.schema import quote_identifier
+from env_server.sql.schema import quote_identifier
 
 MAX_COLUMNS = 2_000
 """Columns of a SQLite table."""

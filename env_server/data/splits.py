@@ -9,7 +9,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from env_server.data.questions import Split
+from env_server.dataset import Split
 
 EVAL_FRACTION = 0.25
 

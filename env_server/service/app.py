@@ -19,23 +19,23 @@ from fastapi.exceptions import RequestValidationError
 from starlette.routing import WebSocketRoute
 
 from env_server.data.fingerprint import dataset_fingerprint
-from env_server.data.questions import Dataset
+from env_server.dataset import Dataset
 from env_server.environment import SQLEnvironment
-from env_server.judging import Judgement
-from env_server.sandbox import QueryResult
+from env_server.judging.verdict import Judgement
 from env_server.scores import Scores
 from env_server.service import http, pages
 from env_server.service.access import Access
-from env_server.service.allowance import Allowance
 from env_server.service.capacity import Capacity
-from env_server.service.databases import Job, RunJob, ServiceDatabases, SessionDatabases
+from env_server.service.execution.cpu_budget import Allowance
+from env_server.service.execution.databases import Job, RunJob, ServiceDatabases, SessionDatabases
+from env_server.service.execution.query_pool import Lanes
 from env_server.service.http import BodyLimit, ThrowAway
-from env_server.service.lanes import Lanes
 from env_server.service.logs import log
 from env_server.service.metrics import Metrics
 from env_server.service.session import Session
 from env_server.service.settings import ServiceSettings
 from env_server.service.socket import Sockets
+from env_server.sql.sandbox import QueryResult
 from env_server.types import AnswerMode
 
 DESCRIPTION = (

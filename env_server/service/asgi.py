@@ -11,7 +11,7 @@ from env_server.service.app import create_app
 from env_server.service.capacity import Capacity
 from env_server.service.metrics import Metrics
 from env_server.service.settings import PREFIX, SettingsError, read_settings
-from env_server.service.workers import load_data
+from env_server.service.workers.run import load_data
 
 
 def __getattr__(name: str) -> object:

@@ -20,7 +20,7 @@ from pydantic_core import to_json
 
 from env_server.environment import SQLEnvironment
 from env_server.errors import SQLEnvError
-from env_server.service.databases import Pending, RunJob, SessionDatabases, finish
+from env_server.service.execution.databases import Pending, RunJob, SessionDatabases, finish
 from env_server.service.metrics import CONTENT_TYPE
 from env_server.service.protocol import ResetRequest, is_unicode, mcp_reply, observation_data, state_data
 from env_server.types import SQLAction, SQLObservation, SQLState

@@ -23,7 +23,7 @@ from fastapi import APIRouter, Depends, HTTPException, Query, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from env_server.data.questions import Dataset, Question
+from env_server.dataset import Dataset, Question
 from env_server.types import AnswerMode
 
 MAX_QUESTIONS = 500

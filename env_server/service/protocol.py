@@ -19,7 +19,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import to_json
 
-from env_server.data.questions import Split
+from env_server.dataset import Split
 from env_server.types import SQLAction, SQLObservation, SQLState
 
 MAX_ERRORS = 10

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
-from env_server.data.questions import Dataset
+from env_server.dataset import Dataset
 from env_server.service.settings import ServiceSettings, read_settings
-from env_server.service.workers import load_data, serve
+from env_server.service.workers.run import load_data, serve
 
 
 def run(argv: Sequence[str]) -> int:

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from env_server.environment import SQLEnvironment
 from env_server.errors import SQLEnvError
-from env_server.service.databases import Job, OutcomeCache, Pending, RunJob, SessionDatabases, finish
+from env_server.service.execution.databases import Job, OutcomeCache, Pending, RunJob, SessionDatabases, finish
 from env_server.service.protocol import (
     CloseRequest,
     ErrorCode,

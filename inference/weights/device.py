@@ -33,7 +33,7 @@ from urllib.parse import urlsplit
 import torch
 
 from inference.engine import EngineError
-from inference.vllm_api import NEW_PROCESS, ReplicaUnavailableError, VLLMServer
+from inference.vllm.api import NEW_PROCESS, ReplicaUnavailableError, VLLMServer
 from inference.weights.transport import WeightSyncError
 
 BUFFER_BYTES = 256 * 2**20

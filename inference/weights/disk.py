@@ -16,7 +16,7 @@ from typing import NoReturn
 
 import torch
 
-from inference.vllm_api import ReplicaUnavailableError, VLLMServer
+from inference.vllm.api import ReplicaUnavailableError, VLLMServer
 from inference.weights.gather import write_checkpoint
 from inference.weights.transport import WeightSyncError
 

@@ -25,7 +25,7 @@ import torch
 from peft import LoraConfig
 
 from inference.adapters import unserved_settings
-from inference.vllm_api import ReplicaError, ReplicaRejectedError, VLLMServer
+from inference.vllm.api import ReplicaError, ReplicaRejectedError, VLLMServer
 from inference.weights.gather import write_adapter
 from inference.weights.transport import WeightSyncError
 

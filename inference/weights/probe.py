@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from inference.hf import evaluating
+from inference.hf.engine import evaluating
 from inference.weights.gather import reshard
 from inference.weights.transport import WeightSyncError
 

@@ -30,9 +30,9 @@ import torch
 from torch import nn
 
 from inference.engine import EngineError, Sampling
-from inference.fleet import Replica
-from inference.vllm import EngineUnavailableError, VLLMEngine
-from inference.vllm_api import ReplicaUnavailableError, VLLMServer
+from inference.vllm.api import ReplicaUnavailableError, VLLMServer
+from inference.vllm.engine import EngineUnavailableError, VLLMEngine
+from inference.vllm.fleet import Replica
 from inference.weights.perturb import PerturbError, perturbed
 from inference.weights.probe import gap
 from inference.weights.proof import HARMLESS, PROBE_TEMPERATURE, PROOF_TOKENS, Evidence, Logprobs, Prover, Sample

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from inference.engine import EngineError
-from inference.vllm_api import VLLMServer
+from inference.vllm.api import VLLMServer
 
 
 class WeightSyncError(EngineError):

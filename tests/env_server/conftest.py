@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from env_server.data.questions import Dataset
+from env_server.dataset import Dataset
 from env_server.service.app import Service, create_app
 from env_server.service.capacity import Capacity, PlaceTable
 from env_server.service.metrics import Metrics

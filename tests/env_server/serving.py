@@ -21,12 +21,12 @@ from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
+from env_server.client.loop_thread import LoopThread
 from env_server.data.fingerprint import ServedData
-from env_server.data.questions import Dataset, Split
+from env_server.dataset import Dataset, Split
 from env_server.environment import SQLEnvironment
 from env_server.errors import SQLEnvError
 from env_server.factory import EnvironmentFactory
-from env_server.loop_thread import LoopThread
 from env_server.settings import EnvSettings
 from env_server.types import AnswerMode, SQLAction
 

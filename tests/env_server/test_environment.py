@@ -10,12 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from env_server.data.questions import Dataset, Gold, Hardness, Question, Split
+from env_server.dataset import Dataset, Gold, Hardness, Question, Split
 from env_server.environment import SQLEnvironment
 from env_server.errors import EpisodeOverError, NoEpisodeError, SQLEnvError, UnknownQuestionError
-from env_server.pool import DatabasePool
 from env_server.reward import wrong_total_bound
 from env_server.settings import EnvSettings
+from env_server.sql.pool import DatabasePool
 from env_server.types import AnswerMode, SQLAction, SQLObservation
 
 

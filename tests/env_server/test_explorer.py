@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from env_server.errors import DataError
 from env_server.explorer import MAX_ERROR_CHARS, ActionOutcome, Explorer
-from env_server.pool import DatabasePool
 from env_server.settings import DisplaySettings, SandboxSettings
+from env_server.sql.pool import DatabasePool
 
 SCRIPT = """
 CREATE TABLE owners (owner_id INTEGER PRIMARY KEY, name TEXT);

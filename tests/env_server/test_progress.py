@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from env_server.data.questions import Gold, Row, SQLValue
+from env_server.dataset import Gold, Row, SQLValue
 from env_server.progress import phi
 
 

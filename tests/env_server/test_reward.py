@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from env_server.data.questions import Gold, Row
+from env_server.dataset import Gold, Row
 from env_server.reward import EpisodeRewards, normalize_action, wrong_total_bound
 from env_server.settings import RewardSettings
 from env_server.types import RewardComponents

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from env_server.data.questions import Dataset
+from env_server.dataset import Dataset
 from env_server.environment import SQLEnvironment
-from env_server.pool import DatabasePool
 from env_server.scores import LONGEST_TEXT, ScoreCache, Scores
 from env_server.settings import EnvSettings
+from env_server.sql.pool import DatabasePool
 from env_server.types import SQLAction, SQLObservation
 
 ACTIONS = (

@@ -22,8 +22,8 @@ from inference.engine import (
     FinishReason,
     Sampling,
 )
-from inference.hf import HFEngine
-from inference.vllm import VLLMEngine
+from inference.hf.engine import HFEngine
+from inference.vllm.engine import VLLMEngine
 from tests.integration.vllm_server import VLLMHandle, vllm_server
 
 VOCAB, STOP, PAD, CONTEXT = 61, 1, 0, 96

@@ -19,9 +19,9 @@ from trl import GRPOTrainer
 
 import sqlenv
 from inference.engine import EngineError, Session
-from inference.hf import HFEngine
-from trainer.episodes import Episode
-from trainer.rollout import EpisodeRequest, RolloutClient, RolloutError
+from inference.hf.engine import HFEngine
+from trainer.rollout.client import EpisodeRequest, RolloutClient, RolloutError
+from trainer.rollout.episodes import Episode
 
 FAILURES: dict[str, Exception] = {
     "error": RolloutError("the engine is gone"),

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from websockets.sync.client import ClientConnection, connect
 
 from benchmarks.server_process import ROOT, ServerProcess
-from env_server.data.questions import Dataset
+from env_server.dataset import Dataset
 
 WAIT_S = 30.0
 """Longest wait for a reply: far beyond what any of them takes, on a crowded machine too."""

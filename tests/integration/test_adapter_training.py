@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM, Qwen3ForCausalLM
 import sqlenv
 from env_server.data.loading import load_dataset
 from tests.integration.training import save_policy, surroundings_in
-from trainer.policies import load_policy
-from trainer.run_files import RunFolder
+from trainer.policy.loading import load_policy
+from trainer.results.run_files import RunFolder
 
 FLAGS = [
     *("--data", "synthetic", "--eval_episodes", "0", "--step_budget", "4", "--max_turn_length", "12"),

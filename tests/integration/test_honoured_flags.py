@@ -19,8 +19,8 @@ import sqlenv
 from benchmarks.server_process import ROOT
 from env_server.cache import CACHE_VARIABLE
 from tests.integration.training import save_policy, surroundings_in
-from trainer.grpo import SQLEnvRollout
-from trainer.run_files import RunFolder
+from trainer.results.run_files import RunFolder
+from trainer.training.grpo import SQLEnvRollout
 
 FLAGS = [
     *("--data", "synthetic", "--eval_episodes", "0", "--step_budget", "4", "--max_turn_length", "16"),

@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.server_process import ROOT
 from inference.engine import Sampling
-from inference.launch_plan import WeightSyncMode
-from inference.vllm_api import ReplicaRejectedError, VLLMServer
+from inference.launch.plan import WeightSyncMode
+from inference.vllm.api import ReplicaRejectedError, VLLMServer
 from inference.weights.gather import adapter_weights
 from inference.weights.lora import KEPT, LoraTransport
 from inference.weights.transport import WeightSyncError

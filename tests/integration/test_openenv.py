@@ -21,13 +21,13 @@ from websockets.exceptions import ConnectionClosed, ConnectionClosedOK
 from websockets.sync.client import ClientConnection
 
 from benchmarks.server_process import ROOT, ServerProcess
-from env_server.answers import format_answer
 from env_server.data.loading import load_dataset
-from env_server.data.questions import Dataset, Question
+from env_server.dataset import Dataset, Question
 from env_server.environment import SQLEnvironment
 from env_server.errors import SQLEnvError
-from env_server.pool import DatabasePool
+from env_server.judging.answers import format_answer
 from env_server.settings import EnvSettings
+from env_server.sql.pool import DatabasePool
 from env_server.types import SQLAction
 from tests.integration.service import (
     WAIT_S,

@@ -17,7 +17,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Model
 import sqlenv
 from env_server.data.loading import load_dataset
 from tests.integration.training import save_policy, surroundings_in
-from trainer.run_files import RunFolder
+from trainer.results.run_files import RunFolder
 
 FLAGS = [
     *("--data", "synthetic", "--eval_episodes", "0", "--step_budget", "4", "--max_turn_length", "8"),

@@ -24,12 +24,12 @@ from websockets.sync.client import connect
 
 import sqlenv
 from env_server.data.loading import load_dataset
-from env_server.data.questions import Dataset
-from env_server.display import describe_table, format_cell, format_result
+from env_server.dataset import Dataset
 from env_server.factory import EnvironmentFactory
-from env_server.sandbox import QueryResult
-from env_server.schema import Column, ForeignKey, Table
 from env_server.settings import DisplaySettings
+from env_server.sql.display import describe_table, format_cell, format_result
+from env_server.sql.sandbox import QueryResult
+from env_server.sql.schema import Column, ForeignKey, Table
 from env_server.types import SQLAction
 from tests.integration.chromium import CHROMIUM, DEADLINE_S, SHIFT, Browser, Page, chromium, running
 

@@ -20,17 +20,17 @@ from transformers import Qwen3ForCausalLM
 from benchmarks.server_process import ROOT
 from env_server.cache import CACHE_VARIABLE
 from env_server.data.loading import load_dataset
-from env_server.data.questions import Dataset, Split
+from env_server.dataset import Dataset, Split
 from env_server.settings import EnvSettings
 from tests.integration.test_training import CHECKPOINTS, FLAGS, NO_CHECKPOINTS, token_exact, weights_of
 from tests.integration.training import save_policy
-from trainer.environments import LocalEnvironments
-from trainer.episodes import record
-from trainer.evaluate import choose_questions, play_model
-from trainer.policies import load_policy
-from trainer.rollout import RolloutSettings
-from trainer.run_files import RunFolder
-from trainer.transcript import TokenBudget
+from trainer.evaluation.evaluate import choose_questions, play_model
+from trainer.policy.loading import load_policy
+from trainer.results.run_files import RunFolder
+from trainer.rollout.client import RolloutSettings
+from trainer.rollout.environments import LocalEnvironments
+from trainer.rollout.episodes import record
+from trainer.rollout.transcript import TokenBudget
 
 LAUNCHER = [
     *(sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"),

@@ -24,12 +24,12 @@ from accelerate import Accelerator
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 import sqlenv
-from env_server.data.questions import Dataset, Gold, Hardness, Question, Split
+from env_server.dataset import Dataset, Gold, Hardness, Question, Split
 from env_server.types import SQLAction, SQLObservation
 from inference.engine import Engine
-from inference.hf import HFEngine
-from inference.launch_plan import WeightSyncMode
-from inference.vllm import VLLMEngine
+from inference.hf.engine import HFEngine
+from inference.launch.plan import WeightSyncMode
+from inference.vllm.engine import VLLMEngine
 from inference.weights.disk import DiskTransport
 from inference.weights.gather import full_weights
 from inference.weights.probe import token_logprobs
@@ -40,12 +40,12 @@ from tests.integration.training import surroundings_in
 from tests.integration.vllm_server import VLLMHandle, vllm_server
 from tests.logprobs import logprobs_of
 from tests.small_model import SMALL_MODEL
-from trainer.environments import EnvironmentSession, LocalEnvironments
-from trainer.episodes import Episode
-from trainer.prompts import ChatRenderer
-from trainer.rollout import EpisodeRequest, RolloutClient, RolloutSettings
-from trainer.run_files import RunFolder
-from trainer.transcript import TokenBudget
+from trainer.chat.prompts import ChatRenderer
+from trainer.results.run_files import RunFolder
+from trainer.rollout.client import EpisodeRequest, RolloutClient, RolloutSettings
+from trainer.rollout.environments import EnvironmentSession, LocalEnvironments
+from trainer.rollout.episodes import Episode
+from trainer.rollout.transcript import TokenBudget
 
 # See tests/integration/test_vllm_training.py.
 pytestmark = [

@@ -19,9 +19,9 @@ from transformers import AutoModelForCausalLM
 import sqlenv
 from benchmarks.server_process import reserved_ports
 from env_server.cache import CACHE_VARIABLE
-from inference.launch_plan import WeightSyncMode
-from inference.vllm import VLLMEngine
-from inference.vllm_api import NEW_PROCESS, VLLMServer
+from inference.launch.plan import WeightSyncMode
+from inference.vllm.api import NEW_PROCESS, VLLMServer
+from inference.vllm.engine import VLLMEngine
 from tests.integration.vllm_server import VLLMHandle, vllm_server
 from trainer.tiny import BASE_CHECKPOINT
 

@@ -26,7 +26,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection
 
 from benchmarks.server_process import ServerProcess
-from env_server.data.questions import Dataset
+from env_server.dataset import Dataset
 from tests.integration.service import (
     WAIT_S,
     ask,

@@ -13,9 +13,9 @@ import sqlenv
 from env_server.data.loading import load_dataset
 from tests.integration.training import save_policy, surroundings_in
 from tests.trainer.fake_hub import TOKEN, pointed_at, running_hub
-from trainer.play_settings import SETTINGS_FILE
-from trainer.run_files import RunFolder
-from trainer.summary_table import interval_text, percent
+from trainer.policy.play_settings import SETTINGS_FILE
+from trainer.results.run_files import RunFolder
+from trainer.results.summary_table import interval_text, percent
 
 FLAGS = [
     *("--data", "synthetic", "--eval_episodes", "8", "--step_budget", "6", "--max_turn_length", "16"),

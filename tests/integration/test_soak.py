@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.server_process import ROOT
-from env_server.data.questions import Dataset
+from env_server.dataset import Dataset
 from tests.integration.service import write_data
 
 TIMEOUT_S = 300.0

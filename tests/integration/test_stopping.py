@@ -22,7 +22,7 @@ from tests.integration.service import until
 from tests.integration.test_ranks import LAUNCHER
 from tests.integration.test_training import FLAGS, NO_CHECKPOINTS, weights_of
 from tests.integration.training import save_policy, surroundings_in
-from trainer.run_files import RunFolder
+from trainer.results.run_files import RunFolder
 from trainer.stopping import ECHO_S
 
 END_S = 240.0
@@ -33,7 +33,7 @@ ALONE = (sys.executable, str(ROOT / "sqlenv.py"))
 HANGS = """
 import asyncio, sys
 import sqlenv
-from trainer.rollout import RolloutClient
+from trainer.rollout.client import RolloutClient
 
 async def play(self, requests, on_episode=None, **kwargs):
     print("waits", flush=True)
@@ -47,7 +47,7 @@ sys.exit(sqlenv.main(sys.argv[1:]))
 EVALUATION_HANGS = """
 import asyncio, itertools, sys
 import sqlenv
-from trainer.rollout import RolloutClient
+from trainer.rollout.client import RolloutClient
 
 play, evaluations = RolloutClient.play, itertools.count(1)
 

@@ -24,11 +24,11 @@ from transformers import Qwen3ForCausalLM
 
 import sqlenv
 from env_server.data.loading import load_dataset
-from env_server.data.questions import Dataset, Split
+from env_server.dataset import Dataset, Split
 from tests.integration.service import metric, serving, until
 from tests.integration.training import save_policy, surroundings_in
-from trainer.metrics import meaning
-from trainer.run_files import RunFolder
+from trainer.results.metrics import meaning
+from trainer.results.run_files import RunFolder
 
 FLAGS = [
     *("--data", "synthetic", "--eval_episodes", "8", "--step_budget", "6", "--max_turn_length", "16"),
@@ -267,7 +267,7 @@ def test_a_run_on_servers_is_the_local_run_also_when_one_is_killed(
     assert weights_of(folder) == weights_of(whole)
     for evaluation in whole.evaluations():
         assert folder.evaluation_episodes(evaluation.label) == whole.evaluation_episodes(evaluation.label)
-    (said,) = [record.getMessage() for record in caplog.records if record.name == "trainer.remote_environments"]
+    (said,) = [record.getMessage() for record in caplog.records if record.name == "trainer.rollout.remote_environments"]
     assert f"127.0.0.1:{dies.port}" in said
     for file in filter(Path.is_file, folder.path.rglob("*")):
         assert b"geheim" not in file.read_bytes(), f"the token is in {file}"

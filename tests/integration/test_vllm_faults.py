@@ -15,9 +15,9 @@ from accelerate import Accelerator
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from env_server.data.loading import load_dataset
-from env_server.data.questions import Dataset, Split
+from env_server.dataset import Dataset, Split
 from inference.engine import Sampling
-from inference.vllm import VLLMEngine, VLLMSettings
+from inference.vllm.engine import VLLMEngine, VLLMSettings
 from inference.weights.disk import DiskTransport
 from inference.weights.gather import full_weights
 from inference.weights.probe import token_logprobs
@@ -25,12 +25,12 @@ from inference.weights.push import WeightPusher
 from tests.integration.service import metric
 from tests.integration.vllm_server import START_S, VLLMHandle, meanwhile, vllm_server
 from tests.logprobs import logprobs_of
-from trainer.environments import LocalEnvironments
-from trainer.episodes import Episode, Outcome
-from trainer.prompts import ChatRenderer
-from trainer.rollout import RolloutClient, RolloutError, RolloutSettings, request_for
+from trainer.chat.prompts import ChatRenderer
+from trainer.rollout.client import RolloutClient, RolloutError, RolloutSettings, request_for
+from trainer.rollout.environments import LocalEnvironments
+from trainer.rollout.episodes import Episode, Outcome
+from trainer.rollout.transcript import TokenBudget
 from trainer.tiny import BASE_CHECKPOINT
-from trainer.transcript import TokenBudget
 
 # A connection attempt that is cancelled may leave its socket to the garbage collector: anyio closes it no sooner. Both
 # modules that kill servers collect at once, so that no other test is blamed.

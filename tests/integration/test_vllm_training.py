@@ -13,11 +13,11 @@ import pytest
 
 import sqlenv
 from benchmarks.server_process import ROOT
-from inference.launch_plan import WeightSyncMode
+from inference.launch.plan import WeightSyncMode
 from tests.integration.service import until
 from tests.integration.training import surroundings_in
 from tests.integration.vllm_server import VLLMHandle, meanwhile, vllm_server
-from trainer.run_files import RunFolder
+from trainer.results.run_files import RunFolder
 from trainer.tiny import BASE_CHECKPOINT
 
 # A connection attempt that is cancelled may leave its socket to the garbage collector: anyio closes it no sooner. Both

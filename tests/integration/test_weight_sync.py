@@ -19,8 +19,8 @@ from accelerate import Accelerator
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from inference.engine import Completion, Sampling
-from inference.vllm import EngineUnavailableError, VLLMEngine, VLLMSettings
-from inference.vllm_api import ServerCompletion, VLLMServer
+from inference.vllm.api import ServerCompletion, VLLMServer
+from inference.vllm.engine import EngineUnavailableError, VLLMEngine, VLLMSettings
 from inference.weights.disk import DiskTransport
 from inference.weights.gather import full_weights
 from inference.weights.probe import token_logprobs

@@ -19,8 +19,8 @@ from typing import TypeVar
 import pytest
 
 from benchmarks.server_process import ROOT, reserved_ports
-from inference.launch_plan import Device, LaunchSettings, WeightSyncMode, plan
-from inference.vllm_process import VLLMProcess, see_machine, see_model
+from inference.launch.plan import Device, LaunchSettings, WeightSyncMode, plan
+from inference.launch.process import VLLMProcess, see_machine, see_model
 
 PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
 START_S = 300.0

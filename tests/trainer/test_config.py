@@ -10,8 +10,8 @@ import pytest
 import yaml
 from trl import GRPOConfig, ModelConfig
 
-from trainer.arguments import parse_arguments
 from trainer.config import TOKEN_VARIABLE, SQLEnvArguments, WarmupArguments, token_of
+from trainer.training.arguments import parse_arguments
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from env_server.client_errors import ConnectionLostError
-from env_server.data.questions import Dataset
+from env_server.client.errors import ConnectionLostError
+from env_server.dataset import Dataset
 from env_server.errors import SQLEnvError, UnknownQuestionError
 from tests.env_server.serving import running_server
 from trainer.play import run

@@ -15,13 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
-from env_server.data.questions import Split
 from env_server.data.raw import RawDataset, RawQuestion
 from env_server.data.synthetic.builder import open_in_memory, questions
 from env_server.data.synthetic.cache import Recipe, cached
 from env_server.data.synthetic.domains import DOMAINS
 from env_server.data.synthetic.rows import populate
 from env_server.data.synthetic.schema import draft, scramble
+from env_server.dataset import Split
 
 __all__ = ["GENERATOR_VERSION", "RawDataset", "RawQuestion", "build_scrambled", "build_synthetic"]
 

@@ -15,11 +15,11 @@ from random import Random
 
 import apsw
 
-from env_server.data.questions import Row, Split, SQLValue
 from env_server.data.raw import RawQuestion
 from env_server.data.synthetic.families import grouped, joined, nested, single
 from env_server.data.synthetic.families.common import Candidate
 from env_server.data.synthetic.model import Database, create_statement
+from env_server.dataset import Row, Split, SQLValue
 
 MAX_ROWS = 8
 MAX_COLUMNS = 3

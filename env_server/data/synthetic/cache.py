@@ -14,8 +14,8 @@ from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 
-from env_server.data.questions import Split
 from env_server.data.raw import RawDataset, RawQuestion
+from env_server.dataset import Split
 from env_server.errors import DataError
 
 MANIFEST = "manifest.json"

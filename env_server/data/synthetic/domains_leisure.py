@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from env_server.data.questions import Split
 from env_server.data.synthetic import words as w
 from env_server.data.synthetic.spec import (
     DomainSpec,
@@ -16,6 +15,7 @@ from env_server.data.synthetic.spec import (
     real,
     table,
 )
+from env_server.dataset import Split
 
 CINEMA = DomainSpec(
     "cinema",

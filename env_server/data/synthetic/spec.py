@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from env_server.data.questions import Split
 from env_server.data.synthetic.words import Pool
+from env_server.dataset import Split
 
 
 class Kind(StrEnum):

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.server_process import ROOT
 from inference.engine import EngineError
-from inference.vllm_api import ReplicaUnavailableError
+from inference.vllm.api import ReplicaUnavailableError
 from inference.weights.device import (
     BUFFER_BYTES,
     DeviceTransport,

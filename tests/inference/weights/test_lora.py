@@ -9,7 +9,7 @@ import torch
 from peft import LoraConfig
 
 from inference.adapters import unserved_settings
-from inference.vllm_api import ReplicaError, ReplicaRejectedError, ReplicaUnavailableError
+from inference.vllm.api import ReplicaError, ReplicaRejectedError, ReplicaUnavailableError
 from inference.weights.lora import KEPT, LoraTransport, explain
 from inference.weights.transport import WeightSyncError
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from inference.hf import evaluating
+from inference.hf.engine import evaluating
 from inference.weights.probe import gap
 from inference.weights.transport import WeightSyncError
 from tests.logprobs import logprobs_of

@@ -1,0 +1,1 @@
+"""The client of environment servers: sessions on one server or several, with async and without."""

@@ -1,0 +1,88 @@
+"""What a SQLEnv server says of itself at GET /ready: whether it takes sessions, its load, and what it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import socket
+import ssl
+from enum import StrEnum
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from env_server.client.connection import refused, unreachable
+from env_server.client.errors import DeadlineError, ProtocolError
+from env_server.client.servers import Server
+from env_server.data.fingerprint import ServedData
+
+MAX_BYTES = 1_000_000
+"""More than any /ready says."""
+
+
+class ReadyStatus(StrEnum):
+    """Whether a server takes new sessions."""
+
+    READY = "ready"
+    DRAINING = "draining"
+
+
+class Ready(BaseModel):
+    """The answer to GET /ready; keys of newer servers are ignored."""
+
+    model_config = ConfigDict(frozen=True)
+
+    status: ReadyStatus
+    active_sessions: int
+    max_sessions: int
+    waiting: int
+    data: ServedData
+
+
+async def fetch_ready(server: Server, token: str | None, timeout_s: float) -> Ready:
+    """Ask the server. Raises ClientError; ProtocolError where it is some other kind of server."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            status, body = await asyncio.to_thread(_get, server, token, timeout_s)
+    except TimeoutError as error:
+        raise DeadlineError(server.name, f"no answer to GET /ready in {timeout_s:g} s") from error
+    except OSError as error:
+        raise unreachable(server, error) from error
+    except http.client.HTTPException as error:
+        raise ProtocolError(server.name, f"its answer to GET /ready is not HTTP: {error!r}") from error
+    if status == 404:
+        raise ProtocolError(server.name, "it has no GET /ready, so it is no SQLEnv server, or its path is wrong")
+    # A server that drains says so with 503 and the same body.
+    if status not in (200, 503):
+        raise refused(server, status, body)
+    try:
+        return Ready.model_validate_json(body)
+    except ValidationError as error:
+        if status != 200:
+            raise refused(server, status, body) from error
+        raise ProtocolError(server.name, "it is no SQLEnv server: its GET /ready says something else") from error
+
+
+def _get(server: Server, token: str | None, timeout_s: float) -> tuple[int, bytes]:
+    """One GET over a connection of its own, to the very address: `http.client` would look the name up again."""
+    connection = http.client.HTTPConnection(server.netloc)
+    try:
+        connection.sock = _connected(server, timeout_s)
+        headers = {"Host": server.netloc, "Connection": "close"}
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
+        connection.request("GET", f"{server.path}/ready", headers=headers)
+        response = connection.getresponse()
+        return response.status, response.read(MAX_BYTES)
+    finally:
+        connection.close()
+
+
+def _connected(server: Server, timeout_s: float) -> socket.socket:
+    plain = socket.create_connection((server.address or server.host, server.port), timeout_s)
+    if not server.secure:
+        return plain
+    try:
+        return ssl.create_default_context().wrap_socket(plain, server_hostname=server.host)
+    except BaseException:
+        plain.close()
+        raise

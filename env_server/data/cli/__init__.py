@@ -1,0 +1,1 @@
+"""`sqlenv data`: its subcommands, and what they print and write."""

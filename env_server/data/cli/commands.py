@@ -1,0 +1,228 @@
+"""`sqlenv data ...`: the flags of its subcommands, what they print and the files that they write.
+
+The work is done elsewhere: `inspection`, `validation`, `export`, `fetch`. Each returns its exit status; what a person
+has to correct is a DataError, which `sqlenv` prints in one line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+
+from env_server.data.cli.export import DATABASES, export_dataset
+from env_server.data.cli.fetch import SOURCES, fetch
+from env_server.data.cli.inspection import counted, inspect_text
+from env_server.data.cli.validation import Validation, validate, validation_text
+from env_server.data.curation import NothingUsableError
+from env_server.data.loading import DEFAULT_SPEC, SYNTAX, load_dataset
+from env_server.dataset import Dataset, Split
+from env_server.errors import DataError
+from env_server.settings import EnvSettings, JudgingSettings
+from env_server.types import AnswerMode
+
+_INSPECT = """\
+Show what a data set holds: questions by split and hardness, databases, what was left out and why, samples with
+their gold SQL and gold rows.
+"""
+_INSPECT_EXAMPLE = """\
+examples:
+  sqlenv data inspect                                  the built-in data set
+  sqlenv data inspect spider:data/spider --db farm     one database, with its columns
+"""
+_VALIDATE = """\
+Account for every question of a data set: run each gold query, list each question that is left out with the reason,
+count duplicates and answers of 0, show the split by database, and play the gold answer of each usable question
+through the environment. Ends with status 0 when there are usable questions and every gold answer is judged correct,
+else with 1.
+"""
+_VALIDATE_EXAMPLE = """\
+examples:
+  sqlenv data validate spider:data/spider
+  sqlenv data validate my-shop --answer_mode sql --out questions.jsonl --split_out split.json
+  sqlenv data validate synthetic --json | jq .excluded
+"""
+_EXPORT = """\
+Write the usable questions for Hugging Face datasets, to train without SQLEnv: train.parquet and eval.parquet with
+a text-to-SQL prompt in TRL's conversational format, the databases, and a README.md with a reward function.
+"""
+_EXPORT_EXAMPLE = """\
+example:
+  sqlenv data export spider:data/spider --out spider-for-trl
+  python -c "from datasets import load_dataset; print(load_dataset('spider-for-trl', split='train')[0]['prompt'])"
+"""
+_FETCH = """\
+Download a benchmark from the Hugging Face Hub and unpack it into a folder that SQLEnv reads. A download that was
+interrupted goes on where it stopped.
+"""
+_FETCH_EXAMPLE = """\
+examples:
+  sqlenv data fetch spider --out data/spider           then: sqlenv data validate spider:data/spider
+  sqlenv data fetch bird --out data/bird               the development set, for evaluation
+  sqlenv data fetch bird-train --out data/bird         the training set beside it; tens of GB
+"""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run `sqlenv data`; `argv` begins with its subcommand. Returns the exit status. Raises DataError."""
+    parser = argparse.ArgumentParser(prog="sqlenv data", description="Look at, check, convert and fetch data sets.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, job: Callable[[argparse.Namespace], int], short: str, text: str, example: str) -> _Parser:
+        added = commands.add_parser(
+            name, help=short, description=text, epilog=example, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        added.set_defaults(job=job)
+        return added
+
+    inspect = command("inspect", _inspect, "what a data set holds and what was left out", _INSPECT, _INSPECT_EXAMPLE)
+    _add_data(inspect, AnswerMode.VALUE, optional=True)
+    inspect.add_argument("--db", help="show this database alone, with its columns")
+    inspect.add_argument(
+        "--questions", type=whole_number, default=3, help="sample questions shown (default: %(default)s)"
+    )
+
+    check = command("validate", _validate, "account for every question", _VALIDATE, _VALIDATE_EXAMPLE)
+    _add_data(check, AnswerMode.VALUE)
+    check.add_argument(
+        "--no_variants", action="store_true", help="sql mode: judge on each database alone; seconds, not minutes"
+    )
+    check.add_argument(
+        "--guessable",
+        action="store_true",
+        help="also flag questions whose answer many near-misses of the gold query give as well; minutes, not seconds",
+    )
+    check.add_argument("--json", action="store_true", help="print one JSON object instead of the text")
+    check.add_argument("--out", type=Path, metavar="FILE", help="write what became of each question, as JSON Lines")
+    check.add_argument("--split_out", type=Path, metavar="FILE", help="write the split of each database, as JSON")
+
+    export = command("export", _export, "write it for Hugging Face datasets and TRL", _EXPORT, _EXPORT_EXAMPLE)
+    _add_data(export, AnswerMode.SQL)
+    export.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="a folder that does not exist yet")
+    export.add_argument(
+        "--split", type=Split, choices=list(Split), default=Split.ALL, help="what to write (default: %(default)s)"
+    )
+
+    download = command("fetch", _fetch, "download a benchmark from the Hugging Face Hub", _FETCH, _FETCH_EXAMPLE)
+    download.add_argument("name", choices=list(SOURCES), help="the benchmark")
+    download.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where to put it")
+    download.add_argument("--repo", metavar="OWNER/NAME", help="another data set repository on the Hub")
+    download.add_argument("--revision", help="a commit, branch or tag of the repository")
+
+    args = parser.parse_args(argv)
+    status: int = args.job(args)
+    return status
+
+
+_Parser = argparse.ArgumentParser
+
+
+def _add_data(parser: _Parser, answer_mode: AnswerMode, *, optional: bool = False) -> None:
+    if optional:
+        parser.add_argument("data", nargs="?", default=DEFAULT_SPEC, help=f"{SYNTAX} (default: %(default)s)")
+    else:
+        parser.add_argument("data", help=SYNTAX)
+    parser.add_argument(
+        "--answer_mode",
+        type=AnswerMode,
+        choices=list(AnswerMode),
+        default=answer_mode,
+        help="what ANSWER carries; decides which golds are too large (default: %(default)s)",
+    )
+
+
+def _inspect(args: argparse.Namespace) -> int:
+    dataset = _load(args.data, args.answer_mode)
+    Console(highlight=False).print(inspect_text(dataset, db_id=args.db, samples=args.questions))
+    return 0
+
+
+def _validate(args: argparse.Namespace) -> int:
+    for target in (args.out, args.split_out):
+        _refuse_missing_folder(target)
+    try:
+        dataset = _load(args.data, args.answer_mode)
+    except NothingUsableError as error:
+        dataset = error.dataset
+    settings = EnvSettings(judging=JudgingSettings(variants=not args.no_variants))
+    with _bar("playing the gold answers") as progress:
+        validation = validate(dataset, args.answer_mode, settings, progress, guessable=args.guessable)
+    _print_validation(validation, as_json=args.json)
+    if args.out is not None:
+        _write(args.out, (json.dumps(record, ensure_ascii=False) + "\n" for record in validation.records()))
+    if args.split_out is not None:
+        _write(args.split_out, [json.dumps(validation.split(), indent=2, ensure_ascii=False) + "\n"])
+    if validation.problem:
+        sys.stderr.write(f"sqlenv data validate: {validation.problem}\n")
+    return 1 if validation.problem else 0
+
+
+def _export(args: argparse.Namespace) -> int:
+    dataset = _load(args.data, args.answer_mode)
+    with _bar("writing the questions") as progress:
+        counts = export_dataset(dataset, args.out, args.split, progress=progress)
+    lines = [f"{args.out / f'{split}.parquet'}: {counted(count, 'question')}" for split, count in counts.items()]
+    lines += [f"{args.out / DATABASES}: the databases", f"{args.out / 'README.md'}: how to train on it"]
+    _say("\n".join(lines))
+    return 0
+
+
+def _fetch(args: argparse.Namespace) -> int:
+    raw = fetch(args.name, args.out, repo=args.repo, revision=args.revision, say=_say)
+    _say(f"{counted(len(raw.questions), 'question')} over {counted(len(raw.databases), 'database')} in {args.out}")
+    _say(f"next: sqlenv data validate {SOURCES[args.name].prefix}:{args.out}")
+    return 0
+
+
+def _print_validation(validation: Validation, *, as_json: bool) -> None:
+    if as_json:
+        sys.stdout.write(json.dumps(validation.summary(), ensure_ascii=False) + "\n")
+    else:
+        Console(highlight=False).print(validation_text(validation), soft_wrap=True)
+
+
+def _say(text: str) -> None:
+    Console(highlight=False).print(text, markup=False, soft_wrap=True)
+
+
+def _load(spec: str, answer_mode: AnswerMode) -> Dataset:
+    """Load the data set, with a progress bar on a terminal."""
+    with _bar("running the gold queries") as progress:
+        return load_dataset(spec, answer_mode=answer_mode, progress=progress)
+
+
+@contextmanager
+def _bar(title: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a progress bar on a terminal; yields what to call with the number done and the number in all."""
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _refuse_missing_folder(target: Path | None) -> None:
+    """Before the work: a file can be written only into a folder that exists."""
+    if target is not None and not target.parent.is_dir():
+        raise DataError(f"{target} cannot be written: there is no folder {target.parent}. Make it first")
+
+
+def _write(target: Path, lines: Iterable[str]) -> None:
+    try:
+        with target.open("w", encoding="utf-8") as file:
+            file.writelines(lines)
+    except OSError as error:
+        raise DataError(f"{target} cannot be written: {error.strerror}. Choose another place") from error
+
+
+def whole_number(text: str) -> int:
+    """Read a number of things, for argparse."""
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{number} is negative")
+    return number

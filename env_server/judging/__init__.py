@@ -1,0 +1,1 @@
+"""Is an answer right? Answers as text, tables compared, and the verdict."""

@@ -1,0 +1,198 @@
+"""Lanes: SQL and verdicts that may take long, in child processes, so that no session waits for another one's.
+
+A query first runs in the `medium` lane, under bounds that ordinary ones hardly ever meet. One that meets them runs
+afresh in the `slow` lane under the full budget; results are deterministic, so its answer and its cost are those of
+the second run, as if there had been no other. A submitted query is judged the same way on the question's database;
+only where it is right there, variants of the database have their say, in the `judge` lane: making a question's
+variants takes up to seconds of Python, the first time.
+
+Promises:
+- `run` answers as `DatabasePool.query` and `SQLJudge.judge` do, once. First come, first served; but sessions whose
+  allowance is used up let others go first, as if they had come `HANDICAP_S` later, and half of the
+  medium lane's processes take nothing from them.
+- A job that is there already is not run twice: who asks for the same waits for the one answer, as the sessions of a
+  group do, which ask the same at the same moment.
+- When nobody awaits a job any more, the statement is stopped at once and its process takes the next job.
+  A process that does not react, or that takes `CROWDED` times the deadline by the clock, is killed and replaced.
+- A job whose process is lost runs again, once. Then it fails with an SQLError that is not deterministic.
+- `aclose` fails what waits or runs with LanesClosedError and leaves no process behind. Should the server die instead,
+  its processes end as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import overload
+
+from env_server.judging.verdict import Judgement
+from env_server.service.execution.cpu_budget import Allowance
+from env_server.service.execution.query_process import Failure, Job, JudgeJob, LaneSetup, QueryJob
+from env_server.service.execution.query_queue import Entry, Lane, LanesClosedError, LaneStats, Outcome, Place
+from env_server.settings import EnvSettings
+from env_server.sql.sandbox import QueryResult
+from env_server.types import AnswerMode
+
+__all__ = ["JudgeJob", "LaneStats", "Lanes", "LanesClosedError", "QueryJob"]
+
+MEDIUM_VM_STEPS = 2_000_000
+"""About 40 ms; no gold query of Spider needs more than 1.2 million."""
+MEDIUM_VALUE_BYTES = 100_000
+"""On texts of a megabyte, a single step can take longer than all others together."""
+MEDIUM_DEADLINE_S = 0.2
+"""For statements whose steps are slow all the same."""
+CROWDED = 5
+"""A statement may take this many times its deadline, which is processor time, by the clock: the processes are nice, and
+get little of a machine that has other work. Less than what a client waits for an answer."""
+JUDGING_S = 60.0
+"""A last resort as well, for making variants and running a query on them; it usually takes a second at most."""
+KEPT_NICENESS = 0
+NICENESS = 5
+SLOW_NICENESS = 19
+"""The server and those who ask little of it come first, then what answers soon."""
+
+
+class Lanes:
+    """The lanes of one server process. An async context manager; or `start`, then `aclose`.
+
+    `sizes`: processes in the medium and in the slow lane.
+    """
+
+    def __init__(
+        self,
+        databases: Mapping[str, Path],
+        settings: EnvSettings,
+        answer_mode: AnswerMode,
+        cache_dir: Path,
+        sizes: tuple[int, int] = (1, 1),
+    ) -> None:
+        files, sandbox = dict(databases), settings.sandbox
+        judging = settings.judging if answer_mode is AnswerMode.SQL else None
+        bounds = {
+            "vm_steps": min(MEDIUM_VM_STEPS, sandbox.vm_steps),
+            "deadline_s": min(MEDIUM_DEADLINE_S, sandbox.deadline_s),
+            "value_bytes": min(MEDIUM_VALUE_BYTES, sandbox.value_bytes),
+        }
+        medium = LaneSetup(files, sandbox.model_copy(update=bounds), trial=True, judging=judging)
+        kept = sizes[0] // 2
+        places = [Place(KEPT_NICENESS, kept=True)] * kept + [Place(NICENESS)] * (sizes[0] - kept)
+        self._medium = Lane("medium", medium, places, CROWDED * bounds["deadline_s"])
+        slow = LaneSetup(files, sandbox, judging=judging)
+        self._slow = Lane("slow", slow, [Place(SLOW_NICENESS)] * sizes[1], CROWDED * sandbox.deadline_s)
+        self._lanes = [self._medium, self._slow]
+        self._joint: dict[Job, _Joint] = {}
+        self._judge: Lane | None = None
+        if judging is not None and judging.variants:
+            judge = LaneSetup(files, sandbox, judging=judging, suites_dir=cache_dir)
+            self._judge = Lane("judge", judge, [Place(NICENESS)], JUDGING_S)
+            self._lanes.append(self._judge)
+
+    async def start(self) -> None:
+        """Start all processes and wait until they are ready. Raises ChildLostError."""
+        starts = [asyncio.ensure_future(lane.open(place)) for lane in self._lanes for place in lane.places]
+        try:
+            await asyncio.gather(*starts)
+        except BaseException:
+            await asyncio.wait(starts)
+            await self.aclose()
+            raise
+
+    async def aclose(self) -> None:
+        """End all processes; jobs that wait or run fail."""
+        await asyncio.gather(*(lane.aclose() for lane in self._lanes))
+
+    async def __aenter__(self) -> Lanes:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    @property
+    def stats(self) -> dict[str, LaneStats]:
+        """Each lane by name: `medium`, `slow`, and `judge` where variants are used."""
+        return {lane.name: lane.stats for lane in self._lanes}
+
+    @overload
+    async def run(self, job: QueryJob, allowance: Allowance | None = None) -> QueryResult: ...
+    @overload
+    async def run(self, job: JudgeJob, allowance: Allowance | None = None) -> Judgement: ...
+    async def run(self, job: Job, allowance: Allowance | None = None) -> QueryResult | Judgement:
+        """Answer a job, on the account of `allowance`. Raises SQLError, DataError, LanesClosedError.
+
+        A submitted query that fails is a verdict, not an error; where SQLError says that it is not deterministic,
+        there is no verdict.
+        """
+        joint = self._joint.get(job)
+        if joint is None:
+            joint = _Joint(job, allowance or Allowance())
+            self._enter(joint, self._medium)
+            self._joint[job] = joint
+        answer: asyncio.Future[QueryResult | Judgement] = asyncio.get_running_loop().create_future()
+        joint.waiting.add(answer)
+        try:
+            return await answer
+        finally:
+            joint.waiting.discard(answer)
+            if not joint.waiting and self._joint.get(job) is joint:
+                del self._joint[job]
+                joint.lane.drop(joint.entry)
+
+    def _enter(self, joint: _Joint, lane: Lane) -> None:
+        """Put a job into a lane. Raises LanesClosedError."""
+        joint.lane = lane
+        joint.entry = Entry(joint.job, joint.allowance, partial(self._came_out, joint))
+        lane.submit(joint.entry)
+
+    def _came_out(self, joint: _Joint, outcome: Outcome) -> None:
+        """Take what a lane made of a job: the answer, or a reason for another lane."""
+        if self._joint.get(joint.job) is not joint:
+            return  # nobody wants it any more
+        following = self._lane_after(joint.lane, outcome)
+        if following is not None:
+            try:
+                self._enter(joint, following)
+            except LanesClosedError as error:
+                outcome = error
+            else:
+                return
+        del self._joint[joint.job]
+        joint.tell(outcome)
+
+    def _lane_after(self, lane: Lane, outcome: Outcome) -> Lane | None:
+        if outcome is None:
+            return self._slow
+        if isinstance(outcome, Judgement) and outcome.correct and lane is not self._judge:
+            return self._judge
+        return None
+
+
+class _Joint:
+    """A job that runs once for all who ask for it. `entry` is it in the `lane` where it is now."""
+
+    lane: Lane
+    entry: Entry
+
+    def __init__(self, job: Job, allowance: Allowance) -> None:
+        self.job = job
+        self.allowance = allowance
+        self.waiting: set[asyncio.Future[QueryResult | Judgement]] = set()
+
+    def tell(self, outcome: Outcome) -> None:
+        """Tell all who wait for it."""
+        for answer in self.waiting:
+            if answer.done():
+                continue
+            # An error each: whoever raises it adds to its traceback.
+            if isinstance(outcome, Failure):
+                answer.set_exception(outcome.error())
+            elif isinstance(outcome, LanesClosedError):
+                answer.set_exception(LanesClosedError())
+            else:
+                assert outcome is not None, "only jobs on trial are left unanswered"
+                answer.set_result(outcome)

@@ -1,0 +1,262 @@
+"""A lane's child process: runs one job at a time for the server that started it.
+
+Promises:
+- Each job is answered once, in the order sent, as `DatabasePool` and `SQLJudge` answer it. On trial, a job that the
+  bounds stop is answered by None instead: it has to be run with more.
+- CANCEL stops the running statement at once, and no other one.
+- The process ends when the server closes the pipe or dies, in the middle of a statement too.
+
+Server and child speak in length-prefixed pickles over the child's standard input and output, a pipe that nobody else
+can reach; what comes from the network is never more than a text inside a job.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import struct
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+
+from env_server.dataset import Question
+from env_server.errors import DataError, SQLError
+from env_server.judging.verdict import Judgement
+from env_server.settings import JudgingSettings, SandboxSettings
+from env_server.sql.pool import DatabasePool
+from env_server.sql.sandbox import QueryResult, Sandbox
+from env_server.sql.schema import Schema
+
+if TYPE_CHECKING:
+    from env_server.test_suites.judge import SQLJudge
+
+MAX_IDLE = 8
+"""Databases that a child keeps open; opening one costs a third of a millisecond, keeping one up to 1 MiB."""
+HEADER = struct.Struct("!I")
+"""Precedes each message: its length in bytes."""
+READY = "ready"
+"""The child's first message, in answer to its setup."""
+CANCEL = "cancel"
+"""From the server: the job that was sent last is not wanted any more."""
+
+_INTERRUPT_INTERVAL_S = 0.005
+_BOUNDED = frozenset(("budget", "size"))
+"""Errors that the bounds of a trial may have caused."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueryJob:
+    """Run one statement and return at most `max_rows` of its rows."""
+
+    db_id: str
+    sql: str
+    max_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeJob:
+    """Judge the text of an ANSWER that carries a query."""
+
+    question: Question
+    answer: str
+
+
+Job = QueryJob | JudgeJob
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An SQLError on its way to the server; a DataError where `kind` is empty."""
+
+    kind: str
+    message: str
+    deterministic: bool = True
+
+    def error(self) -> SQLError | DataError:
+        """Return the error, to be raised."""
+        if not self.kind:
+            return DataError(self.message)
+        return SQLError(self.kind, self.message, deterministic=self.deterministic)
+
+
+Reply = QueryResult | Judgement | Failure | None
+"""None: on trial, the job needs more than the bounds allow."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaneSetup:
+    """What a child works with; its first message.
+
+    `trial`: a job that the bounds stop will be run elsewhere. `judging` is None where no JudgeJob will come, and
+    `suites_dir` where queries are judged on the question's database alone.
+    """
+
+    databases: dict[str, Path]
+    sandbox: SandboxSettings
+    trial: bool = False
+    judging: JudgingSettings | None = None
+    suites_dir: Path | None = None
+
+
+class Answer(NamedTuple):
+    """A child's answer to a job, and what it cost."""
+
+    reply: Reply
+    cpu_s: float
+
+
+class _StoppedError(Exception):
+    """A statement was stopped by a bound that is not the job's own, so what it would answer is not known.
+
+    It is no SQLError, so that a judge does not take it for the query's own failure.
+    """
+
+    def __init__(self, error: SQLError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class _Databases:
+    """The databases, with the statement that runs in reach of `interrupt`."""
+
+    def __init__(self, setup: LaneSetup) -> None:
+        self._pool = DatabasePool(setup.databases, setup.sandbox, MAX_IDLE)
+        self._trial = setup.trial
+        self._running: Sandbox | None = None
+
+    def query(self, db_id: str, sql: str, max_rows: int) -> QueryResult:
+        """Run one statement. Raises SQLError, DataError, and _StoppedError."""
+        with self._pool.lease(db_id) as sandbox:
+            self._running = sandbox
+            try:
+                result = sandbox.query(sql, max_rows)
+            except SQLError as error:
+                if not error.deterministic or (self._trial and error.kind in _BOUNDED):
+                    raise _StoppedError(error) from None
+                raise
+            finally:
+                self._running = None
+        if self._trial and result.row_count is None:
+            raise _StoppedError(SQLError("budget", "the rows have not been counted"))
+        return result
+
+    def schema(self, db_id: str) -> Schema:
+        """Return the database's schema. Raises DataError."""
+        return self._pool.schema(db_id)
+
+    def interrupt(self) -> None:
+        """Stop the running statement, from another thread. Without one, do nothing."""
+        running = self._running
+        if running is not None:
+            running.interrupt()
+
+
+class JobRunner:
+    """Runs jobs, on one thread."""
+
+    def __init__(self, setup: LaneSetup) -> None:
+        self._setup = setup
+        self._databases = _Databases(setup)
+        self._judge = None if setup.judging is None else self._make_judge(setup.judging)
+
+    def run(self, job: Job) -> Reply:
+        """Run a job and return its answer; None when, on trial, it needs more than the bounds allow."""
+        try:
+            if isinstance(job, QueryJob):
+                return self._databases.query(job.db_id, job.sql, job.max_rows)
+            if self._judge is None:
+                raise DataError("this process does not judge")
+            return self._judge.judge(job.question, job.answer)
+        except _StoppedError as stopped:
+            return None if self._setup.trial else _failure(stopped.error)
+        except SQLError as error:
+            return _failure(error)
+        except DataError as error:
+            return Failure("", str(error))
+
+    def interrupt(self) -> None:
+        """Stop the running statement on a question's database, from another thread. Without one, do nothing."""
+        self._databases.interrupt()
+
+    def _make_judge(self, judging: JudgingSettings) -> SQLJudge:
+        # A third of a child's memory and start-up time, which value mode need not pay.
+        from env_server.test_suites.judge import SQLJudge
+        from env_server.test_suites.store import Suites
+
+        setup = self._setup
+        suites = None
+        if setup.suites_dir is not None:
+            suites = Suites(setup.databases, setup.sandbox, setup.suites_dir)
+        return SQLJudge(self._databases, suites, judging, setup.sandbox)
+
+
+def _failure(error: SQLError) -> Failure:
+    return Failure(error.kind, error.message, error.deterministic)
+
+
+def frame(message: object) -> bytes:
+    """Return a message as it goes over the pipe."""
+    body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    return HEADER.pack(len(body)) + body
+
+
+def main() -> None:
+    """Serve the server at the other end of standard input and output. Never returns."""
+    # A signal to the whole process group is the server's to handle; it closes the pipe when it is done.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    requests = os.fdopen(0, "rb")
+    replies = os.fdopen(os.dup(1), "wb")
+    # Nothing that prints may get between the messages.
+    os.dup2(2, 1)
+    runner = JobRunner(_receive(requests))
+    jobs: SimpleQueue[Job] = SimpleQueue()
+    idle = threading.Event()
+    idle.set()
+    threading.Thread(target=_listen, args=(requests, jobs, idle, runner), daemon=True).start()
+    _send(replies, READY)
+    while True:
+        job = jobs.get()
+        began = time.thread_time()
+        answer = Answer(runner.run(job), time.thread_time() - began)
+        # Before the answer, after which the next job may come and clear it.
+        idle.set()
+        _send(replies, answer)
+
+
+def _listen(requests: BinaryIO, jobs: SimpleQueue[Job], idle: threading.Event, runner: JobRunner) -> None:
+    """Take what the server sends, while the main thread runs a job."""
+    while True:
+        message = _receive(requests)
+        if message != CANCEL:
+            idle.clear()
+            jobs.put(message)
+            continue
+        # Again and again, since the statement may be about to start, and a verdict runs several.
+        while not idle.is_set():
+            runner.interrupt()
+            idle.wait(_INTERRUPT_INTERVAL_S)
+
+
+def _receive(requests: BinaryIO) -> Any:
+    """Return the next message; end the process where there is none."""
+    header = requests.read(HEADER.size)
+    if len(header) == HEADER.size:
+        (size,) = HEADER.unpack(header)
+        body = requests.read(size)
+        if len(body) == size:
+            return pickle.loads(body)
+    # Not sys.exit: the main thread may be in the middle of a statement.
+    os._exit(0)
+
+
+def _send(replies: BinaryIO, message: object) -> None:
+    try:
+        replies.write(frame(message))
+        replies.flush()
+    except BrokenPipeError:
+        os._exit(0)

@@ -1,0 +1,272 @@
+"""One lane: a queue of jobs, and child processes that work it off.
+
+Everything happens in callbacks: a job is sent when it arrives or when a process becomes free, and its outcome is told
+when the answer arrives. Only starting and ending a process take a task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from env_server.errors import SQLEnvError
+from env_server.service.execution.child import ChildLostError, LaneChild
+from env_server.service.execution.cpu_budget import Allowance
+from env_server.service.execution.query_process import Answer, Failure, Job, LaneSetup, Reply
+
+OVERRUN_S = 1.0
+"""A process gets this long beyond the lane's patience, and to stop a job that is not wanted any more."""
+HANDICAP_S = 0.25
+TRIES = 2
+
+logger = logging.getLogger(__name__)
+
+
+class LanesClosedError(SQLEnvError):
+    """The server is shutting down, so the job is not answered. Another server can."""
+
+    def __init__(self) -> None:
+        super().__init__("the server is shutting down; use another one")
+
+
+Outcome = Reply | LanesClosedError
+
+
+@dataclass(frozen=True, slots=True)
+class LaneStats:
+    """A lane at this moment: jobs that wait and run, processes replaced so far, process ids."""
+
+    waiting: int
+    running: int
+    restarts: int
+    pids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a process of a lane stands. `kept`: for sessions that have some of their allowance left."""
+
+    niceness: int
+    kept: bool = False
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A job in a lane, and who is told its outcome: once, unless the entry is dropped."""
+
+    job: Job
+    allowance: Allowance
+    tell: Callable[[Outcome], None]
+    arrived: float = field(default_factory=_now)
+    tries: int = TRIES
+
+    def turn(self) -> float:
+        """Return what decides who is next: the least."""
+        return self.arrived if self.allowance.left_s > 0 else self.arrived + HANDICAP_S
+
+
+class Lane:
+    """A queue, and a worker for each place. `patience_s`: what a job may take, by the clock."""
+
+    def __init__(self, name: str, setup: LaneSetup, places: Sequence[Place], patience_s: float) -> None:
+        self.name = name
+        self.setup = setup
+        self.places = places
+        self.patience_s = patience_s
+        self.closed = True
+        self.restarts = 0
+        self._waiting: deque[Entry] = deque()
+        self._workers: list[_Worker] = []
+
+    @property
+    def stats(self) -> LaneStats:
+        """The lane at this moment."""
+        running = sum(worker.entry is not None for worker in self._workers)
+        pids = tuple(worker.child.pid for worker in self._workers if worker.child is not None)
+        return LaneStats(len(self._waiting), running, self.restarts, pids)
+
+    async def open(self, place: Place) -> None:
+        """Start one of the lane's processes. Raises ChildLostError."""
+        worker = _Worker(self, place)
+        self._workers.append(worker)
+        await worker.start()
+        self.closed = False
+
+    def submit(self, entry: Entry) -> None:
+        """Have a job answered when its turn comes. Raises LanesClosedError."""
+        if self.closed:
+            raise LanesClosedError
+        self._waiting.append(entry)
+        for worker in self._workers:
+            if self._waiting and worker.is_free:
+                self.serve(worker)
+
+    def drop(self, entry: Entry) -> None:
+        """Forget a job that nobody wants any more; one that runs is stopped."""
+        with suppress(ValueError):
+            self._waiting.remove(entry)
+        for worker in self._workers:
+            if worker.entry is entry:
+                worker.stop()
+
+    def serve(self, worker: _Worker) -> None:
+        """Give a worker that is free the next job that it may take."""
+        modest_only = worker.place.kept
+        candidates = (each for each in self._waiting if not modest_only or each.allowance.left_s > 0)
+        entry = min(candidates, key=Entry.turn, default=None)
+        if entry is not None:
+            self._waiting.remove(entry)
+            worker.take(entry)
+
+    async def aclose(self) -> None:
+        """Fail all jobs and end the processes."""
+        self.closed = True
+        while self._waiting:
+            self._waiting.popleft().tell(LanesClosedError())
+        await asyncio.gather(*(worker.aclose() for worker in self._workers))
+
+
+class _Worker:
+    """A place's process: at work, free, or being replaced."""
+
+    def __init__(self, lane: Lane, place: Place) -> None:
+        self.place = place
+        self.child: LaneChild | None = None
+        self.entry: Entry | None = None
+        """The job that it has."""
+        self._lane = lane
+        self._began = 0.0
+        self._dropped = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._repair: asyncio.Task[None] | None = None
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it can take a job."""
+        return self.entry is None and self._repair is None
+
+    async def start(self) -> None:
+        """Start the process. Raises ChildLostError."""
+        self.child = await LaneChild.start(self._lane.setup, self.place.niceness)
+
+    def take(self, entry: Entry) -> None:
+        """Have a job answered."""
+        self.entry, self._dropped = entry, False
+        if self.child is None or not self.child.alive:
+            self._replace("it was lost while it was idle")
+            return
+        self._began = _now()
+        self._limit(self._lane.patience_s + OVERRUN_S)
+        self.child.ask(entry.job, self._told)
+
+    def stop(self) -> None:
+        """Have the job's statement stopped; nobody is told its outcome."""
+        self._dropped = True
+        if self.child is not None and self._repair is None:
+            self.child.cancel()
+            self._limit(OVERRUN_S)
+
+    async def aclose(self) -> None:
+        """Fail the job, and end the process."""
+        if self._repair is not None:
+            self._repair.cancel()
+            await asyncio.wait({self._repair})
+        if self.entry is not None:
+            self._finish(LanesClosedError())
+            if self.child is not None:
+                self.child.kill()
+        await self._end()
+
+    def _limit(self, seconds: float) -> None:
+        self._unlimit()
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._overran)
+
+    def _unlimit(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _told(self, answer: Answer | ChildLostError) -> None:
+        """Hand an answer on, and take the next job at once."""
+        assert self.entry is not None
+        if isinstance(answer, ChildLostError):
+            self.entry.tries -= 1
+            self._replace(str(answer))
+            return
+        self.entry.allowance.charge(answer.cpu_s)
+        self._finish(answer.reply)
+        self._go_on()
+
+    def _overran(self) -> None:
+        assert self.entry is not None
+        assert self.child is not None
+        self.entry.allowance.charge(_now() - self._began)
+        self._finish(self._overrun())
+        self.child.kill()
+        self._replace(f"it did not answer within {self._lane.patience_s + OVERRUN_S:g} s, or did not stop")
+
+    def _overrun(self) -> Failure | None:
+        if self._lane.setup.trial:
+            return None
+        message = f"the query takes longer than {self._lane.patience_s:g} s"
+        return Failure("budget", message, deterministic=False)
+
+    def _finish(self, outcome: Outcome) -> None:
+        """Be done with the job."""
+        self._unlimit()
+        entry, self.entry = self.entry, None
+        if entry is not None and not self._dropped:
+            entry.tell(outcome)
+
+    def _go_on(self) -> None:
+        if self.is_free and not self._lane.closed:
+            self._lane.serve(self)
+
+    def _replace(self, reason: str) -> None:
+        """Clear away a process that has ended, or will, and start another one; then go on with the job, if any."""
+        self._unlimit()
+        self._repair = asyncio.create_task(self._replaced(reason))
+
+    async def _replaced(self, reason: str) -> None:
+        try:
+            if self.child is not None:
+                pid = self.child.pid
+                await self._end()
+                self._lane.restarts += 1
+                logger.warning("process %d of the %s lane is replaced: %s", pid, self._lane.name, reason)
+            self._give_up_in_time()
+            while self.child is None:
+                try:
+                    await self.start()
+                except ChildLostError as error:
+                    logger.error("the %s lane has no process: %s", self._lane.name, error)
+                    if self.entry is not None:
+                        self.entry.tries -= 1
+                    self._give_up_in_time()
+                    if self.entry is None:
+                        break
+        finally:
+            self._repair = None
+        self._give_up_in_time()
+        if self.entry is None:
+            self._go_on()
+        else:
+            self.take(self.entry)
+
+    def _give_up_in_time(self) -> None:
+        """Be done with a job that nobody wants any more, or that has lost too many processes."""
+        if self.entry is not None and (self._dropped or self.entry.tries <= 0):
+            self._finish(Failure("runtime", "the process that ran the query was lost", deterministic=False))
+
+    async def _end(self) -> None:
+        if self.child is not None:
+            await self.child.end()
+            self.child = None

@@ -1,0 +1,63 @@
+"""How easily a question's answer is hit by luck: near-misses of its gold that give the same answer on its database.
+
+A near-miss counts as different when one of the question's variants tells it from the gold, and as lucky when its
+rows on the database itself are the gold's all the same. In `value` mode nothing but the answer is judged, so an agent
+that asks the wrong question of such a database is rewarded like one that understands it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from env_server.dataset import Question
+from env_server.errors import SQLError
+from env_server.judging.verdict import judge_rows
+from env_server.sql.pool import Databases
+from env_server.test_suites.constants import parse
+from env_server.test_suites.images import opened, run
+from env_server.test_suites.mutants import mutants
+from env_server.test_suites.suite import Suite
+
+GUESSABLE_SHARE = 1 / 3
+"""A question is guessable when this share of the near-misses that differ from its gold are lucky."""
+
+
+@dataclass(frozen=True, slots=True)
+class Luck:
+    """`different` near-misses differ from the gold on a variant; `lucky` of them agree with it on the database."""
+
+    different: int
+    lucky: int
+
+    @property
+    def guessable(self) -> bool:
+        """Whether so many near-misses are lucky that the answer says little about the question."""
+        return self.lucky > 0 and self.lucky >= GUESSABLE_SHARE * self.different
+
+
+def measure_luck(question: Question, suite: Suite, databases: Databases) -> Luck:
+    """Count a question's near-misses. Raises DataError when its database cannot be read."""
+    schema = databases.schema(question.db_id)
+    tree = parse(question.gold_sql, schema)
+    near_misses = [] if tree is None else [mutant.sql for mutant in mutants(tree.sql(dialect="sqlite"), schema)]
+    different = _told_apart(near_misses, suite)
+    return Luck(len(different), sum(_agrees(sql, question, databases) for sql in different))
+
+
+def _told_apart(queries: list[str], suite: Suite) -> list[str]:
+    alive = dict.fromkeys(queries)
+    for variant in suite.variants:
+        with opened(variant.image) as connection:
+            for sql in list(alive):
+                rows = run(connection, sql)
+                if rows is not None and not variant.accepts(rows):
+                    del alive[sql]
+    return [sql for sql in queries if sql not in alive]
+
+
+def _agrees(sql: str, question: Question, databases: Databases) -> bool:
+    try:
+        result = databases.query(question.db_id, sql, len(question.gold.rows) + 1)
+    except SQLError:
+        return False
+    return judge_rows(result.rows, question.gold).correct

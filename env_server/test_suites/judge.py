@@ -1,0 +1,84 @@
+"""The verdict on a submitted query: run on the question's database and on its variants.
+
+Promises:
+- The gold is not run: its rows were read when the data set was loaded and when the variants were made. So nothing
+  that a prediction does can change what the gold returns, and the two never share a connection.
+- A query that fails, is refused or needs too much work is wrong, on whichever database that happens.
+- The same query gets the same verdict, in any order and on any server.
+
+Variants are tried after the database itself, and no further than the first that tells the query from the gold.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from env_server.dataset import Question
+from env_server.errors import SQLError
+from env_server.judging.submissions import submitted_query
+from env_server.judging.verdict import Judgement, judge_rows
+from env_server.settings import JudgingSettings, SandboxSettings
+from env_server.sql.pool import Databases
+from env_server.sql.sandbox import Sandbox
+from env_server.test_suites.images import MAX_RESULT_ROWS
+from env_server.test_suites.store import Suites
+from env_server.test_suites.suite import Variant
+from env_server.types import SQLRule
+
+BIRD_ROWS = 20_000
+"""Rows of the largest result that is compared under BIRD's rule, which lets a query repeat rows."""
+
+
+class QueryJudge(Protocol):
+    """Judges submitted queries; what an environment in `sql` mode asks."""
+
+    def judge(self, question: Question, answer: str) -> Judgement:
+        """Judge the text of an ANSWER. Raises DataError when a database cannot be opened."""
+
+
+class SQLJudge:
+    """Judges submitted queries. Without `suites`, on the question's database alone."""
+
+    def __init__(
+        self,
+        databases: Databases,
+        suites: Suites | None = None,
+        settings: JudgingSettings | None = None,
+        sandbox: SandboxSettings | None = None,
+    ) -> None:
+        self._databases = databases
+        self._suites = suites
+        self._rule = (settings or JudgingSettings()).rule
+        self._sandbox = sandbox or SandboxSettings()
+
+    def judge(self, question: Question, answer: str) -> Judgement:
+        """Judge the text of an ANSWER. Raises DataError when a database cannot be opened."""
+        query = submitted_query(answer)
+        verdict = self._on_database(question, query)
+        if not verdict.correct or self._suites is None:
+            return verdict
+        for number, variant in enumerate(self._suites.of(question).variants, 1):
+            if not self._on_variant(variant, query):
+                return Judgement(False, f"right on the database, wrong on variant {number}")
+        return verdict
+
+    def _on_database(self, question: Question, query: str) -> Judgement:
+        # Under Spider's rule, one more row than the gold has makes a query wrong already.
+        limit = BIRD_ROWS if self._rule is SQLRule.BIRD else len(question.gold.rows) + 1
+        try:
+            result = self._databases.query(question.db_id, query, limit)
+        except SQLError as error:
+            return Judgement(False, f"the query fails: {error}")
+        if result.more:
+            return Judgement(False, f"more than {limit} rows")
+        return judge_rows(result.rows, question.gold, self._rule)
+
+    def _on_variant(self, variant: Variant, query: str) -> bool:
+        sandbox = Sandbox(variant.image, self._sandbox)
+        try:
+            result = sandbox.query(query, MAX_RESULT_ROWS)
+        except SQLError:
+            return False
+        finally:
+            sandbox.close()
+        return not result.more and variant.accepts(result.rows, self._rule)

@@ -1,0 +1,191 @@
+"""Suites on demand: made when first asked for, kept on disk, so that a question's suite is made once per machine.
+
+`Suites.of` may be called from any thread and any number of processes. The cache holds one SQLite file per database
+file, named after the database's content, so that a changed database gets new suites; deleting the folder is safe.
+A database that can have no variants (see `blueprint`) has empty suites.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+import apsw
+
+from env_server.dataset import Gold, Question, SQLValue
+from env_server.errors import DataError
+from env_server.settings import SandboxSettings
+from env_server.sql.sandbox import Sandbox
+from env_server.test_suites.database_profile import read_blueprint
+from env_server.test_suites.suite import SUITE_VERSION, Strictness, Suite, SuiteMaker, Variant
+
+KEPT_SUITES = 256
+"""Suites kept in memory, the most recently used ones; one is about 100 kB."""
+_MAKERS = 4
+_HASHED_BLOCKS = 64
+_BLOCK_BYTES = 65_536
+_BUSY_MS = 60_000
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS suites(key TEXT PRIMARY KEY, mutants INTEGER, killed INTEGER) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS variants(
+    key TEXT, place INTEGER, image BLOB, gold BLOB, ordered INTEGER, strictness TEXT, PRIMARY KEY (key, place)
+) WITHOUT ROWID;
+"""
+
+
+class Suites:
+    """The suites of a data set's questions."""
+
+    def __init__(self, databases: Mapping[str, Path], settings: SandboxSettings, cache_dir: Path) -> None:
+        self._databases = dict(databases)
+        self._settings = settings
+        self._folder = cache_dir / f"variants-v{SUITE_VERSION}-sqlite{apsw.sqlite_lib_version()}"
+        self._lock = threading.Lock()
+        self._making = threading.Lock()
+        self._suites: OrderedDict[tuple[str, str], Suite] = OrderedDict()
+        self._makers: OrderedDict[str, SuiteMaker | None] = OrderedDict()
+        self._files: dict[str, Path] = {}
+
+    def of(self, question: Question) -> Suite:
+        """Return the question's suite. Raises DataError when the database or the cache cannot be used."""
+        place = (question.db_id, question.gold_sql)
+        known = self._known(place)
+        if known is not None:
+            return known
+        with self._making:
+            suite = self._known(place) or self._load(*place)
+            if suite is None:
+                suite = self._make(*place)
+                self._save(*place, suite)
+            with self._lock:
+                self._suites[place] = suite
+                while len(self._suites) > KEPT_SUITES:
+                    self._suites.popitem(last=False)
+        return suite
+
+    def _known(self, place: tuple[str, str]) -> Suite | None:
+        with self._lock:
+            suite = self._suites.get(place)
+            if suite is not None:
+                self._suites.move_to_end(place)
+            return suite
+
+    def prepare(self, questions: Iterable[Question], progress: Callable[[int, int], None] | None = None) -> None:
+        """Make the suites of all the questions; `progress` is called with the number done and of all."""
+        distinct = {(question.db_id, question.gold_sql): question for question in questions}
+        for done, question in enumerate(distinct.values(), 1):
+            self.of(question)
+            if progress is not None:
+                progress(done, len(distinct))
+
+    def _make(self, db_id: str, sql: str) -> Suite:
+        if db_id not in self._makers:
+            self._makers[db_id] = self._maker(db_id)
+            while len(self._makers) > _MAKERS:
+                self._makers.popitem(last=False)
+        maker = self._makers[db_id]
+        return Suite(()) if maker is None else maker.make(sql)
+
+    def _maker(self, db_id: str) -> SuiteMaker | None:
+        sandbox = Sandbox(self._path(db_id), self._settings)
+        try:
+            return SuiteMaker(read_blueprint(sandbox), self._settings)
+        except DataError:
+            return None
+        finally:
+            sandbox.close()
+
+    def _load(self, db_id: str, sql: str) -> Suite | None:
+        key = _key(sql)
+        with self._cache(db_id) as cache:
+            found = cache.execute("SELECT mutants, killed FROM suites WHERE key = ?", (key,)).fetchall()
+            if not found:
+                return None
+            rows = cache.execute(
+                "SELECT image, gold, ordered, strictness FROM variants WHERE key = ? ORDER BY place", (key,)
+            ).fetchall()
+        variants = (
+            Variant(zlib.decompress(image), Gold(_decoded(gold), bool(ordered)), Strictness(strictness))
+            for image, gold, ordered, strictness in cast("list[tuple[bytes, bytes, int, str]]", rows)
+        )
+        mutants, killed = cast("tuple[int, int]", found[0])
+        return Suite(tuple(variants), mutants, killed)
+
+    def _save(self, db_id: str, sql: str, suite: Suite) -> None:
+        key = _key(sql)
+        rows = [
+            (key, place, zlib.compress(each.image), _encoded(each.gold), each.gold.ordered, each.strictness.value)
+            for place, each in enumerate(suite.variants)
+        ]
+        with self._cache(db_id) as cache, cache:
+            cache.executemany("INSERT OR REPLACE INTO variants VALUES (?, ?, ?, ?, ?, ?)", rows)
+            cache.execute("INSERT OR REPLACE INTO suites VALUES (?, ?, ?)", (key, suite.mutants, suite.killed))
+
+    @contextmanager
+    def _cache(self, db_id: str) -> Iterator[apsw.Connection]:
+        """Open the cache of one database for a moment, so that no handle stays open."""
+        if db_id not in self._files:
+            self._files[db_id] = self._folder / f"{fingerprint(self._path(db_id))}.sqlite"
+        file = self._files[db_id]
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            cache = apsw.Connection(str(file))
+            try:
+                cache.set_busy_timeout(_BUSY_MS)
+                cache.execute(_SCHEMA)
+                yield cache
+            finally:
+                cache.close()
+        except (OSError, apsw.Error) as error:
+            fix = "Delete it, or set SQLENV_CACHE_DIR to a directory of your own"
+            raise DataError(f"the cache of variants {file} cannot be used: {error}. {fix}") from error
+
+    def _path(self, db_id: str) -> Path:
+        try:
+            return self._databases[db_id]
+        except KeyError:
+            raise DataError(f"no database {db_id!r}; there are {len(self._databases)}") from None
+
+
+def fingerprint(path: Path) -> str:
+    """Return a name for a database file's content: its size and blocks at equal distances. Raises DataError.
+
+    Small files are read whole; of a large one a change is seen because SQLite counts changes in the first block.
+    """
+    try:
+        size = path.stat().st_size
+        digest = hashlib.sha256(str(size).encode())
+        step = max(_BLOCK_BYTES, size // _HASHED_BLOCKS)
+        with path.open("rb") as file:
+            for offset in range(0, size, step):
+                file.seek(offset)
+                digest.update(file.read(_BLOCK_BYTES))
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    return digest.hexdigest()[:32]
+
+
+def _key(sql: str) -> str:
+    return hashlib.sha256(sql.encode()).hexdigest()[:32]
+
+
+def _encoded(gold: Gold) -> bytes:
+    rows = [[_plain(value) for value in row] for row in gold.rows]
+    return zlib.compress(json.dumps(rows).encode())
+
+
+def _plain(value: SQLValue) -> object:
+    return {"blob": value.hex()} if isinstance(value, bytes) else value
+
+
+def _decoded(data: bytes) -> tuple[tuple[SQLValue, ...], ...]:
+    rows = json.loads(zlib.decompress(data))
+    return tuple(tuple(bytes.fromhex(v["blob"]) if isinstance(v, dict) else v for v in row) for row in rows)

@@ -1,0 +1,218 @@
+"""A question's suite: a handful of small databases on which the gold query and its near-misses differ.
+
+Candidates are made one after the other (`generation`), the gold and those of its mutants (`mutants`) that are
+still alive run on each, and `selection` keeps the fewest that kill the most. The method is that of distilled test
+suites (Zhong, Yu and Klein, EMNLP 2020).
+
+Promises:
+- The gold query passes on every variant of its suite, on a connection of its own.
+- A variant asks no more than the question does: the gold also runs over the same rows read in other orders.
+  Where only the order of its rows changes, their order does not count on the variant; where ties make the rows
+  themselves a matter of chance, only their number and width count; where even those change, it is no variant.
+- The same database and gold give the same suite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import sqlglot
+from sqlglot import exp
+
+from env_server.dataset import Gold, Row
+from env_server.errors import SQLError
+from env_server.judging.verdict import judge_rows
+from env_server.settings import SandboxSettings
+from env_server.sql.hardness import orders_at_top_level
+from env_server.sql.sandbox import Sandbox
+from env_server.sql.schema import Schema, quote_identifier
+from env_server.test_suites.constants import Hints, parse, read_hints, spread
+from env_server.test_suites.database_profile import Blueprint
+from env_server.test_suites.generation import STYLES, generate
+from env_server.test_suites.images import MAX_RESULT_ROWS, ImageBuilder, opened, run
+from env_server.test_suites.mutants import mutants
+from env_server.test_suites.selection import KILLS_WANTED, choose
+from env_server.types import SQLRule
+
+SUITE_VERSION = 1
+"""Counts up when the same question would get another suite."""
+MAX_VARIANTS = 8
+MIN_VARIANTS = 4
+"""Variants of a query whose mutants fewer would kill, or that has no mutants: its other near-misses are unknown."""
+MAX_CANDIDATES = 48
+PATIENCE = 12
+"""Candidates in a row that kill nothing, after which no more are made."""
+
+
+class Strictness(Enum):
+    """What a variant compares: the rows as the question does, the rows in any order, or only their shape."""
+
+    ROWS = "rows"
+    ANY_ORDER = "any_order"
+    SHAPE = "shape"
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One small database, as SQLite's file image, and what the gold returns on it."""
+
+    image: bytes
+    gold: Gold
+    strictness: Strictness
+
+    def accepts(self, rows: Sequence[Row], rule: SQLRule = SQLRule.SPIDER) -> bool:
+        """Tell whether a query that returned these rows may still be right."""
+        if self.strictness is not Strictness.SHAPE:
+            return judge_rows(rows, self.gold, rule).correct
+        # BIRD's rule does not count rows.
+        return rule is SQLRule.BIRD or list(map(len, rows)) == list(map(len, self.gold.rows))
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """The variants of one question; `killed` of the `mutants` that can run differ from the gold on one of them."""
+
+    variants: tuple[Variant, ...]
+    mutants: int = 0
+    killed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What candidates are made from: the gold and the same query in other orders, its hints, its mutants."""
+
+    queries: tuple[str, ...]
+    hints: Hints
+    near_misses: tuple[str, ...]
+
+
+class SuiteMaker:
+    """Makes suites for the questions of one database."""
+
+    def __init__(self, blueprint: Blueprint, settings: SandboxSettings) -> None:
+        """Prepare the empty schema. Raises DataError when it cannot be rebuilt."""
+        self._blueprint = blueprint
+        self._settings = settings
+        self._builder = ImageBuilder(blueprint)
+
+    def make(self, sql: str, most: int = MAX_VARIANTS) -> Suite:
+        """Make the suite of a gold query, of at most `most` variants."""
+        plan = self.plan(sql)
+        alive = dict.fromkeys(plan.near_misses, 0)
+        candidates: list[Variant] = []
+        kills: list[set[str]] = []
+        idle = 0
+        for number in range(MAX_CANDIDATES):
+            if idle == PATIENCE or (not alive and len(candidates) >= MIN_VARIANTS):
+                break
+            idle += 1
+            variant = self.candidate(plan, number)
+            if variant is None:
+                continue
+            killed = killed_by(variant, alive)
+            if not killed and not variant.gold.rows:
+                continue
+            candidates.append(variant)
+            kills.append(killed)
+            if killed:
+                idle = 0
+            for mutant in killed:
+                alive[mutant] += 1
+            alive = {mutant: times for mutant, times in alive.items() if times < KILLS_WANTED}
+        chosen = [i for i in choose(kills, MIN_VARIANTS, most) if self._gold_passes(candidates[i], sql)]
+        dead = {mutant for i in chosen for mutant in kills[i]}
+        return Suite(tuple(candidates[i] for i in chosen), len(plan.near_misses), len(dead))
+
+    def plan(self, sql: str) -> Plan:
+        """Read what a gold query's candidates are made from and tried with."""
+        tree = parse(sql, self._blueprint.schema)
+        if tree is None:
+            return Plan((sql,), Hints(), ())
+        hints = read_hints(tree, self._blueprint.schema)
+        spread(hints, self._blueprint.references())
+        queries = (sql, *reordered(tree, self._blueprint.schema))
+        return Plan(queries, hints, self._runnable(tree.sql(dialect="sqlite")))
+
+    def _gold_passes(self, variant: Variant, sql: str) -> bool:
+        """Tell whether the gold passes as an agent's query would, under the sandbox's limits."""
+        sandbox = Sandbox(variant.image, self._settings)
+        try:
+            return variant.accepts(sandbox.query(sql, MAX_RESULT_ROWS).rows)
+        except SQLError:
+            return False
+        finally:
+            sandbox.close()
+
+    def _runnable(self, sql: str) -> tuple[str, ...]:
+        near_misses = [mutant.sql for mutant in mutants(sql, self._blueprint.schema)]
+        with opened(self._builder.empty) as connection:
+            return tuple(mutant for mutant in near_misses if run(connection, mutant) is not None)
+
+    def candidate(self, plan: Plan, number: int) -> Variant | None:
+        """Make a candidate; None where the gold fails, or returns too much or something left to chance."""
+        queries = plan.queries
+        seed = f"{SUITE_VERSION}\n{number}\n{queries[0]}"
+        with self._builder.building() as building:
+            generate(self._blueprint, plan.hints, seed, STYLES[number % len(STYLES)], building.insert)
+            image = building.image()
+        with opened(image) as connection:
+            results = [run(connection, query) for query in queries]
+        with opened(image, reverse=True) as connection:
+            results.append(run(connection, queries[0]))
+        rows = [each for each in results if each is not None]
+        if results[0] is None or len(results[0]) > MAX_RESULT_ROWS:
+            return None
+        return as_variant(image, rows, ordered=orders_at_top_level(queries[0]))
+
+
+def reordered(tree: exp.Expression, schema: Schema) -> list[str]:
+    """Return the query twice more, reading its tables in other orders and breaking ties in opposite ways.
+
+    Tables are read by their first column backwards, and by their last one; each ORDER BY goes on with the columns of
+    the result, upwards and downwards. What either changes, the query leaves to chance.
+    """
+    columns = {table.name.casefold(): len(table.columns) for table in schema.tables}
+    shadowed = {each.alias.casefold() for each in tree.find_all(exp.CTE)}
+    texts = []
+    for order, descending in (("1 DESC", False), ("{last}, 1 DESC", True)):
+        copy = tree.copy()
+        for clause in copy.find_all(exp.Order):
+            if isinstance(clause.parent, exp.Query):
+                width = len(clause.parent.selects)
+                ties = (exp.Literal.number(place) for place in range(1, width + 1))
+                keys = (exp.Ordered(this=tie, desc=descending, nulls_first=not descending) for tie in ties)
+                clause.set("expressions", [*clause.expressions, *keys])
+        for table in list(copy.find_all(exp.Table)):
+            name = table.name.casefold()
+            if name in columns and name not in shadowed:
+                # The LIMIT keeps SQLite from dropping the sort.
+                by = order.format(last=columns[name])
+                rows = f"SELECT * FROM {quote_identifier(table.name)} ORDER BY {by} LIMIT -1"
+                query = sqlglot.parse_one(rows, read="sqlite")
+                alias = exp.TableAlias(this=exp.to_identifier(table.alias or table.name, quoted=True))
+                table.replace(exp.Subquery(this=query, alias=alias, joins=table.args.get("joins")))
+        texts.append(copy.sql(dialect="sqlite"))
+    return texts
+
+
+def as_variant(image: bytes, results: Sequence[tuple[Row, ...]], *, ordered: bool) -> Variant | None:
+    """Return the strictest variant that accepts all of the gold's results; None where there is none."""
+    for strictness in Strictness:
+        gold = Gold(results[0], ordered=ordered and strictness is Strictness.ROWS)
+        variant = Variant(image, gold, strictness)
+        if all(variant.accepts(rows) for rows in results):
+            return variant
+    return None
+
+
+def killed_by(variant: Variant, mutants: Iterable[str]) -> set[str]:
+    """Return the mutants that the variant tells from the gold."""
+    killed = set()
+    with opened(variant.image) as connection:
+        for mutant in mutants:
+            rows = run(connection, mutant)
+            if rows is not None and not variant.accepts(rows):
+                killed.add(mutant)
+    return killed

@@ -1,0 +1,1 @@
+"""The policy served by transformers, in the trainer's process."""

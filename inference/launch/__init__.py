@@ -1,0 +1,1 @@
+"""`sqlenv inference`: vLLM servers planned, started, watched and ended."""

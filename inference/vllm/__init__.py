@@ -1,0 +1,1 @@
+"""The policy served by vLLM, over HTTP."""

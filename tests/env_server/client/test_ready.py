@@ -1,0 +1,105 @@
+"""GET /ready: what is read from it, and what is said when it is something else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from env_server.client.errors import AuthenticationError, ClientError, ConnectionLostError, DeadlineError, ProtocolError
+from env_server.client.ready import Ready, ReadyStatus, fetch_ready
+from env_server.client.servers import Server, parse_servers
+from env_server.data.fingerprint import ServedData
+from env_server.dataset import Dataset
+from env_server.types import AnswerMode
+from tests.env_server.conftest import Serve
+from tests.env_server.serving import PlayingServer, running_server
+
+
+@pytest.fixture
+def server(pets: Dataset) -> Iterator[PlayingServer]:
+    with running_server(pets, token="geheim") as running:
+        yield running
+
+
+def fetch(url: str, token: str | None = "geheim", timeout_s: float = 30.0) -> Ready:
+    (server,) = parse_servers(url)
+    return asyncio.run(fetch_ready(server, token, timeout_s))
+
+
+def test_load_and_data(server: PlayingServer, pets: Dataset) -> None:
+    ready = fetch(server.url)
+    assert ready.data == ServedData.of(pets, AnswerMode.VALUE, 15)
+    assert (ready.status, ready.active_sessions, ready.max_sessions) == (ReadyStatus.READY, 0, 1_000)
+
+
+def test_the_service_says_the_same(serve: Serve, pets: Dataset) -> None:
+    real = serve(token="geheim", max_sessions=7)
+    ready = fetch(real.http)
+    assert ready.data == ServedData.of(pets, AnswerMode.VALUE, 15)
+    assert (ready.status, ready.active_sessions, ready.max_sessions, ready.waiting) == (ReadyStatus.READY, 0, 7, 0)
+    with pytest.raises(AuthenticationError):
+        fetch(real.http, token="wrong")
+
+
+def test_a_server_that_drains_still_says_so(server: PlayingServer) -> None:
+    server.status = "draining"
+    assert fetch(server.url).status is ReadyStatus.DRAINING
+
+
+def test_the_very_address_is_asked(server: PlayingServer) -> None:
+    there = Server("ws", "some.name.invalid", server.port, address="127.0.0.1")
+    assert asyncio.run(fetch_ready(there, "geheim", 30.0)).status is ReadyStatus.READY
+
+
+def test_a_wrong_token(server: PlayingServer) -> None:
+    with pytest.raises(AuthenticationError, match="SQLENV_TOKEN"):
+        fetch(server.url, token=None)
+
+
+def test_another_kind_of_server(server: PlayingServer) -> None:
+    with pytest.raises(ProtocolError, match="no GET /ready"):
+        fetch(f"{server.url}/elsewhere")
+    served: dict[str, Any] = {"name": "a blog"}
+    server.served = served
+    with pytest.raises(ProtocolError, match="no SQLEnv server"):
+        fetch(server.url)
+    server.status = "draining"
+    with pytest.raises(ClientError, match="HTTP 503"):
+        fetch(server.url)
+
+
+def test_nobody_there(server: PlayingServer) -> None:
+    server.die()
+    with pytest.raises(ConnectionLostError, match="cannot be reached"):
+        fetch(server.url)
+
+
+async def answering(reply: bytes, timeout_s: float) -> None:
+    """Ask a server that answers with these bytes, and never ends the connection."""
+    asked: list[asyncio.StreamWriter] = []
+
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(writer)
+        writer.write(reply)
+
+    listening = await asyncio.start_server(answer, "127.0.0.1", 0)
+    try:
+        await fetch_ready(Server("ws", "127.0.0.1", listening.sockets[0].getsockname()[1]), None, timeout_s)
+    finally:
+        listening.close()
+        for writer in asked:
+            writer.close()
+            await writer.wait_closed()
+
+
+def test_what_is_no_http() -> None:
+    with pytest.raises(ProtocolError, match="is not HTTP"):
+        asyncio.run(answering(b"220 mail.example ESMTP\r\n", 30.0))
+
+
+def test_no_answer_in_time() -> None:
+    with pytest.raises(DeadlineError, match=r"no answer to GET /ready in 0\.2 s"):
+        asyncio.run(answering(b"", 0.2))

@@ -1,0 +1,299 @@
+"""URLs, addresses, and the board: where the next session goes, and how long a server rests."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from env_server.client.errors import AddressError, ConnectionLostError
+from env_server.client.servers import (
+    FIRST_REST_S,
+    LONGEST_REST_S,
+    Server,
+    ServerBoard,
+    apart,
+    look_up,
+    parse_servers,
+)
+
+A, B, C = (Server("ws", host, 8000) for host in "abc")
+
+
+def board_of(*servers: Server, seed: int = 0) -> ServerBoard:
+    return ServerBoard(servers, random.Random(seed))
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("ws://host:8000", "ws://host:8000/ws"),
+        ("ws://host:8000/", "ws://host:8000/ws"),
+        ("ws://host:8000/ws", "ws://host:8000/ws"),
+        ("ws://host:8000/ws/", "ws://host:8000/ws"),
+        ("http://host:8000", "ws://host:8000/ws"),
+        ("http://host", "ws://host:80/ws"),
+        ("https://host", "wss://host:443/ws"),
+        ("wss://host/env/sql", "wss://host:443/env/sql/ws"),
+        ("wss://host/env/sql/ws", "wss://host:443/env/sql/ws"),
+        ("WS://Host:8000", "ws://host:8000/ws"),
+        ("ws://[::1]:8000", "ws://[::1]:8000/ws"),
+        (" ws://127.0.0.1:8000 ", "ws://127.0.0.1:8000/ws"),
+    ],
+)
+def test_a_url_in_any_of_its_forms(text: str, url: str) -> None:
+    (server,) = parse_servers(text)
+    assert server.url == url
+    assert server.secure == url.startswith("wss")
+
+
+def test_several_urls_with_commas_or_as_a_list() -> None:
+    expected = (A, B)
+    assert parse_servers("ws://a:8000, ws://b:8000/ws,") == expected
+    assert parse_servers(["http://a:8000", "ws://b:8000"]) == expected
+    assert parse_servers("ws://a:8000,ws://b:8000,http://a:8000/ws") == expected, "a server counts once"
+
+
+@pytest.mark.parametrize(
+    "text", ["", " , ", "host:8000", "localhost", "ftp://host", "ws://", "ws://:8000", "ws://host:port", "ws://[::1"]
+)
+def test_what_is_no_url_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(AddressError, match=r"environment server .*: .*URL"):
+        parse_servers(text)
+
+
+@pytest.mark.parametrize("text", ["ws://me:geheim@host", "ws://geheim@host", "ws://host/?t=geheim", "ws://host#geheim"])
+def test_a_secret_in_a_url_is_refused_and_not_repeated(text: str) -> None:
+    with pytest.raises(AddressError, match="leave user names, tokens and queries out") as refused:
+        parse_servers(text)
+    assert "geheim" not in str(refused.value)
+
+
+def test_a_name_with_several_addresses_is_several_servers() -> None:
+    several = apart(A, ["10.0.0.1", "10.0.0.2", "10.0.0.1"])
+    assert [server.address for server in several] == ["10.0.0.1", "10.0.0.2"]
+    assert {server.url for server in several} == {A.url}, "the handshake and TLS still see the name"
+    assert [server.name for server in several] == ["ws://a:8000 (10.0.0.1)", "ws://a:8000 (10.0.0.2)"]
+
+
+@pytest.mark.parametrize("addresses", [["127.0.0.1"], ["::1"], ["::1", "127.0.0.1"], ["::1", "127.0.0.1", "::1"]])
+def test_a_name_with_one_address_of_each_kind_is_one_machine(addresses: Sequence[str]) -> None:
+    assert apart(A, addresses) == (A,)
+
+
+def test_of_both_kinds_the_more_numerous_counts() -> None:
+    assert len(apart(A, ["::1", "::2", "10.0.0.1"])) == 2
+    assert {server.address for server in apart(A, ["::1", "10.0.0.1", "10.0.0.2"])} == {"10.0.0.1", "10.0.0.2"}
+
+
+async def test_addresses_are_looked_up() -> None:
+    servers = parse_servers("ws://localhost:8000,ws://127.0.0.1:8001,ws://[::1]:8002")
+    assert await look_up(servers) == servers
+
+
+async def test_a_name_that_does_not_exist() -> None:
+    with pytest.raises(ConnectionLostError, match=r"ws://nowhere\.invalid:8000: its host name cannot be resolved"):
+        await look_up(parse_servers("ws://nowhere.invalid:8000"))
+
+
+def test_sessions_go_where_the_least_is_in_flight() -> None:
+    board = board_of(A, B, C)
+    for _ in range(30):
+        server = board.choose(0.0)
+        assert server is not None
+        board.lend(server)
+    assert [board.in_flight(server) for server in (A, B, C)] == [10, 10, 10]
+    for _ in range(4):
+        board.give_back(B)
+    assert board.choose(0.0) == B
+
+
+def test_equals_are_chosen_among_at_random() -> None:
+    chosen = Counter(board_of(A, B, seed=seed).choose(0.0) for seed in range(100))
+    assert min(chosen[A], chosen[B]) > 25
+
+
+def test_one_failure_is_news_and_the_next_ones_of_the_same_outage_are_not() -> None:
+    board = board_of(A, B)
+    for _ in range(3):
+        board.lend(A)
+    assert [board.failed(A, 0.0) for _ in range(3)] == [True, False, False]
+    assert board.choose(0.0) == B
+    rest = board.rest(0.0)
+    assert FIRST_REST_S / 2 <= rest <= FIRST_REST_S, "the three were one outage"
+    assert not board.failed(A, rest), "still the same outage"
+    assert not board.succeeded(A), "it was begun before"
+    board.lend(A)
+    assert board.succeeded(A)
+    assert not board.succeeded(A)
+    assert board.failed(A, 100.0), "another outage"
+
+
+def test_rests_grow_up_to_a_bound() -> None:
+    board, now, rests = board_of(A), 0.0, []
+    for _ in range(40):
+        board.failed(A, now)
+        rests.append(board.rest(now))
+        now += rests[-1]
+    bounds = [min(LONGEST_REST_S, FIRST_REST_S * 2**n) for n in range(40)]
+    assert all(bound / 2 <= rest <= bound for rest, bound in zip(rests, bounds, strict=True))
+    assert len(set(rests)) == len(rests), "each is drawn"
+
+
+def test_after_a_rest_one_session_tries_first() -> None:
+    board = board_of(A)
+    board.failed(A, 0.0)
+    awake = board.rest(0.0)
+    assert board.choose(awake - 0.001) is None
+    assert board.choose(awake) == A
+    board.lend(A)
+    assert board.choose(awake) is None, "it is on trial"
+    board.succeeded(A)
+    assert board.choose(awake) == A
+
+
+def test_a_trial_that_told_nothing_does_not_block_the_server() -> None:
+    board = board_of(A)
+    board.failed(A, 0.0)
+    awake = board.rest(0.0)
+    board.lend(A)
+    board.give_back(A)
+    board.abandoned(A)
+    assert board.choose(awake) == A
+
+
+def test_a_session_to_reuse_is_no_trial_and_may_be_on_a_server_that_rests() -> None:
+    board = board_of(A, B)
+    board.failed(A, 0.0)
+    board.lend(B)
+    assert board.choose(0.0) == B
+    assert board.choose(0.0, ready=[A]) == A
+    board.lend(A, reused=True)
+    board.give_back(B)
+    awake = board.rest(0.0)
+    board.lend(B)
+    assert board.choose(awake) in (A, B)
+    assert board.choose(awake, skip=[B]) == A, "a reused session is not what A is judged by"
+
+
+def test_the_one_that_wakes_first_when_all_rest() -> None:
+    board = board_of(A, B)
+    board.failed(A, 0.0)
+    board.failed(B, 10.0)
+    assert board.choose(10.1, skip=[A]) is None
+    assert board.soonest() == A
+    assert board.soonest(skip=[A]) == B
+    assert board.soonest(skip=[A, B]) is None
+
+
+def test_what_is_known_of_a_server_survives_another_look_up() -> None:
+    board = board_of(A, B)
+    board.lend(A)
+    board.failed(A, 0.0)
+    board.replace([A, C])
+    assert board.servers == (A, C)
+    assert board.choose(0.0) == C
+    assert board.in_flight(A) == 1
+    board.give_back(B)
+    board.abandoned(B)
+    assert not board.failed(B, 0.0)
+    assert not board.succeeded(B)
+    assert board.in_flight(B) == 0
+
+
+@given(st.integers(1, 6), st.integers(0, 60), st.integers(0, 1000))
+def test_loads_never_differ_by_more_than_one(servers: int, sessions: int, seed: int) -> None:
+    board = board_of(*(Server("ws", f"host{n}", 1) for n in range(servers)), seed=seed)
+    for _ in range(sessions):
+        server = board.choose(0.0)
+        assert server is not None
+        board.lend(server)
+    loads = [board.in_flight(server) for server in board.servers]
+    assert sum(loads) == sessions
+    assert max(loads) - min(loads) <= 1
+
+
+class BoardMachine(RuleBasedStateMachine):
+    """Sessions come, go and fail in any order; what the board promises holds throughout."""
+
+    @initialize(count=st.integers(1, 4), seed=st.integers(0, 1_000))
+    def begin(self, count: int, seed: int) -> None:
+        self.servers = [Server("ws", f"host{n}", 1) for n in range(count)]
+        self.board = ServerBoard(self.servers, random.Random(seed))
+        self.now = 0.0
+        self.lent: list[Server] = []
+        self.trials: set[Server] = set()
+        self.failing: set[Server] = set()
+        self.failed_at: dict[Server, float] = {}
+
+    @rule(seconds=st.floats(0.0, 20.0))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule()
+    def open(self) -> None:
+        server = self.board.choose(self.now)
+        if server is None:
+            assert set(self.servers) == self.failing, "a server that works is always chosen from"
+            return
+        working = [s for s in self.servers if s not in self.failing]
+        assert all(self.board.in_flight(server) <= self.board.in_flight(other) for other in working)
+        assert server not in self.trials
+        if server in self.failing:
+            assert self.now - self.failed_at[server] >= FIRST_REST_S / 2
+            self.trials.add(server)
+        self.board.lend(server)
+        self.lent.append(server)
+
+    @rule()
+    def open_on_one_that_may_rest(self) -> None:
+        server = self.board.soonest()
+        assert server is not None
+        self.trials |= {server} & self.failing
+        self.board.lend(server)
+        self.lent.append(server)
+
+    @precondition(lambda self: self.lent)
+    @rule(data=st.data(), works=st.booleans())
+    def tell(self, data: st.DataObject, works: bool) -> None:
+        server = data.draw(st.sampled_from(self.lent))
+        if works:
+            assert self.board.succeeded(server) == (server in self.trials)
+            self.failing -= self.trials & {server}
+            self.trials.discard(server)
+            return
+        news = self.board.failed(server, self.now)
+        assert news == (server not in self.failing)
+        if news:
+            self.failed_at[server] = self.now
+        self.failing.add(server)
+        self.trials.discard(server)
+
+    @precondition(lambda self: self.lent)
+    @rule(data=st.data())
+    def give_back(self, data: st.DataObject) -> None:
+        server = data.draw(st.sampled_from(self.lent))
+        self.lent.remove(server)
+        self.board.give_back(server)
+
+    @invariant()
+    def every_session_is_counted(self) -> None:
+        if hasattr(self, "board"):
+            assert [self.board.in_flight(s) for s in self.servers] == [self.lent.count(s) for s in self.servers]
+
+    @invariant()
+    def nobody_rests_for_longer_than_the_bound(self) -> None:
+        if hasattr(self, "board"):
+            assert 0.0 <= self.board.rest(self.now) <= LONGEST_REST_S
+            for server in set(self.servers) - self.trials:
+                others = [other for other in self.servers if other != server]
+                assert self.board.choose(self.now + LONGEST_REST_S, skip=others) == server
+
+
+TestBoard = BoardMachine.TestCase
+TestBoard.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

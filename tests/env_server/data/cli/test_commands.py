@@ -1,0 +1,132 @@
+"""`sqlenv data`: flags, what is printed, the files that are written and the exit statuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from env_server.cache import CACHE_VARIABLE
+from env_server.data.cli.commands import run
+from env_server.errors import DataError
+
+Captured = pytest.CaptureFixture[str]
+ROWS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 30) SELECT i FROM n"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def data(tmp_path: Path, pets_file: Path) -> str:
+    return spider(tmp_path / "data", pets_file, ["SELECT 1", ROWS, "SELECT COUNT(*) FROM pets", "select  1;"])
+
+
+def spider(folder: Path, database: Path, queries: list[str]) -> str:
+    """Write a Spider folder over the pets; return its name as a data set."""
+    (folder / "database").mkdir(parents=True)
+    shutil.copy(database, folder / "database" / "pets.sqlite")
+    entries = [{"db_id": "pets", "question": f"Q{i}?", "query": sql} for i, sql in enumerate(queries)]
+    (folder / "train_spider.json").write_text(json.dumps(entries), encoding="utf-8")
+    return f"spider:{folder}"
+
+
+def test_inspect(data: str, capsys: Captured) -> None:
+    assert run(["inspect", data]) == 0
+    captured = capsys.readouterr()
+    assert "spider: 3 usable questions, 1 database, 1 question left out" in captured.out
+    assert "gold_too_large" in captured.out
+    assert captured.out.count("gold SQL") == 3
+    assert captured.err == ""
+
+
+def test_the_flags_of_inspect(data: str, capsys: Captured) -> None:
+    assert run(["inspect", data, "--answer_mode", "sql", "--questions", "0", "--db", "pets"]) == 0
+    out = capsys.readouterr().out
+    assert "spider, database pets: 4 usable questions, 1 database, 0 questions left out" in out
+    assert "gold SQL" not in out
+
+
+def test_validate(data: str, capsys: Captured) -> None:
+    assert run(["validate", data]) == 0
+    captured = capsys.readouterr()
+    assert "spider: 4 questions over 1 database, answered with a value" in captured.out
+    assert "train_spider-0001  pets  gold_too_large  the gold query returns more than 20 rows" in captured.out
+    assert captured.err == ""
+
+
+def test_validate_writes_its_report(data: str, tmp_path: Path, capsys: Captured) -> None:
+    out, split = tmp_path / "questions.jsonl", tmp_path / "split.json"
+    flags = ["--answer_mode", "sql", "--no_variants", "--json", "--out", str(out), "--split_out", str(split)]
+    assert run(["validate", data, *flags]) == 0
+    summary: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert (summary["questions"], summary["usable"], summary["left_out"]) == (4, 4, 0)
+    assert summary["duplicate_of"] == {"train_spider-0003": "train_spider-0000"}
+    records = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert [record["question_id"] for record in records] == [f"train_spider-{i:04d}" for i in range(4)]
+    assert json.loads(split.read_text(encoding="utf-8")) == summary["split"] == {"pets": "eval"}
+
+
+def test_validate_with_variants(data: str, tmp_path: Path, capsys: Captured) -> None:
+    assert run(["validate", data, "--answer_mode", "sql"]) == 0
+    assert "4   the gold answer, played through the environment, is judged correct" in capsys.readouterr().out
+    assert list((tmp_path / "cache").iterdir()), "variants were made"
+
+
+def test_validate_fails_when_nothing_is_usable(tmp_path: Path, pets_file: Path, capsys: Captured) -> None:
+    data = spider(tmp_path / "bad", pets_file, ["SELECT NULL", "SELECT * FROM nowhere"])
+    assert run(["validate", data]) == 1
+    captured = capsys.readouterr()
+    assert "train_spider-0000  pets  gold_all_null" in captured.out
+    assert "train_spider-0001  pets  gold_fails  missing: no such table: nowhere" in captured.out
+    assert captured.err.startswith("sqlenv data validate: data set spider has no usable question")
+    assert run(["validate", data, "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["left_out_by_reason"]["gold_fails"] == 1
+
+
+@pytest.mark.parametrize("flag", ["--out", "--split_out"])
+def test_a_report_cannot_be_written_into_a_folder_that_is_not_there(flag: str, data: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"cannot be written: there is no folder .*no\. Make it"):
+        run(["validate", data, flag, str(tmp_path / "no" / "file")])
+    with pytest.raises(DataError, match="cannot be written: Is a directory"):
+        run(["validate", data, flag, str(tmp_path)])
+
+
+def test_export(data: str, tmp_path: Path, capsys: Captured) -> None:
+    folder = tmp_path / "for-trl"
+    assert run(["export", data, "--out", str(folder), "--split", "eval"]) == 0
+    assert f"{folder / 'eval.parquet'}: 4 questions" in capsys.readouterr().out
+    assert {file.name for file in folder.iterdir()} == {"eval.parquet", "README.md", "databases"}
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ([], "required: COMMAND"),
+        (["inspect", "--questions", "-1"], "-1 is negative"),
+        (["inspect", "--questions", "many"], "invalid whole_number value"),
+        (["inspect", "--answer_mode", "guess"], "guess"),
+        (["validate"], "required: data"),
+        (["export", "synthetic"], "required: --out"),
+        (["fetch", "wikisql", "--out", "x"], "wikisql"),
+        (["fetch", "spider"], "required: --out"),
+    ],
+)
+def test_bad_flags_end_with_the_usage(argv: list[str], words: str, capsys: Captured) -> None:
+    with pytest.raises(SystemExit) as raised:
+        run(argv)
+    assert raised.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["inspect", "validate", "export", "fetch"])
+def test_the_help_shows_an_example(command: str, capsys: Captured) -> None:
+    with pytest.raises(SystemExit) as raised:
+        run([command, "--help"])
+    assert raised.value.code == 0
+    assert f"\n  sqlenv data {command} " in capsys.readouterr().out

@@ -1,0 +1,260 @@
+"""`sqlenv data fetch` against a Hub on loopback that holds small releases, and against none."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from env_server.data.cli.fetch import SOURCES, fetch
+from env_server.data.loading import load_dataset
+from env_server.errors import DataError
+
+COMMIT = "c0ffee" + "0" * 34
+SQL = "SELECT COUNT(*) FROM pets"
+
+
+@dataclass
+class Hub:
+    """What the server holds, by repository, and which requests it has had."""
+
+    files: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    status: int = 200
+    requests: list[tuple[str, str]] = field(default_factory=list)
+    url: str = ""
+
+    def answer(self, path: str) -> tuple[int, bytes, dict[str, str]]:
+        """Return the status, body and headers for a path, as the Hub would."""
+        kind, _, rest = path.partition("?")[0].strip("/").partition("/datasets/")
+        owner, _, rest = (rest if kind == "api" else path.strip("/").removeprefix("datasets/")).partition("/")
+        name, _, rest = rest.partition("/")
+        files = self.files.get(f"{owner}/{name}")
+        if self.status != 200:
+            return self.status, b"", {}
+        if files is None:
+            return 404, b"{}", {"X-Error-Code": "RepoNotFound"}
+        if kind == "api" and rest.startswith("revision/") and rest != f"revision/{COMMIT}":
+            return 404, b"{}", {"X-Error-Code": "RevisionNotFound"}
+        if kind == "api" and rest.startswith("tree/"):
+            entries = [{"type": "file", "path": f, "size": len(d), "oid": _oid(d)} for f, d in files.items()]
+            return 200, json.dumps(entries).encode(), {}
+        if kind == "api":
+            siblings = [{"rfilename": file, "size": len(data)} for file, data in files.items()]
+            return 200, json.dumps({"id": f"{owner}/{name}", "sha": COMMIT, "siblings": siblings}).encode(), {}
+        data = files[rest.removeprefix(f"resolve/{COMMIT}/")]
+        return 200, data, {"ETag": f'"{_oid(data)}"', "X-Repo-Commit": COMMIT}
+
+
+def _oid(data: bytes) -> str:
+    return hashlib.sha1(data, usedforsecurity=False).hexdigest()
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    state = Hub()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            state.requests.append((self.command, self.path))
+            status, body, headers = state.answer(self.path)
+            self.send_response(status)
+            for name, value in {"Content-Length": str(len(body)), "Connection": "close", **headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        do_HEAD = do_GET  # noqa: N815
+
+        def log_message(self, *args: object) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        state.url = f"http://127.0.0.1:{server.server_port}"
+        yield state
+        server.shutdown()
+        thread.join()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the command ended."""
+
+    status: int
+    out: str
+    error: str
+    """The last line of stderr."""
+
+
+def run(home: Path, *argv: str, **environment: str) -> Outcome:
+    """Run `sqlenv data fetch` in a process of its own, since the Hub's client reads its settings at import."""
+    hub = {"HF_HOME": str(home), "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_OFFLINE": "0"}
+    settings = {**os.environ, **hub, **environment}
+    settings.pop("HF_TOKEN", None)
+    command = [sys.executable, "-m", "sqlenv", "data", "fetch", *argv]
+    done = subprocess.run(command, env=settings, capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr, done.stderr
+    return Outcome(done.returncode, done.stdout, (done.stderr.splitlines() or [""])[-1])
+
+
+def questions(*databases: str, key: str = "query") -> bytes:
+    return json.dumps([{"db_id": name, "question": "How many?", key: SQL} for name in databases]).encode()
+
+
+@pytest.fixture
+def database(pets_file: Path) -> bytes:
+    return pets_file.read_bytes()
+
+
+@pytest.fixture
+def spider_zip(database: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("spider_data/train_spider.json", questions("pets"))
+        archive.writestr("spider_data/dev.json", questions("zoo"))
+        for name in ("pets", "zoo"):
+            archive.writestr(f"spider_data/database/{name}/{name}.sqlite", database)
+        archive.writestr("__MACOSX/spider_data/._dev.json", b"x")
+    return buffer.getvalue()
+
+
+def test_spider_is_unpacked_into_what_the_reader_reads(hub: Hub, spider_zip: bytes, tmp_path: Path) -> None:
+    hub.files["me/mirror"] = {"spider_data.zip": spider_zip, "README.md": b"x", "other.bin": b"x"}
+    out = tmp_path / "data" / "spider"
+    done = run(tmp_path, "spider", "--out", str(out), "--repo", "me/mirror", HF_ENDPOINT=hub.url)
+    assert (done.status, done.error) == (0, "")
+    assert f"2 questions over 2 databases in {out}" in done.out
+    assert f"next: sqlenv data validate spider:{out}" in done.out
+    assert not (out / "spider_data.zip").exists()
+    assert not any("README" in path or "other" in path for _, path in hub.requests)
+    dataset = load_dataset(f"spider:{out}")
+    assert {q.question_id: q.split.value for q in dataset.questions} == {
+        "train_spider-0000": "train",
+        "dev-0000": "eval",
+    }
+
+
+def test_another_file_than_the_known_one_is_refused(hub: Hub, spider_zip: bytes, tmp_path: Path) -> None:
+    hub.files[SOURCES["spider"].repo] = {"spider_data.zip": spider_zip}
+    done = run(tmp_path, "spider", "--out", str(tmp_path / "out"), HF_ENDPOINT=hub.url)
+    assert done.status == 2
+    assert hashlib.sha256(spider_zip).hexdigest() in done.error
+    assert "take it with --revision main" in done.error
+    assert not list((tmp_path / "out").glob("*.zip")), "what is not trusted is removed"
+
+
+def test_bird_is_named_as_the_reader_wants_and_not_fetched_twice(hub: Hub, database: bytes, tmp_path: Path) -> None:
+    hub.files[SOURCES["bird"].repo] = {
+        "validation/validation.json": questions("pets", key="SQL"),
+        "validation/dev_databases/pets/pets.sqlite": database,
+        "validation/dev_databases/pets/database_description/pets.csv": b"x",
+        "train/train.json": questions("zoo", key="SQL"),
+        "train/train_databases/zoo/zoo.sqlite": database,
+    }
+    out = tmp_path / "bird"
+    done = run(tmp_path, "bird", "--out", str(out), HF_ENDPOINT=hub.url)
+    assert (done.status, done.error) == (0, "")
+    assert f"1 question over 1 database in {out}" in done.out
+    assert [q.question_id for q in load_dataset(f"bird:{out}").questions] == ["dev-0000"]
+    assert not any("train/" in path or ".csv" in path for _, path in hub.requests)
+    hub.requests.clear()
+    assert run(tmp_path, "bird", "--out", str(out), HF_ENDPOINT=hub.url).status == 0
+    assert not [path for method, path in hub.requests if method == "GET" and path.endswith(".sqlite")]
+    assert run(tmp_path, "bird-train", "--out", str(out), HF_ENDPOINT=hub.url).status == 0
+    splits = {q.question_id: q.split.value for q in load_dataset(f"bird:{out}").questions}
+    assert splits == {"train-0000": "train", "dev-0000": "eval"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "status", "words"),
+    [
+        (["--repo", "no/body"], 200, "the Hub has no data set 'no/body' that you can see. Name another with --repo"),
+        (["--repo", "me/empty"], 200, "me/empty holds none of *.json"),
+        (["--repo", "me/mirror", "--revision", "v9"], 200, "me/mirror has no revision 'v9'. Leave --revision out"),
+        (["--repo", "a b"], 200, "'a b' is no name of a repository. Write it as OWNER/NAME"),
+        ([], 403, "the Hub answered status 403"),
+    ],
+)
+def test_what_the_hub_refuses_is_one_line(
+    flags: Sequence[str], status: int, words: str, hub: Hub, tmp_path: Path
+) -> None:
+    hub.files = {"me/mirror": {"spider_data.zip": b""}, "me/empty": {"a.txt": b"x"}}
+    hub.status = status
+    done = run(tmp_path, "spider", "--out", str(tmp_path / "out"), *flags, HF_ENDPOINT=hub.url)
+    assert done.status == 2
+    assert done.error.startswith("sqlenv data: ")
+    assert words in done.error
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set. Unset it to download HAL-9001/spider-databases, or download"),
+        ({"HF_ENDPOINT": "http://127.0.0.1:9"}, "downloading HAL-9001/spider-databases failed (ConnectError: "),
+    ],
+    ids=["offline mode", "no network"],
+)
+def test_without_internet_it_says_what_to_do(environment: dict[str, str], words: str, tmp_path: Path) -> None:
+    done = run(tmp_path, "spider", "--out", str(tmp_path / "out"), **environment)
+    assert done.status == 2
+    assert words in done.error
+    assert "download it elsewhere and unpack it into the folder" in done.error
+
+
+@pytest.mark.parametrize(
+    ("free", "left", "words"),
+    [
+        (1_500_000_000, "", r"out has 1\.5 GB free, and 35\.0 GB are needed\. Free space or choose another"),
+        (99_000_000_000, "", r"out cannot be written: No space left on device\. Free space, or choose another"),
+        (1_500_000_000, "spider_data.zip", "out cannot be written: No space left on device"),
+        (34_999_999_000, ".cache/huggingface/download/x.incomplete", "out cannot be written: No space left on device"),
+    ],
+    ids=["known before", "found out later", "there already", "begun already"],
+)
+def test_a_full_disk(free: int, left: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Api:
+        def dataset_info(self, *_: object, **__: object) -> SimpleNamespace:
+            return SimpleNamespace(sha=COMMIT, siblings=[SimpleNamespace(rfilename="spider_data.zip", size=35 * 10**9)])
+
+    def download(*_: object, **__: object) -> None:
+        assert left or free > 35 * 10**9, "nothing is downloaded that does not fit"
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    if left:
+        (tmp_path / "out" / left).parent.mkdir(parents=True)
+        (tmp_path / "out" / left).write_bytes(bytes(1_000))
+    usage = shutil.disk_usage(tmp_path)._replace(free=free)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr("huggingface_hub.HfApi", Api)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    with pytest.raises(DataError, match=words):
+        fetch("spider", tmp_path / "out")
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(DataError, match=r"cannot be written: Not a directory\. Free space, or choose another"):
+        fetch("spider", tmp_path / "file" / "out")
+
+
+def test_without_the_hub_client_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # None in sys.modules is how Python marks what cannot be imported.
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(DataError, match="pip install huggingface_hub"):
+        fetch("spider", tmp_path)

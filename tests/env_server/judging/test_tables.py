@@ -1,0 +1,213 @@
+"""Table equality against brute force, and the work it takes on wide and symmetric tables."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from env_server.dataset import Row, SQLValue
+from env_server.judging.tables import TooCostlyError, Work, same_table
+
+VALUES: st.SearchStrategy[SQLValue] = st.sampled_from([0, 1, 1.0, "1", None, "a", b"a", 2**53, float(2**53), 2**53 + 1])
+Matrix = list[tuple[int, ...]]
+
+
+def by_brute_force(rows: Sequence[Row], gold: Sequence[Row], *, ordered: bool) -> bool:
+    """Try every permutation of the columns."""
+    for order in itertools.permutations(range(len(gold[0]))):
+        candidate = [tuple(row[i] for i in order) for row in rows]
+        if candidate == list(gold) or (not ordered and Counter(candidate) == Counter(gold)):
+            return True
+    return False
+
+
+@st.composite
+def pairs(draw: st.DrawFn) -> tuple[list[Row], list[Row]]:
+    """Draw two tables of one shape: unrelated, shuffled, or shuffled with cells exchanged within columns."""
+    width, height = draw(st.integers(1, 5)), draw(st.integers(1, 6))
+    values = st.sampled_from(draw(st.lists(VALUES, min_size=1, max_size=4) | st.just([0, 0, 0, 1])))
+    table = st.lists(st.tuples(*[values] * width), min_size=height, max_size=height)
+    gold = draw(table)
+    if draw(st.booleans()):
+        return draw(table), gold
+    order = draw(st.permutations(range(width)))
+    rows = [[row[i] for i in order] for row in draw(st.permutations(gold))]
+    for _ in range(draw(st.integers(0, 2))):
+        i, j, column = (draw(st.integers(0, size - 1)) for size in (height, height, width))
+        rows[i][column], rows[j][column] = rows[j][column], rows[i][column]
+    return [tuple(row) for row in rows], gold
+
+
+@settings(max_examples=800)
+@given(pairs(), st.booleans())
+def test_agrees_with_brute_force(tables: tuple[list[Row], list[Row]], ordered: bool) -> None:
+    rows, gold = tables
+    work = Work(1_000_000)
+    assert same_table(rows, gold, work, ordered=ordered) == by_brute_force(rows, gold, ordered=ordered)
+
+
+def shuffled(rows: Matrix, rng: random.Random) -> Matrix:
+    order = rng.sample(range(len(rows[0])), len(rows[0]))
+    return rng.sample([tuple(row[i] for i in order) for row in rows], len(rows))
+
+
+def exchanged(rows: Matrix) -> Matrix:
+    """Change a table so that every row and every column keeps its values: turn two equal corners over."""
+    for first, second in itertools.combinations(range(len(rows)), 2):
+        a, b = rows[first], rows[second]
+        places: dict[tuple[int, int], int] = {}
+        for place, (x, y) in enumerate(zip(a, b, strict=True)):
+            if x != y and (y, x) in places:
+                other = places[y, x]
+                result = [list(row) for row in rows]
+                for row in (result[first], result[second]):
+                    row[place], row[other] = row[other], row[place]
+                return [tuple(row) for row in result]
+            places[x, y] = place
+    raise AssertionError("no such corners")
+
+
+def binary(rng: random.Random) -> Matrix:
+    return [tuple(rng.randint(0, 1) for _ in range(100)) for _ in range(1_000)]
+
+
+def mostly_constant(rng: random.Random) -> Matrix:
+    return [tuple(rng.randint(0, 1) if column % 20 == 0 else 7 for column in range(100)) for _ in range(1_000)]
+
+
+def nearly_equal_columns(rng: random.Random) -> Matrix:
+    return [tuple(i // 2 + (column == i % 100) for column in range(100)) for i in range(1_000)]
+
+
+def one_hot(rng: random.Random) -> Matrix:
+    """A diagonal, each 1 with its own number of repetitions of its row: only they tell the columns apart."""
+    return [tuple(int(i == column) for column in range(40)) for i in range(40) for _ in range(1 + i // 2)]
+
+
+def blocks(rng: random.Random) -> Matrix:
+    """Ten equal blocks on a diagonal: blocks are interchangeable, and so are the columns of one."""
+    inside = {(0, 0): 1, (0, 1): 2, (1, 1): 1, (1, 2): 2, (2, 2): 1, (2, 0): 2}
+    return [
+        tuple(inside.get((i % 3, column % 3), 0) if i // 3 == column // 3 else 0 for column in range(30))
+        for i in range(30)
+    ]
+
+
+def group_table(rng: random.Random) -> Matrix:
+    """Every row and every column holds every value once."""
+    return [tuple((i + column) % 60 for column in range(60)) for i in range(60)]
+
+
+def loose_latin_square(rng: random.Random) -> Matrix:
+    """The same without any symmetry."""
+    square = [[i ^ column for column in range(32)] for i in range(32)]
+    for _ in range(1_000):
+        first, second = rng.sample(square, 2)
+        i = rng.randrange(32)
+        j = first.index(second[i])
+        if second[j] == first[i]:
+            first[i], first[j], second[i], second[j] = second[i], second[j], first[i], first[j]
+    return [tuple(row) for row in square]
+
+
+def projective_plane(rng: random.Random) -> Matrix:
+    """Points and lines over the field of 7: every two rows and every two columns look alike."""
+    points = [(1, a, b) for a in range(7) for b in range(7)] + [(0, 1, a) for a in range(7)] + [(0, 0, 1)]
+    return [tuple(int(sum(x * y for x, y in zip(p, q, strict=True)) % 7 == 0) for p in points) for q in points]
+
+
+def incidence(edges: Sequence[tuple[int, int]]) -> Matrix:
+    """A row for each edge of a graph, a column for each node."""
+    size = 1 + max(itertools.chain(*edges))
+    return [tuple(int(node in edge) for node in range(size)) for edge in edges]
+
+
+def rings(*sizes: int) -> list[tuple[int, int]]:
+    starts = itertools.accumulate(sizes, initial=0)
+    return [(s + i, s + (i + 1) % n) for s, n in zip(starts, sizes, strict=False) for i in range(n)]
+
+
+@pytest.mark.parametrize(
+    ("make", "per_cell"),
+    [
+        (binary, 12),
+        (mostly_constant, 12),
+        (nearly_equal_columns, 20),
+        (one_hot, 12),
+        (blocks, 20),
+        (group_table, 20),
+        (loose_latin_square, 100),
+        (projective_plane, 100),
+    ],
+)
+def test_work_on_equal_tables(make: Callable[[random.Random], Matrix], per_cell: int) -> None:
+    rng = random.Random(3)
+    gold = make(rng)
+    assert same_table(shuffled(gold, rng), gold, Work(per_cell * len(gold) * len(gold[0])), ordered=False)
+
+
+@pytest.mark.parametrize(
+    ("make", "per_cell"), [(binary, 12), (blocks, 20), (group_table, 300), (loose_latin_square, 300)]
+)
+def test_work_on_nearly_equal_tables(make: Callable[[random.Random], Matrix], per_cell: int) -> None:
+    """Rows and columns hold the same values in both, one by one."""
+    rng = random.Random(3)
+    gold = make(rng)
+    rows = shuffled(exchanged(gold), rng)
+    assert not same_table(rows, gold, Work(per_cell * len(gold) * len(gold[0])), ordered=False)
+
+
+def test_work_on_equal_columns_and_rows() -> None:
+    gold = [tuple([i % 3] * 500) for i in range(300)]
+    rows = [tuple([i % 3] * 499 + [0]) for i in range(300)]
+    assert same_table(gold[::-1], gold, Work(2 * 300 * 500), ordered=False)
+    assert not same_table(rows, gold, Work(4 * 300 * 500), ordered=False)
+
+
+def test_work_on_graphs_that_refinement_cannot_tell_apart() -> None:
+    assert not same_table(incidence(rings(3, 3)), incidence(rings(6)), Work(1_000), ordered=False)
+    rook = [(a, b) for a, b in itertools.combinations(range(16), 2) if a // 4 == b // 4 or a % 4 == b % 4]
+    steps = {(0, 1), (0, 3), (1, 0), (3, 0), (1, 1), (3, 3)}
+    other = [
+        (a, b) for a, b in itertools.combinations(range(16), 2) if ((a // 4 - b // 4) % 4, (a % 4 - b % 4) % 4) in steps
+    ]
+    assert not same_table(incidence(other), incidence(rook), Work(1_000_000), ordered=False)
+    assert same_table(shuffled(incidence(rook), random.Random(0)), incidence(rook), Work(50_000), ordered=False)
+
+
+def test_work_on_many_interchangeable_parts() -> None:
+    rng = random.Random(0)
+    gold = incidence(rings(*[6] * 10, *[3] * 6, *[4] * 8))
+    rows = incidence(rings(*[6] * 9, *[3] * 8, *[4] * 8))
+    assert same_table(shuffled(gold, rng), gold, Work(30 * len(gold) ** 2), ordered=False)
+    assert not same_table(shuffled(rows, rng), gold, Work(30 * len(gold) ** 2), ordered=False)
+    hub = [(0, node + 1) for node in range(42)]
+    gold, rows = (
+        incidence([*hub, *((a + 1, b + 1) for a, b in rings(*sizes))])
+        for sizes in ([*[6] * 5, *[3] * 4], [*[6] * 4, *[3] * 6])
+    )
+    assert same_table(shuffled(gold, rng), gold, Work(60 * len(gold) ** 2), ordered=False)
+    assert not same_table(shuffled(rows, rng), gold, Work(60 * len(gold) ** 2), ordered=False)
+
+
+def test_hopeless_tables_exceed_the_bound() -> None:
+    gold = projective_plane(random.Random(0))
+    work = Work(100_000)
+    with pytest.raises(TooCostlyError):
+        same_table(shuffled(exchanged(gold), random.Random(0)), gold, work, ordered=False)
+    assert work.spent > work.limit
+
+
+def test_ordered_tables_are_linear() -> None:
+    rng = random.Random(5)
+    gold = binary(rng)
+    order = rng.sample(range(100), 100)
+    rows = [tuple(row[i] for i in order) for row in gold]
+    assert same_table(rows, gold, Work(2 * 100_000), ordered=True)
+    assert not same_table(rows[::-1], gold, Work(2 * 100_000), ordered=True)

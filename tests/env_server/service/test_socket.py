@@ -1,0 +1,264 @@
+"""Sessions over real sockets: places, order, what ends a session, and what does not."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.typing import Origin, Subprotocol
+
+from env_server.dataset import Dataset
+from env_server.environment import SQLEnvironment
+from env_server.settings import EnvSettings
+from env_server.sql.pool import DatabasePool
+from env_server.types import SQLAction
+
+SLOW = "WITH RECURSIVE r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r) SELECT COUNT(*) FROM r"
+"""Runs until its budget is used up, a second or so."""
+MEDIUM = "WITH RECURSIVE r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r LIMIT 3000) SELECT COUNT(*) FROM r"
+
+Serve = Callable[..., Any]
+
+
+async def ask(client: ClientConnection, request: object) -> dict[str, Any]:
+    await client.send(request if isinstance(request, str | bytes) else json.dumps(request))
+    return await answer(client)
+
+
+async def answer(client: ClientConnection) -> dict[str, Any]:
+    reply: dict[str, Any] = json.loads(await asyncio.wait_for(client.recv(), 20))
+    return reply
+
+
+def reset(question_id: str = "cats") -> dict[str, Any]:
+    return {"type": "reset", "data": {"question_id": question_id}}
+
+
+def step(action_type: str, argument: str = "") -> dict[str, Any]:
+    return {"type": "step", "data": {"action_type": action_type, "argument": argument}}
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until the server, in its own thread, has come to it."""
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def test_an_episode_over_the_socket_is_the_episode_in_process(serve: Serve, pets: Dataset) -> None:
+    actions = [
+        ("DESCRIBE", "pets"),
+        ("SAMPLE", "owners"),
+        ("QUERY", "SELECT COUNT(*) FROM pets"),
+        ("QUERY", "SELECT COUNT(*) FROM pets"),
+        ("QUERY", MEDIUM),
+        ("QUERY", "SELECT nonsense"),
+        ("DANCE", ""),
+        ("ANSWER", "2"),
+    ]
+    pool = DatabasePool(pets.databases, EnvSettings().sandbox)
+    environment = SQLEnvironment(pets, pool)
+    expected = [environment.reset(question_id="cats")]
+    expected += [environment.step(SQLAction(action_type=kind, argument=argument)) for kind, argument in actions]
+    pool.close()
+    async with connect(serve().ws) as client:
+        replies = [await ask(client, reset())] + [await ask(client, step(*action)) for action in actions]
+    for reply, observation in zip(replies, expected, strict=True):
+        data = reply["data"]
+        again = {**data["observation"], "reward": data["reward"], "done": data["done"], "metadata": data["metadata"]}
+        assert again == json.loads(observation.model_dump_json())
+
+
+async def test_what_kills_an_upstream_session_leaves_ours_alive(serve: Serve) -> None:
+    async with connect(serve().ws) as client:
+        await ask(client, reset())
+        for frame in ("[]", "3", "null", b"\x00\xff", "{", '{"type":"step","data":{"action_type":null}}'):
+            assert (await ask(client, frame))["type"] == "error"
+        reply = await ask(client, step("QUERY", "SELECT 1"))
+        assert reply["data"]["observation"]["step_count"] == 1
+
+
+async def test_a_session_begins_before_its_first_reset(serve: Serve) -> None:
+    async with connect(serve().ws) as client:
+        assert (await ask(client, {"type": "state"}))["data"] == {"episode_id": None, "step_count": 0}
+        early = await ask(client, step("SAMPLE", "pets"))
+        assert early["data"]["code"] == "EXECUTION_ERROR"
+        unknown = await ask(client, reset("no such question"))
+        assert unknown["data"]["code"] == "EXECUTION_ERROR"
+        await ask(client, reset())
+        await ask(client, step("ANSWER", "2"))
+        late = await ask(client, step("ANSWER", "2"))
+        assert "over" in late["data"]["message"]
+
+
+async def test_replies_come_in_order_while_a_slow_query_runs(serve: Serve) -> None:
+    async with connect(serve().ws) as client:
+        await ask(client, reset())
+        for request in (step("QUERY", MEDIUM), {"type": "state"}, step("SAMPLE", "pets"), {"type": "state"}):
+            await client.send(json.dumps(request))
+        replies = [await answer(client) for _ in range(4)]
+        assert [reply["type"] for reply in replies] == ["observation", "state", "observation", "state"]
+        assert [replies[i]["data"]["step_count"] for i in (1, 3)] == [1, 2]
+
+
+async def test_close_ends_the_session(serve: Serve) -> None:
+    server = serve()
+    async with connect(server.ws) as client:
+        await client.send('{"type":"close"}')
+        with pytest.raises(ConnectionClosed) as closed:
+            await client.recv()
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1000
+    await until(lambda: server.capacity.active() == 0)
+
+
+async def test_a_full_server_says_so(serve: Serve) -> None:
+    server = serve(max_sessions=1, queue_size=0)
+    async with connect(server.ws) as first:
+        await ask(first, reset())
+        async with connect(server.ws) as second:
+            reply = await answer(second)
+            assert reply["data"]["code"] == "CAPACITY_REACHED"
+            assert (reply["data"]["active_sessions"], reply["data"]["max_sessions"]) == (1, 1)
+            with pytest.raises(ConnectionClosed):
+                await second.recv()
+    await until(lambda: server.capacity.active() == 0)
+    async with connect(server.ws) as third:
+        assert (await ask(third, reset()))["type"] == "observation"
+
+
+async def test_who_waits_gets_the_place_that_comes_free(serve: Serve) -> None:
+    server = serve(max_sessions=1, queue_size=1, queue_timeout_s=20)
+    async with connect(server.ws) as first:
+        await ask(first, reset())
+        async with connect(server.ws) as second:
+            await second.send(json.dumps(reset("oslo")))
+            await until(lambda: server.capacity.waiting() == 1)
+            await first.close()
+            assert (await answer(second))["type"] == "observation"
+
+
+async def test_who_gives_up_waiting_leaves_the_queue(serve: Serve) -> None:
+    server = serve(max_sessions=1, queue_size=1, queue_timeout_s=60)
+    async with connect(server.ws) as first:
+        await ask(first, reset())
+        async with connect(server.ws):
+            await until(lambda: server.capacity.waiting() == 1)
+        await until(lambda: server.capacity.waiting() == 0)
+        assert server.capacity.active() == 1
+
+
+async def test_a_client_that_goes_frees_its_place_and_its_query(serve: Serve) -> None:
+    server = serve(max_sessions=1)
+    stats = server.service.lanes.stats
+    client = await connect(server.ws)
+    await ask(client, reset())
+    await client.send(json.dumps(step("QUERY", SLOW)))
+    await until(lambda: any(lane.running for lane in server.service.lanes.stats.values()))
+    client.transport.abort()
+    await until(lambda: server.capacity.active() == 0)
+    await until(lambda: not any(lane.running for lane in server.service.lanes.stats.values()))
+    assert stats
+
+
+async def test_an_idle_session_is_told_and_closed(serve: Serve) -> None:
+    server = serve(idle_timeout_s=0.2)
+    async with connect(server.ws) as client:
+        await ask(client, reset())
+        reply = await answer(client)
+        assert reply["data"]["code"] == "SESSION_ERROR"
+        assert "idle" in reply["data"]["message"]
+        with pytest.raises(ConnectionClosed):
+            await client.recv()
+    await until(lambda: server.capacity.active() == 0)
+
+
+async def test_a_session_is_not_idle_while_its_query_runs(serve: Serve) -> None:
+    async with connect(serve(idle_timeout_s=0.2).ws) as client:
+        await ask(client, reset())
+        reply = await ask(client, step("QUERY", SLOW))
+        assert reply["type"] == "observation"
+
+
+async def test_a_drain_lets_episodes_end(serve: Serve) -> None:
+    server = serve(grace_s=20)
+    async with connect(server.ws) as playing, connect(server.ws) as waiting:
+        await ask(playing, reset())
+        draining = asyncio.create_task(asyncio.to_thread(server.call, server.service.drain))
+        told = await answer(waiting)
+        assert told["data"]["code"] == "SESSION_ERROR"
+        assert "shutting down" in told["data"]["message"]
+        with pytest.raises(InvalidStatus) as refused:
+            await connect(server.ws)
+        assert refused.value.response.status_code == 503
+        assert (await ask(playing, step("SAMPLE", "pets")))["type"] == "observation"
+        last = await ask(playing, step("ANSWER", "2"))
+        assert last["data"]["metadata"]["verdict"] == "correct"
+        await draining
+    assert server.capacity.active() == 0
+
+
+async def test_after_the_grace_period_the_rest_is_closed(serve: Serve) -> None:
+    server = serve(grace_s=0.1)
+    async with connect(server.ws) as client:
+        await ask(client, reset())
+        await client.send(json.dumps(step("QUERY", SLOW)))
+        await until(lambda: any(lane.running for lane in server.service.lanes.stats.values()))
+        await asyncio.to_thread(server.call, server.service.drain)
+        assert (await answer(client))["data"]["code"] == "SESSION_ERROR"
+    assert server.capacity.active() == 0
+
+
+async def test_a_fast_sender_is_slowed_down_and_loses_nothing(serve: Serve) -> None:
+    async with connect(serve(messages_per_s=50).ws) as client:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        for _ in range(130):
+            await client.send('{"type":"state"}')
+        replies = [await answer(client) for _ in range(130)]
+        assert all(reply["type"] == "state" for reply in replies)
+        assert loop.time() - began > 0.3, "100 at once, 30 more at 50 a second"
+
+
+async def test_a_frame_that_is_too_large_closes_the_socket(serve: Serve) -> None:
+    server = serve(max_frame_bytes=2_000)
+    async with connect(server.ws) as client:
+        await client.send(json.dumps(step("QUERY", "x" * 3_000)))
+        with pytest.raises(ConnectionClosed) as closed:
+            await client.recv()
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1009
+    await until(lambda: server.capacity.active() == 0)
+
+
+async def test_the_token_and_the_origin(serve: Serve) -> None:
+    server = serve(token="s3cret")
+    for headers in ({}, {"Authorization": "Bearer wrong"}):
+        with pytest.raises(InvalidStatus) as refused:
+            await connect(server.ws, additional_headers=headers)
+        assert refused.value.response.status_code == 401
+        assert b"token" in refused.value.response.body
+    right = {"Authorization": "Bearer s3cret"}
+    async with connect(server.ws, additional_headers=right) as client:
+        assert (await ask(client, reset()))["type"] == "observation"
+    bearer = "bearer." + base64.urlsafe_b64encode(b"s3cret").decode().rstrip("=")
+    async with connect(server.ws, subprotocols=[Subprotocol("openenv"), Subprotocol(bearer)]) as client:
+        assert client.subprotocol == "openenv"
+        assert (await ask(client, reset()))["type"] == "observation"
+    with pytest.raises(InvalidStatus) as refused:
+        await connect(server.ws, additional_headers=right, origin=Origin("http://evil.example.org"))
+    assert refused.value.response.status_code == 403
+
+
+async def test_in_sql_mode_a_query_is_judged_in_a_lane(serve: Serve) -> None:
+    async with connect(serve(answer_mode="sql").ws) as client:
+        for query, verdict in (("SELECT COUNT(*) FROM pets WHERE species = 'cat'", "correct"), ("SELECT 2", "wrong")):
+            await ask(client, reset())
+            last = await ask(client, step("ANSWER", query))
+            assert last["data"]["metadata"]["verdict"] == verdict

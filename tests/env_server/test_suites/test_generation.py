@@ -1,0 +1,115 @@
+"""Candidates keep the schema's promises, whatever the seed; and they are the same in every process."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from env_server.dataset import Row
+from env_server.settings import SandboxSettings
+from env_server.sql.sandbox import Sandbox
+from env_server.test_suites.constants import Hints, parse, read_hints
+from env_server.test_suites.database_profile import Blueprint, TablePlan, read_blueprint
+from env_server.test_suites.generation import STYLES, generate
+from env_server.test_suites.images import ImageBuilder, opened
+
+SQL = (
+    "SELECT T2.city, COUNT(*) FROM pets AS T1 JOIN owners AS T2 ON T1.owner_id = T2.owner_id "
+    "WHERE T1.species = 'cat' AND T1.age > 3 GROUP BY T2.city HAVING COUNT(*) > 2"
+)
+MADE_HERE = """
+import sys
+from pathlib import Path
+from test_generation import made
+print(made(Path(sys.argv[1])))
+"""
+
+
+def plan(path: Path) -> tuple[Blueprint, Hints]:
+    sandbox = Sandbox(path, SandboxSettings())
+    blueprint = read_blueprint(sandbox)
+    sandbox.close()
+    tree = parse(SQL, blueprint.schema)
+    assert tree is not None
+    return blueprint, read_hints(tree, blueprint.schema)
+
+
+def rows_of(blueprint: Blueprint, hints: Hints, seed: str, style: int) -> dict[str, Sequence[Row]]:
+    tables: dict[str, Sequence[Row]] = {}
+
+    def insert(table: TablePlan, rows: Sequence[Row]) -> Sequence[Row]:
+        tables[table.name] = rows
+        return rows
+
+    generate(blueprint, hints, seed, STYLES[style], insert)
+    return tables
+
+
+def made(path: Path) -> str:
+    blueprint, hints = plan(path)
+    return hashlib.sha256(repr(rows_of(blueprint, hints, "seed", 0)).encode()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def planned(pets_file: Path) -> tuple[Blueprint, Hints]:
+    return plan(pets_file)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.text(max_size=5), style=st.integers(0, len(STYLES) - 1))
+def test_keys_hold_and_null_stands_only_where_the_original_has_it(
+    planned: tuple[Blueprint, Hints], seed: str, style: int
+) -> None:
+    blueprint, hints = planned
+    tables = rows_of(blueprint, hints, seed, style)
+    builder = ImageBuilder(blueprint)
+    with builder.building() as building:
+        for name in ("owners", "pets"):
+            table = blueprint.table(name)
+            assert table is not None
+            assert building.insert(table, tables[name]) is tables[name], "every row is taken"
+            for i, column in enumerate(table.columns):
+                assert column.has_null or all(row[i] is not None for row in tables[name])
+        image = building.image()
+    with opened(image) as connection:
+        assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+def test_the_constants_of_the_query_are_met_and_missed(planned: tuple[Blueprint, Hints]) -> None:
+    blueprint, hints = planned
+    seen = {name: set[object]() for name in ("species", "age")}
+    for number in range(len(STYLES)):
+        for row in rows_of(blueprint, hints, str(number), number)["pets"]:
+            seen["species"].add(row[2])
+            seen["age"].add(row[3])
+    assert {"cat", "cats"} & seen["species"] >= {"cat"}
+    assert len(seen["species"]) > 2
+    assert {2, 3, 4} <= seen["age"]
+
+
+def test_another_seed_gives_other_rows(planned: tuple[Blueprint, Hints]) -> None:
+    assert rows_of(*planned, "a", 0) != rows_of(*planned, "b", 0)
+
+
+def test_every_process_makes_the_same(pets_file: Path) -> None:
+    here = made(pets_file)
+    for hash_seed in ("0", "1"):
+        root = Path(__file__).parents[3]
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": f"{root}:{Path(__file__).parent}"}
+        done = subprocess.run(
+            [sys.executable, "-c", MADE_HERE, str(pets_file)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout.strip() == here

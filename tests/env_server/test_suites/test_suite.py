@@ -1,0 +1,206 @@
+"""Suites: the gold always passes, near-misses that pass on the original fail, equivalent queries pass."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from env_server.dataset import Gold, Row
+from env_server.judging.verdict import judge_rows
+from env_server.settings import SandboxSettings
+from env_server.sql.hardness import orders_at_top_level
+from env_server.sql.sandbox import Sandbox
+from env_server.test_suites.database_profile import read_blueprint
+from env_server.test_suites.suite import (
+    MAX_VARIANTS,
+    MIN_VARIANTS,
+    Strictness,
+    Suite,
+    SuiteMaker,
+    Variant,
+    as_variant,
+)
+from env_server.types import SQLRule
+
+SHOP = """
+CREATE TABLE customers (id INTEGER PRIMARY KEY, name TEXT, city TEXT, joined DATE);
+CREATE TABLE orders (
+    id INTEGER PRIMARY KEY, customer_id INTEGER REFERENCES customers(id), product TEXT, price REAL, quantity INTEGER);
+INSERT INTO customers VALUES (1, 'Ada', 'Oslo', '2019-05-01'), (2, 'Bo', 'Lima', '2020-07-12'),
+    (3, 'Cy', 'Oslo', '2021-01-30'), (4, 'Di', 'Rome', '2018-11-11');
+INSERT INTO orders VALUES (1, 1, 'tea', 3.5, 2), (2, 1, 'cup', 7.0, 1), (3, 2, 'tea', 3.5, 5), (4, 3, 'pot', 20.0, 1);
+"""
+
+LUCKY = [
+    ("SELECT name FROM customers WHERE city = 'Oslo'", "SELECT name FROM customers WHERE city LIKE 'O%'"),
+    ("SELECT name FROM customers WHERE city = 'Oslo'", "SELECT name FROM customers WHERE id IN (1, 3)"),
+    ("SELECT COUNT(*) FROM orders WHERE price > 5", "SELECT COUNT(*) FROM orders WHERE price >= 5"),
+    ("SELECT COUNT(*) FROM orders WHERE quantity = 1 AND price > 5", "SELECT COUNT(*) FROM orders WHERE price > 5"),
+    ("SELECT name FROM customers", "SELECT DISTINCT name FROM customers"),
+    ("SELECT DISTINCT city FROM customers WHERE id > 2", "SELECT city FROM customers WHERE id > 2"),
+    ("SELECT name FROM customers ORDER BY joined LIMIT 1", "SELECT name FROM customers ORDER BY name DESC LIMIT 1"),
+    ("SELECT name FROM customers ORDER BY joined LIMIT 1", "SELECT 'Di'"),
+    ("SELECT MAX(price) FROM orders", "SELECT price FROM orders WHERE id = 4"),
+    (
+        "SELECT MIN(quantity) FROM orders WHERE product = 'cup'",
+        "SELECT MAX(quantity) FROM orders WHERE product = 'cup'",
+    ),
+    ("SELECT COUNT(DISTINCT product) FROM orders", "SELECT COUNT(DISTINCT price) FROM orders"),
+    (
+        "SELECT T1.name FROM customers AS T1 JOIN orders AS T2 ON T1.id = T2.customer_id WHERE T2.product = 'cup'",
+        "SELECT T1.name FROM customers AS T1 JOIN orders AS T2 ON T1.id = T2.customer_id WHERE T2.quantity = 1 LIMIT 1",
+    ),
+    (
+        "SELECT T1.name FROM customers AS T1 JOIN orders AS T2 ON T1.id = T2.customer_id GROUP BY T1.id "
+        "HAVING COUNT(*) > 1",
+        "SELECT T1.name FROM customers AS T1 JOIN orders AS T2 ON T1.id = T2.customer_id GROUP BY T1.id "
+        "HAVING SUM(T2.quantity) = 3",
+    ),
+    (
+        "SELECT name FROM customers WHERE id NOT IN (SELECT customer_id FROM orders)",
+        "SELECT name FROM customers WHERE city = 'Rome'",
+    ),
+    (
+        "SELECT city FROM customers GROUP BY city ORDER BY COUNT(*) DESC LIMIT 1",
+        "SELECT city FROM customers GROUP BY city HAVING COUNT(*) = 2",
+    ),
+    (
+        "SELECT T1.name FROM customers AS T1 LEFT JOIN orders AS T2 ON T1.id = T2.customer_id WHERE T2.product = 'pot'",
+        "SELECT T1.name FROM customers AS T1 LEFT JOIN orders AS T2 ON T1.id = T2.id - 1 WHERE T2.product = 'pot'",
+    ),
+]
+
+EQUIVALENT = [
+    (
+        "SELECT T1.name FROM customers AS T1 JOIN orders AS T2 ON T1.id = T2.customer_id WHERE T2.price > 5",
+        "SELECT c.name FROM orders o, customers c WHERE c.id = o.customer_id AND NOT o.price <= 5",
+    ),
+    (
+        "SELECT name FROM customers WHERE id NOT IN (SELECT customer_id FROM orders)",
+        "SELECT name FROM customers c WHERE NOT EXISTS (SELECT 1 FROM orders WHERE customer_id = c.id)",
+    ),
+    ("SELECT COUNT(*) FROM customers", "SELECT COUNT(id) FROM customers"),
+    ("SELECT COUNT(*) FROM orders", "SELECT COUNT(*) FROM orders JOIN customers ON customers.id = customer_id"),
+    ("SELECT AVG(price) FROM orders", "SELECT SUM(price) / COUNT(price) FROM orders"),
+    (
+        "SELECT id FROM orders WHERE quantity BETWEEN 1 AND 2",
+        "SELECT id FROM orders WHERE quantity >= 1 AND quantity <= 2",
+    ),
+    (
+        "SELECT product, SUM(quantity) FROM orders GROUP BY product",
+        "SELECT SUM(quantity), product FROM (SELECT * FROM orders ORDER BY price) GROUP BY product",
+    ),
+    (
+        "SELECT name FROM customers ORDER BY joined LIMIT 1",
+        "SELECT name FROM customers ORDER BY joined ASC, id LIMIT 1",
+    ),
+    ("SELECT name FROM customers ORDER BY joined DESC", "SELECT name FROM customers ORDER BY joined DESC, name"),
+]
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("shop") / "shop.sqlite"
+    connection = sqlite3.connect(path)
+    connection.executescript(SHOP)
+    connection.close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def maker(shop: Path) -> SuiteMaker:
+    sandbox = Sandbox(shop, SandboxSettings())
+    blueprint = read_blueprint(sandbox)
+    sandbox.close()
+    return SuiteMaker(blueprint, SandboxSettings())
+
+
+def rows_on(database: Path | bytes, sql: str) -> tuple[Row, ...]:
+    sandbox = Sandbox(database, SandboxSettings())
+    try:
+        return sandbox.query(sql, 1_000).rows
+    finally:
+        sandbox.close()
+
+
+def passes(suite: Suite, sql: str) -> bool:
+    return all(variant.accepts(rows_on(variant.image, sql)) for variant in suite.variants)
+
+
+@pytest.mark.parametrize(("gold", "lucky"), LUCKY)
+def test_a_query_that_is_right_by_luck_fails(shop: Path, maker: SuiteMaker, gold: str, lucky: str) -> None:
+    on_original = Gold(rows_on(shop, gold), orders_at_top_level(gold))
+    assert judge_rows(rows_on(shop, lucky), on_original).correct, "right on the original"
+    suite = maker.make(gold)
+    assert passes(suite, gold)
+    assert not passes(suite, lucky)
+
+
+@pytest.mark.parametrize(("gold", "other"), EQUIVALENT)
+def test_an_equivalent_query_passes(maker: SuiteMaker, gold: str, other: str) -> None:
+    suite = maker.make(gold)
+    assert suite.variants
+    assert passes(suite, other)
+
+
+@pytest.mark.parametrize("gold", sorted({gold for gold, _ in LUCKY + EQUIVALENT}))
+def test_a_suite_is_small_and_the_same_each_time(maker: SuiteMaker, gold: str) -> None:
+    suite = maker.make(gold)
+    assert MIN_VARIANTS <= len(suite.variants) <= MAX_VARIANTS
+    assert suite == maker.make(gold)
+    assert 0 < suite.killed <= suite.mutants
+    assert all(len(variant.image) < 50_000 for variant in suite.variants)
+
+
+@pytest.mark.parametrize(
+    "gold", ["SELECT count(*) FROM customers", "SELECT 1 FROM orders WHERE (((", "SELECT random()"]
+)
+def test_a_gold_without_use_has_what_can_be_made(maker: SuiteMaker, gold: str) -> None:
+    suite = maker.make(gold)
+    if gold.startswith("SELECT count"):
+        assert len(suite.variants) >= MIN_VARIANTS
+    else:
+        assert suite.variants == ()
+
+
+@pytest.mark.parametrize(
+    ("results", "ordered", "strictness"),
+    [
+        ([((1,), (2,)), ((1,), (2,))], True, Strictness.ROWS),
+        ([((1,), (2,)), ((2,), (1,))], False, Strictness.ROWS),
+        ([((1,), (2,)), ((2,), (1,))], True, Strictness.ANY_ORDER),
+        ([((1,),), ((2,),)], True, Strictness.SHAPE),
+        ([((1,),), ((2,), (3,))], True, None),
+        ([(), ((2,),)], False, None),
+        ([(), ()], False, Strictness.ROWS),
+    ],
+)
+def test_a_variant_asks_no_more_than_the_gold_gives(
+    results: list[tuple[Row, ...]], ordered: bool, strictness: Strictness | None
+) -> None:
+    variant = as_variant(b"", results, ordered=ordered)
+    assert (variant.strictness if variant else None) is strictness
+
+
+def test_what_each_strictness_accepts() -> None:
+    gold = Gold(((1, "a"), (2, "b")), ordered=True)
+    any_order = Gold(gold.rows, ordered=False)
+    other, turned = ((3, "x"), (4, "y")), gold.rows[::-1]
+    assert not Variant(b"", gold, Strictness.ROWS).accepts(turned)
+    assert Variant(b"", any_order, Strictness.ANY_ORDER).accepts(turned)
+    assert not Variant(b"", any_order, Strictness.ANY_ORDER).accepts(other)
+    shape = Variant(b"", any_order, Strictness.SHAPE)
+    assert shape.accepts(other)
+    assert not shape.accepts(other[:1])
+    assert not shape.accepts(((1,), (2,)))
+    assert not shape.accepts(())
+
+
+def test_under_birds_rule_repeated_rows_do_not_count() -> None:
+    gold = Gold(((1,), (2,)), ordered=True)
+    repeated: tuple[Row, ...] = ((2,), (1,), (1,))
+    for strictness in Strictness:
+        assert Variant(b"", gold, strictness).accepts(repeated, SQLRule.BIRD)
+        assert not Variant(b"", gold, strictness).accepts(repeated)

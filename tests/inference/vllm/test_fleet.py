@@ -1,0 +1,133 @@
+"""Which replica gets a request: sticky, spread, and never one that is not ready."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from inference.vllm.fleet import FIRST_PAUSE_S, LONGEST_PAUSE_S, Fleet, Replica, pause_s, split_urls
+
+URLS = ("http://a:1", "http://b:2", "http://c:3")
+
+
+@pytest.fixture
+def fleet() -> Fleet:
+    fleet = Fleet.of(URLS)
+    for replica in fleet.replicas:
+        fleet.joined(replica, 1, None)
+    return fleet
+
+
+def test_an_episode_stays_where_it_is(fleet: Fleet) -> None:
+    one, two, _ = fleet.replicas
+    two.in_flight = 50
+    assert fleet.choose(two) is two
+    assert fleet.choose() is one
+
+
+def test_new_episodes_go_where_least_is_in_flight(fleet: Fleet) -> None:
+    for _ in range(30):
+        chosen = fleet.choose()
+        assert chosen is not None
+        chosen.in_flight += 1
+    assert [replica.in_flight for replica in fleet.replicas] == [10, 10, 10]
+
+
+def test_an_episode_moves_when_its_replica_is_lost_and_nobody_is_chosen_when_all_are(fleet: Fleet) -> None:
+    one, two, three = fleet.replicas
+    assert fleet.lost(one, "gone", now=5.0)
+    assert not fleet.lost(one, "still gone", now=5.0), "it was not ready before"
+    assert fleet.choose(one) in (two, three)
+    fleet.lost(two, "gone", now=5.0)
+    fleet.lost(three, "gone too", now=5.0)
+    assert fleet.choose(one) is None
+    assert fleet.reasons() == "still gone; gone; gone too"
+
+
+def test_a_replica_is_tried_again_after_a_pause_that_grows(fleet: Fleet) -> None:
+    one = fleet.replicas[0]
+    pauses = []
+    for _ in range(12):
+        fleet.lost(one, "gone", now=100.0)
+        pauses.append(one.retry_at - 100.0)
+        assert fleet.due(100.0) == []
+        assert fleet.due(one.retry_at) == [one]
+        assert fleet.next_due() == one.retry_at
+    assert FIRST_PAUSE_S / 2 <= pauses[0] <= FIRST_PAUSE_S
+    assert LONGEST_PAUSE_S / 2 <= pauses[-1] <= LONGEST_PAUSE_S
+    assert fleet.joined(one, 2, "x"), "it was away"
+    assert not fleet.joined(one, 3, "x")
+    assert (fleet.next_due(), one.failures, one.version) == (None, 0, 3)
+
+
+def test_a_fleet_of_which_nothing_is_known_is_due_at_once() -> None:
+    fleet = Fleet.of(URLS)
+    assert fleet.choose() is None
+    assert len(fleet.due(0.0)) == 3
+    assert not fleet.joined(fleet.replicas[0], 0, None), "a first meeting is no return"
+
+
+@given(st.integers(1, 10_000), st.floats(0, 1, exclude_max=True))
+def test_pauses_are_bounded_and_positive(failures: int, jitter: float) -> None:
+    assert FIRST_PAUSE_S / 2 <= pause_s(failures, jitter) <= LONGEST_PAUSE_S
+
+
+def test_urls_are_split_and_checked() -> None:
+    assert split_urls("http://a:1, http://b:2/,http://a:1") == ("http://a:1", "http://b:2")
+    for wrong in ("a:8000", "http://a:1/v1", "ws://a:1", "http://a:1?x=1"):
+        with pytest.raises(ValueError, match="http://host:8000"):
+            split_urls(wrong)
+    with pytest.raises(ValueError, match="no server is named"):
+        split_urls(" , ")
+
+
+class FleetMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fleet = Fleet.of(URLS)
+        self.fleet.chance = random.Random(0)
+        self.now = 0.0
+        self.version = 0
+        self.held: list[Replica] = []
+
+    @rule(index=st.integers(0, 2))
+    def join(self, index: int) -> None:
+        self.fleet.joined(self.fleet.replicas[index], self.version, None)
+
+    @rule(index=st.integers(0, 2))
+    def lose(self, index: int) -> None:
+        self.fleet.lost(self.fleet.replicas[index], "gone", self.now)
+
+    @rule(seconds=st.floats(0, 20))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(index=st.none() | st.integers(0, 2))
+    def begin(self, index: int | None) -> None:
+        preferred = None if index is None else self.fleet.replicas[index]
+        chosen = self.fleet.choose(preferred)
+        assert (chosen is None) == (not self.fleet.ready)
+        if chosen is not None:
+            assert chosen.is_ready
+            if preferred is not None and preferred.is_ready:
+                assert chosen is preferred
+            chosen.in_flight += 1
+            self.held.append(chosen)
+
+    @rule()
+    def end(self) -> None:
+        if self.held:
+            self.held.pop().in_flight -= 1
+
+    @invariant()
+    def everybody_is_ready_or_will_be_tried_again(self) -> None:
+        for replica in self.fleet.replicas:
+            assert replica.is_ready or replica in self.fleet.due(self.now + LONGEST_PAUSE_S)
+            assert not (replica.is_ready and replica in self.fleet.due(1e9))
+
+
+TestFleetMachine = FleetMachine.TestCase

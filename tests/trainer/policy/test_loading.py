@@ -1,0 +1,131 @@
+"""Policies by name: an adapter is loaded on its base, exactly, with the right tokenizer; what is wrong is one line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file
+from transformers import AutoTokenizer, Qwen3ForCausalLM
+from trl import ModelConfig, SFTConfig
+
+from inference.weights.gather import adapter_weights, full_weights
+from trainer.policy.loading import PolicyError, load_policy, load_to_continue, load_tokenizer, resolve_policy
+from trainer.tiny.tokenizer import build_tokenizer
+
+IDS = torch.arange(5, 25)[None]
+
+
+@pytest.fixture(scope="module")
+def folders(
+    tmp_path_factory: pytest.TempPathFactory, random_policy: Callable[..., Qwen3ForCausalLM]
+) -> tuple[Path, Path, PeftModel]:
+    """A checkpoint with its tokenizer, a trained adapter on it without one, and the adapted model itself."""
+    base, adapter = tmp_path_factory.mktemp("policies") / "base", tmp_path_factory.mktemp("policies") / "adapter"
+    tokenizer = build_tokenizer(["How many cats are there"])
+    random_policy(tokenizer).save_pretrained(base)
+    tokenizer.save_pretrained(base)
+    model = get_peft_model(
+        Qwen3ForCausalLM.from_pretrained(base, dtype=torch.float32),
+        LoraConfig(r=4, target_modules=["q_proj", "down_proj"], task_type="CAUSAL_LM"),
+    )
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.normal_(std=0.1, generator=generator)
+    model.save_pretrained(adapter)
+    return base, adapter, model.eval()
+
+
+def test_an_adapter_is_loaded_beside_its_base(folders: tuple[Path, Path, PeftModel]) -> None:
+    base, adapter, expected = folders
+    model, tokenizer = load_policy(str(adapter), dtype=torch.float32)
+    assert isinstance(model, PeftModel)
+    assert tokenizer.get_vocab() == AutoTokenizer.from_pretrained(base).get_vocab()
+    ids = IDS.to(model.device)
+    with torch.no_grad():
+        assert torch.equal(model(ids).logits.cpu(), expected(IDS).logits)
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_an_adapter_to_go_on_with_trains_the_adapter_alone(folders: tuple[Path, Path, PeftModel]) -> None:
+    _, adapter, _ = folders
+    model = load_to_continue(
+        resolve_policy(str(adapter)), SFTConfig("nowhere", use_cpu=True, bf16=False), lora_dropout=0.0
+    )
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    assert trained
+    assert all("lora_" in name and ".default." in name for name in trained)
+
+
+def test_the_adapters_own_tokenizer_comes_before_the_bases(
+    folders: tuple[Path, Path, PeftModel], tmp_path: Path
+) -> None:
+    _, adapter, _ = folders
+    own = shutil.copytree(adapter, tmp_path / "own")
+    other = build_tokenizer(["words of its own"])
+    other.save_pretrained(own)
+    assert load_tokenizer(ModelConfig(model_name_or_path=str(own))).get_vocab() == other.get_vocab()
+
+
+def test_an_adapter_that_cannot_be_loaded_is_one_line(folders: tuple[Path, Path, PeftModel], tmp_path: Path) -> None:
+    base, adapter, _ = folders
+    broken = shutil.copytree(adapter, tmp_path / "broken")
+    (broken / "adapter_model.safetensors").write_bytes(b"\0")
+    with pytest.raises(PolicyError, match=f"an adapter on '{base}', cannot be loaded") as caught:
+        load_policy(str(broken))
+    assert "\n" not in str(caught.value)
+    config = (broken / "adapter_config.json").read_text()
+    (broken / "adapter_config.json").write_text(config.replace(str(base), "/gone"))
+    with pytest.raises(PolicyError, match="base_model_name_or_path"):
+        load_policy(str(broken))
+
+
+def test_code_that_comes_with_a_tokenizer_runs_only_where_it_is_trusted(
+    folders: tuple[Path, Path, PeftModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+    policy = tmp_path / "policy"
+    shutil.copytree(folders[0], policy)
+    code = "from transformers import PreTrainedTokenizerFast\n\n\nclass Shouting(PreTrainedTokenizerFast):\n    pass\n"
+    (policy / "shouting.py").write_text(code, encoding="utf-8")
+    config = json.loads((policy / "tokenizer_config.json").read_text(encoding="utf-8"))
+    config |= {"tokenizer_class": "Shouting", "auto_map": {"AutoTokenizer": [None, "shouting.Shouting"]}}
+    (policy / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    named = ModelConfig(model_name_or_path=str(policy))
+    assert type(load_tokenizer(named, trust_remote_code=True)).__name__ == "Shouting"
+    assert type(load_tokenizer(named)).__name__ != "Shouting"
+
+
+def test_what_is_pushed_and_saved_is_the_adapter_that_is_trained_not_the_kl_terms_copy(
+    folders: tuple[Path, Path, PeftModel], tmp_path: Path
+) -> None:
+    _, adapter, expected = folders
+    model = load_to_continue(
+        resolve_policy(str(adapter)), SFTConfig("nowhere", use_cpu=True, bf16=False), lora_dropout=0.0
+    )
+    model.add_adapter("ref", model.peft_config["default"])  # as TRL does for a KL term
+    assert not any(parameter.requires_grad for name, parameter in model.named_parameters() if ".ref." in name)
+    accelerator = Accelerator(cpu=True)
+    weights, config = adapter_weights(model, accelerator)
+    assert config.r == 4
+    model.save_pretrained(tmp_path / "saved")
+    assert not (tmp_path / "saved" / "ref").exists()
+    for found in (weights, load_file(tmp_path / "saved" / "adapter_model.safetensors")):
+        before = load_file(adapter / "adapter_model.safetensors")
+        assert found.keys() == before.keys()
+        assert all(torch.equal(found[name], before[name]) for name in before)
+    merged = full_weights(model, accelerator)
+    assert not [name for name in merged if "lora" in name or "ref" in name]
+    plain = Qwen3ForCausalLM(model.config)
+    plain.load_state_dict(merged)
+    with torch.no_grad():
+        torch.testing.assert_close(plain.eval()(IDS).logits, expected(IDS).logits, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,236 @@
+"""Intervals, paired differences and summaries."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy.stats import binomtest
+
+from trainer.results.statistics import (
+    Interval,
+    NothingJudgedError,
+    clustered_interval,
+    compare,
+    keyed,
+    paired_difference,
+    rolling_success,
+    summarize,
+    wilson,
+)
+from trainer.rollout.episodes import EpisodeRecord
+
+CLUSTERED = st.lists(st.tuples(st.booleans(), st.sampled_from("abcdef")), min_size=1, max_size=60)
+
+
+def make_record(
+    question: str, outcome: str = "correct", db: str = "db", hardness: str = "easy", family: str = "count"
+) -> EpisodeRecord:
+    won = outcome == "correct"
+    return EpisodeRecord(
+        episode_id=f"episode-{question}",
+        question_id=question,
+        db_id=db,
+        question=f"question {question}",
+        hardness=hardness,
+        family=family,
+        outcome=outcome,
+        reward=1.0 if won else -0.1,
+        steps=2 if won else 4,
+        parse_rate=1.0 if won else 0.5,
+        tokens=10,
+        failure="ConnectionError: gone" if outcome == "failed" else "",
+    )
+
+
+@given(st.integers(1, 300).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_wilson_agrees_with_scipy(case: tuple[int, int]) -> None:
+    successes, n = case
+    expected = binomtest(successes, n).proportion_ci(0.95, method="wilson")
+    ours = wilson(successes, n)
+    assert (ours.low, ours.high) == pytest.approx((expected.low, expected.high), abs=1e-9)
+
+
+def test_wilson_of_nothing_knows_nothing() -> None:
+    assert wilson(0, 0) == Interval(0.0, 1.0)
+
+
+@pytest.mark.parametrize(("successes", "n"), [(-1, 3), (4, 3), (0, -1)])
+def test_wilson_refuses_impossible_counts(successes: int, n: int) -> None:
+    with pytest.raises(ValueError, match="successes"):
+        wilson(successes, n)
+
+
+@pytest.mark.parametrize("level", [0.0, 1.0, 95.0])
+def test_a_level_is_a_share(level: float) -> None:
+    with pytest.raises(ValueError, match="level"):
+        wilson(1, 2, level)
+
+
+@given(CLUSTERED)
+def test_clustered_interval_is_proper_and_never_narrower_than_independence(rows: list[tuple[bool, str]]) -> None:
+    outcomes, clusters = zip(*rows, strict=True)
+    interval = clustered_interval(outcomes, clusters)
+    independent = wilson(sum(outcomes), len(outcomes))
+    assert 0 <= interval.low <= np.mean(outcomes) <= interval.high <= 1
+    assert interval.low < interval.high
+    assert interval.low <= independent.low + 1e-12
+    assert interval.high >= independent.high - 1e-12
+
+
+@given(CLUSTERED)
+def test_clustered_interval_does_not_depend_on_order(rows: list[tuple[bool, str]]) -> None:
+    one, other = (
+        clustered_interval([won for won, _ in some], [cluster for _, cluster in some]) for some in (rows, sorted(rows))
+    )
+    assert (one.low, one.high) == pytest.approx((other.low, other.high))
+
+
+@pytest.mark.parametrize("outcome", [True, False])
+def test_unanimous_outcomes_keep_an_honest_width(outcome: bool) -> None:
+    interval = clustered_interval([outcome] * 40, [f"db{i % 10}" for i in range(40)])
+    independent = wilson(40 * outcome, 40)
+    assert interval.high - interval.low >= independent.high - independent.low > 0.05
+
+
+def test_one_cluster_falls_back_to_wilson() -> None:
+    assert clustered_interval([True, False, False], ["db"] * 3) == wilson(1, 3)
+
+
+def test_questions_that_fall_together_count_as_few() -> None:
+    outcomes = [i < 60 for i in range(120)]
+    together = clustered_interval(outcomes, [f"db{i // 10}" for i in range(120)])
+    spread = clustered_interval(outcomes, [f"db{i % 12}" for i in range(120)])
+    assert together.high - together.low > 2 * (spread.high - spread.low)
+
+
+@pytest.mark.parametrize(("outcomes", "clusters"), [([0.5, 1.5], ["a", "b"]), ([-0.1], ["a"]), ([True], ["a", "b"])])
+def test_clustered_interval_refuses(outcomes: list[float], clusters: list[str]) -> None:
+    with pytest.raises(ValueError, match=r"outcomes"):
+        clustered_interval(outcomes, clusters)
+
+
+def percentile_bootstrap(values: NDArray[np.float64], index: NDArray[np.int64], rng: np.random.Generator) -> Interval:
+    sums, sizes = np.bincount(index, weights=values), np.bincount(index)
+    draws = rng.integers(0, len(sizes), (300, len(sizes)))
+    low, high = np.quantile(sums[draws].sum(1) / sizes[draws].sum(1), [0.025, 0.975])
+    return Interval(float(low), float(high))
+
+
+def test_coverage_with_twelve_unequal_clusters_beats_the_bootstrap() -> None:
+    """The choice that the module states: 12 databases, correlation 0.1 within them, true rate 0.3, fixed seed."""
+    rng = np.random.default_rng(7)
+    rate, spread, runs = 0.3, 9.0, 400
+    ours = bootstrap = 0
+    for _ in range(runs):
+        sizes = rng.geometric(1 / 15, 12) + 3
+        index = np.repeat(np.arange(12), sizes)
+        values = (rng.random(len(index)) < rng.beta(rate * spread, (1 - rate) * spread, 12)[index]).astype(float)
+        interval = clustered_interval(values.tolist(), [str(i) for i in index])
+        ours += interval.low <= rate <= interval.high
+        interval = percentile_bootstrap(values, index, rng)
+        bootstrap += interval.low <= rate <= interval.high
+    assert ours / runs >= 0.92
+    assert bootstrap / runs < ours / runs
+
+
+OUTCOME_PAIRS = st.lists(st.tuples(st.booleans(), st.booleans(), st.sampled_from("abcdef")), min_size=1, max_size=60)
+
+
+@given(OUTCOME_PAIRS)
+def test_paired_difference_is_proper_and_antisymmetric(rows: list[tuple[bool, bool, str]]) -> None:
+    before = {str(i): row[0] for i, row in enumerate(rows)}
+    after = {str(i): row[1] for i, row in enumerate(rows)}
+    clusters = {str(i): row[2] for i, row in enumerate(rows)}
+    paired = paired_difference(before, after, clusters)
+    assert paired.mean == pytest.approx(np.mean([a - b for b, a, _ in rows]))
+    assert -1 <= paired.interval.low <= paired.mean <= paired.interval.high <= 1
+    assert paired.interval.high - paired.interval.low > 0.01
+    back = paired_difference(after, before, clusters)
+    assert (back.better, back.worse) == (paired.worse, paired.better)
+    assert (back.interval.low, back.interval.high) == pytest.approx((-paired.interval.high, -paired.interval.low))
+
+
+def test_paired_difference_by_hand() -> None:
+    """One database: Bonett and Price, with 6 better and 2 worse of 20: 7/22 and 3/22."""
+    before = {str(i): i in (0, 1) for i in range(20)}
+    after = {str(i): 2 <= i < 8 for i in range(20)}
+    paired = paired_difference(before, after, {str(i): "db" for i in range(20)})
+    half = 1.959964 * ((7 / 22 + 3 / 22 - (4 / 22) ** 2) / 22) ** 0.5
+    assert (paired.better, paired.worse, paired.n, paired.clusters, paired.unpaired) == (6, 2, 20, 1, 0)
+    assert paired.mean == pytest.approx(0.2)
+    assert (paired.interval.low, paired.interval.high) == pytest.approx((4 / 22 - half, 4 / 22 + half), abs=1e-6)
+
+
+def test_a_change_in_one_database_only_is_not_sure() -> None:
+    before = {str(i): False for i in range(120)}
+    clusters = {str(i): f"db{i // 10}" for i in range(120)}
+    one_database = paired_difference(before, {str(i): i < 10 for i in range(120)}, clusters)
+    every_database = paired_difference(before, {str(i): i % 12 == 0 for i in range(120)}, clusters)
+    assert one_database.mean == every_database.mean
+    assert one_database.interval.low < 0 < every_database.interval.low
+
+
+def test_paired_difference_counts_what_it_leaves_out_and_refuses_strangers() -> None:
+    clusters = {"a": "db", "b": "db"}
+    assert paired_difference({"a": True, "b": True}, {"b": False, "c": True}, clusters).unpaired == 2
+    with pytest.raises(ValueError, match="in common"):
+        paired_difference({"a": True}, {"b": True}, clusters)
+    with pytest.raises(ValueError, match="no cluster"):
+        paired_difference({"z": True}, {"z": True}, clusters)
+
+
+def test_keyed_pairs_repeated_plays_in_order_and_skips_failures() -> None:
+    records = [make_record("q", "failed"), make_record("q", "wrong"), make_record("p")]
+    assert {key: r.outcome for key, r in keyed(records).items()} == {"q#2": "wrong", "p#1": "correct"}
+
+
+def test_compare_pairs_by_question_whatever_the_order() -> None:
+    before = [make_record("a", "wrong"), make_record("b", "correct"), make_record("c", "wrong")]
+    after = [make_record("c", "correct"), make_record("b", "correct"), make_record("a", "failed")]
+    paired = compare(before, after)
+    assert (paired.n, paired.better, paired.worse, paired.unpaired) == (2, 1, 0, 1)
+
+
+def test_summarize_counts_judged_episodes_and_names_the_rest() -> None:
+    records = [
+        make_record("a", "correct", "x"),
+        make_record("b", "wrong", "y", "hard", ""),
+        make_record("c", "out_of_budget", "y", "hard", "join"),
+        make_record("d", "failed", "z"),
+    ]
+    summary = summarize(records, {"gold_empty": 4})
+    assert (summary.episodes, summary.successes, summary.failed, summary.databases) == (3, 1, 1, 2)
+    assert summary.success_rate == pytest.approx(1 / 3)
+    assert summary.interval.low < 1 / 3 < summary.interval.high
+    assert {name: (g.successes, g.episodes) for name, g in summary.by_hardness.items()} == {
+        "easy": (1, 1),
+        "hard": (0, 2),
+    }
+    assert set(summary.by_family) == {"count", "join"}
+    assert summary.mean_reward == pytest.approx(0.8 / 3)
+    assert summary.mean_steps == pytest.approx(10 / 3)
+    assert summary.parse_rate == pytest.approx((2 + 2 + 2) / 10)
+    assert summary.outcomes == {"correct": 1, "wrong": 1, "out_of_budget": 1, "failed": 1}
+    assert summary.excluded == {"gold_empty": 4}
+
+
+def test_summarize_refuses_an_evaluation_of_failures_and_says_why() -> None:
+    with pytest.raises(NothingJudgedError, match="1 failed: ConnectionError: gone"):
+        summarize([make_record("a", "failed")], {})
+
+
+def test_rolling_success_pools_a_trailing_window() -> None:
+    episodes = [
+        (step, make_record(f"{step}-{i}", "correct" if i < step else "wrong", f"db{i}"))
+        for step in (4, 1, 2)
+        for i in range(4)
+    ]
+    episodes.append((3, make_record("x", "failed")))
+    points = rolling_success(episodes, window=2)
+    assert [(p.step, p.rate) for p in points] == [(1, 0.25), (2, 0.375), (4, 0.75)]
+    assert all(p.interval.low <= p.rate <= p.interval.high for p in points)
+    with pytest.raises(ValueError, match="window"):
+        rolling_success(episodes, 0)

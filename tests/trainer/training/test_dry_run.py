@@ -1,0 +1,242 @@
+"""`sqlenv train --dry_run true`, through the command: the plan, each thing that can be in the way, and every config.
+
+The models are of the true shapes: a dry run reads their configs, and loads no weights. The inference server is a
+stand-in that answers as vLLM does.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+import yaml
+
+import sqlenv
+from tests.integration.service import serving
+from tests.integration.training import surroundings_in
+from trainer.tiny import BASE_CHECKPOINT
+
+ROOT = Path(__file__).parents[3]
+MODELS = Path(__file__).parent / "models"
+CONFIGS = {path.stem: path for path in sorted((ROOT / "configs").glob("*.yaml"))}
+GPU_GIB = {
+    "qwen3-0.6b": 16,
+    "qwen3-1.7b": 16,
+    "qwen2.5-coder-1.5b": 24,
+    "t4": 15,
+    "two-gpus": 24,
+    "full-80gb": 80,
+    "remote-environments": 16,
+    "small-gpu": 16,
+}
+"""What each config says that it needs; the others run on a CPU."""
+
+Plan = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with surroundings_in(tmp_path_factory.mktemp("cache")):
+        yield
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints of the true shapes, with a tokenizer of ours and without their weights."""
+    folder = tmp_path_factory.mktemp("models")
+    for config in MODELS.glob("*.json"):
+        model = folder / config.stem
+        shutil.copytree(BASE_CHECKPOINT, model, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
+        shutil.copyfile(config, model / "config.json")
+        (model / "model.safetensors").touch()
+    return folder
+
+
+@pytest.fixture
+def plan(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Plan:
+    """Dry-run with some flags; returns the exit status, the plan in one line, and what is in the way."""
+    monkeypatch.chdir(ROOT)
+
+    def run(*flags: str) -> tuple[int, str, str]:
+        output = () if "--output_dir" in flags else ("--output_dir", str(tmp_path / "new" / "run"))
+        status = sqlenv.main(["train", *output, *flags, "--dry_run"])
+        said = capsys.readouterr()
+        assert not (tmp_path / "new").exists(), "a dry run writes nothing"
+        return status, re.sub(r"[│\s]+", " ", said.out), said.err.removeprefix("sqlenv train: ")
+
+    return run
+
+
+class StandIn(BaseHTTPRequestHandler):
+    """Answers what a vLLM server is asked at the start."""
+
+    model, context, settings = "", 40_960, {"lora_config": {"max_lora_rank": 32}}
+
+    def do_GET(self) -> None:
+        replies: dict[str, Any] = {
+            "/health": {},
+            "/v1/models": {"data": [{"id": self.model, "max_model_len": self.context}]},
+            "/server_info?config_format=json": {"vllm_config": self.settings},
+        }
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(replies[self.path]).encode())
+
+    def log_message(self, *args: object) -> None:
+        """Keep quiet."""
+
+
+@pytest.fixture
+def vllm() -> Iterator[tuple[str, type[StandIn]]]:
+    """A stand-in's URL, and its class, where a test says what it serves."""
+    handler = type("Handler", (StandIn,), {})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", handler
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def folder_of(models: Path, config: Path) -> str:
+    """Where the checkpoint is that a config names on the Hub."""
+    name = str(yaml.safe_load(config.read_text(encoding="utf-8"))["model_name_or_path"])
+    return name if (ROOT / name).is_dir() else str(models / name.partition("/")[2])
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_config_passes_on_the_machine_that_it_says_it_needs(
+    name: str, plan: Plan, models: Path, vllm: tuple[str, type[StandIn]], tmp_path: Path
+) -> None:
+    config = CONFIGS[name]
+    url, server = vllm
+    flags = ["--config", str(config), "--model_name_or_path", folder_of(models, config)]
+    if name in GPU_GIB:
+        flags += ["--dry_run_gpu", str(GPU_GIB[name])]
+    written = yaml.safe_load(config.read_text(encoding="utf-8"))
+    if written.get("use_vllm"):
+        server.model = folder_of(models, config)
+        flags += ["--vllm_server_base_url", url]
+    if "env_server" in written:
+        with serving(tmp_path, Path("synthetic")) as environments:
+            status, said, wrong = plan(*flags, "--env", environments.url, "--env_token", "geheim")
+    else:
+        status, said, wrong = plan(*flags)
+    assert (status, wrong) == (0, "")
+    assert "Nothing is in the way of this run." in said
+    header = config.read_text(encoding="utf-8").partition("\n\n")[0]
+    stated = re.search(r"# Memory: about ([\d.]+) GiB, estimated", header)
+    planned = re.search(r"about ([\d.]+) GiB of", said)
+    assert stated is not None, header
+    assert planned is not None
+    assert float(planned[1]) == pytest.approx(float(stated[1]), rel=0.05)
+    if name in GPU_GIB:
+        assert f"{GPU_GIB[name]} GiB" in header
+
+
+def test_the_plan_tells_what_the_run_would_do(plan: Plan) -> None:
+    status, said, _ = plan("--config", "configs/tiny.yaml")
+    assert status == 0
+    assert "synthetic, value mode: 2,871 questions on 48 databases to train on" in said
+    assert "trainer/tiny/base (qwen3), all weights, float32, no mixed precision" in said
+    assert "60 of 8 questions x 8 episodes; 64 episodes of at most 1,024 tokens, 65,536 in all" in said
+    assert "local, 15 steps an episode; one was begun" in said
+    for part in ("weights", "gradients", "optimizer", "activations", "logits", "key-value cache", "in all"):
+        assert f" {part} " in said
+
+
+def test_everything_in_the_way_is_said_at_once(plan: Plan, tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "config.json").write_text("{}")
+    model = tmp_path / "no-weights"
+    shutil.copytree(BASE_CHECKPOINT, model, ignore=shutil.ignore_patterns("*.safetensors"))
+    status, _, wrong = plan(
+        *("--config", "configs/tiny.yaml", "--output_dir", str(tmp_path / "old"), "--data", "no-such-folder"),
+        *("--model_name_or_path", str(model)),
+    )
+    assert status == 2
+    assert "already holds a run" in wrong
+    assert "no-such-folder" in wrong
+    assert "has a config and no weights" in wrong
+    assert wrong.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (("--model_name_or_path", "/no/such/policy"), "/no/such/policy"),
+        (("--output_dir", "README.md/run"), "--output_dir README.md/run: "),
+        (("--env", "ws://127.0.0.1:9"), "127.0.0.1:9"),
+        (("--use_vllm", "true", "--vllm_server_base_url", "http://127.0.0.1:9"), "http://127.0.0.1:9"),
+        (("--max_context_length", "120"), "the context of 120 tokens does not hold the prompt of 81 and a turn of 64"),
+        (("--per_device_train_batch_size", "100000", "--num_generations", "8"), "--per_device_train_batch_size"),
+        (("--chat_template_kwargs", "{}", "--dry_run_gpu", "1"), "are needed, and a GPU with 1 GiB has 1.0"),
+    ],
+)
+def test_what_is_in_the_way_is_said(plan: Plan, flags: tuple[str, ...], complaint: str) -> None:
+    status, _, wrong = plan("--config", "configs/tiny.yaml", *flags)
+    assert status == 2
+    assert complaint in wrong
+
+
+def test_a_checkpoint_must_be_one(plan: Plan, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    flags = ("--config", "configs/tiny.yaml", "--output_dir", str(folder))
+    checkpoint = folder / "checkpoint-5"
+    status, _, wrong = plan(*flags, "--resume_from_checkpoint", str(checkpoint))
+    assert (status, "is no checkpoint of a run" in wrong) == (2, True)
+    checkpoint.mkdir()
+    (checkpoint / "trainer_state.json").write_text("{}")
+    status, said, wrong = plan(*flags, "--resume_from_checkpoint", str(checkpoint))
+    assert (status, wrong) == (0, "")
+    assert "going on from checkpoint-5" in said
+
+
+def test_what_makes_a_run_fit_is_said_and_does(plan: Plan, models: Path) -> None:
+    flags = ["--config", "configs/qwen3-1.7b.yaml", "--model_name_or_path", str(models / "Qwen3-1.7B")]
+    flags += ["--per_device_train_batch_size", "16", "--gradient_checkpointing", "false"]
+    status, _, wrong = plan(*flags, "--dry_run_gpu", "24")
+    found = re.search(r"a GPU with 24 GiB has 24\.0; (--.*) fits", wrong)
+    assert (status, found is not None) == (2, True), wrong
+    assert found is not None
+    status, _, wrong = plan(*flags, "--dry_run_gpu", "24", *found[1].split())
+    assert (status, wrong) == (0, "")
+    status, _, wrong = plan(*flags, "--dry_run_gpu", "4")
+    assert status == 2
+    assert "even one row at a time does not fit; take --load_in_4bit true, shorter episodes or a smaller model" in wrong
+
+
+def test_a_server_that_cannot_take_the_adapter_or_serves_another_model(
+    plan: Plan, models: Path, vllm: tuple[str, type[StandIn]]
+) -> None:
+    url, server = vllm
+    server.model, server.context = "some/other-model", 2_048
+    flags = ["--config", "configs/two-gpus.yaml", "--model_name_or_path", str(models / "Qwen3-1.7B")]
+    flags += ["--vllm_server_base_url", url, "--dry_run_gpu", "24"]
+    status, said, wrong = plan(*flags, "--lora_r", "64")
+    assert status == 2
+    assert "takes adapters up to rank 32, and this one has rank 64" in wrong
+    assert "start it with --weight_sync lora --max_lora_rank 64" in wrong
+    status, said, wrong = plan(*flags)
+    assert (status, wrong) == (0, "")
+    assert f"{url} serves some/other-model, 2,048 tokens" in said
+    assert "the first push of the weights tells whether it is the same model" in said
+    assert "longer episodes drop their oldest turns" in said
+    server.settings = {"model_config": {}}
+    status, _, wrong = plan(*flags)
+    assert (status, "takes no adapters, and this one has rank 32" in wrong) == (2, True)
+
+
+def test_a_gpu_to_plan_for_goes_with_a_dry_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert sqlenv.main(["train", "--config", "configs/tiny.yaml", "--dry_run_gpu", "24"]) == 2
+    assert "--dry_run_gpu is a positive number of GiB, and goes with --dry_run true" in capsys.readouterr().err

@@ -1,0 +1,57 @@
+"""Which servers and which way of the weights a run's flags mean; what the whole does is in tests/integration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from trl import GRPOConfig, ModelConfig
+
+from trainer.config import ConfigError, SQLEnvArguments
+from trainer.training.engines import check_vllm_flags, choose_weight_sync, server_urls
+
+CPU = torch.device("cpu")
+URLS = ("http://127.0.0.1:8000",)
+
+
+@pytest.fixture
+def grpo(tmp_path: Path) -> GRPOConfig:
+    return GRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, vllm_mode="server")
+
+
+def test_servers_are_named_as_for_trl(grpo: GRPOConfig) -> None:
+    assert server_urls(grpo) == ("http://127.0.0.1:8000",), "TRL's default host is one to listen on"
+    grpo.vllm_server_host, grpo.vllm_server_port = "gpu1", 9000
+    assert server_urls(grpo) == ("http://gpu1:9000",)
+    grpo.vllm_server_base_url = "http://a:1, http://b:2/"
+    assert server_urls(grpo) == ("http://a:1", "http://b:2")
+    grpo.vllm_server_base_url = "gpu1:9000"
+    with pytest.raises(ConfigError, match="--vllm_server_base_url"):
+        server_urls(grpo)
+
+
+@pytest.mark.parametrize("asked", ["disk", "lora", "nccl", "ipc"])
+def test_a_way_that_is_asked_for_is_taken(asked: str) -> None:
+    assert choose_weight_sync(asked, adapter=True, device=CPU, urls=URLS) == asked
+
+
+def test_auto_sends_adapters_alone_and_goes_by_disk_on_a_cpu() -> None:
+    assert choose_weight_sync("auto", adapter=True, device=CPU, urls=URLS) == "lora"
+    assert choose_weight_sync("auto", adapter=False, device=CPU, urls=URLS) == "disk"
+    gpu = torch.device("cuda")
+    assert choose_weight_sync("auto", adapter=False, device=gpu, urls=URLS) == "disk", "vLLM is not installed here"
+
+
+@pytest.mark.parametrize(
+    ("way", "complaint"),
+    [("lora", "add --use_peft"), ("nccl", "the trainer has none"), ("ipc", "the trainer has none")],
+)
+def test_what_cannot_work_is_refused(grpo: GRPOConfig, way: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        check_vllm_flags(SQLEnvArguments(weight_sync=way), grpo, ModelConfig())
+
+
+def test_what_works_is_not_refused(grpo: GRPOConfig) -> None:
+    check_vllm_flags(SQLEnvArguments(), grpo, ModelConfig())
+    check_vllm_flags(SQLEnvArguments(weight_sync="lora"), grpo, ModelConfig(use_peft=True))

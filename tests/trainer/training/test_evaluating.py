@@ -1,0 +1,101 @@
+"""Evaluation during training: which flags it takes, and whether training begins with one."""
+
+from __future__ import annotations
+
+import pytest
+from transformers import TrainerControl, TrainerState, TrainingArguments
+
+from trainer.config import ConfigError
+from trainer.results.statistics import EvaluationSummary, Interval
+from trainer.training.arguments import parse_arguments
+from trainer.training.evaluating import EvaluateAtStart, evaluation_metrics
+
+CPU = ("--model_name_or_path", "x", "--use_cpu", "true", "--bf16", "false")
+EVERY_TWO = ("--eval_strategy", "steps", "--eval_steps", "2")
+SUMMARY = EvaluationSummary(8, 2, 1, 3, 0.25, Interval(0.1, 0.5), {}, {}, 0.3, 4.5, 0.9, {}, {})
+
+
+def test_groups_of_any_size_go_with_evaluation() -> None:
+    _, grpo, _ = parse_arguments([*CPU, *EVERY_TWO, "--num_generations", "4", "--per_device_eval_batch_size", "3"])
+    assert (grpo.eval_steps, grpo.metric_for_best_model) == (2, None)
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        ((*EVERY_TWO, "--eval_episodes", "0"), "--eval_episodes 0 leaves no questions"),
+        (
+            (*EVERY_TWO, "--lr_scheduler_type", "reduce_lr_on_plateau"),
+            "follows the loss of evaluations, and they have none",
+        ),
+        (("--save_strategy", "best"), "the best checkpoint is known by evaluations; add --eval_strategy"),
+        (
+            (*EVERY_TWO, "--save_strategy", "best", "--metric_for_best_model", "bleu"),
+            "--metric_for_best_model must be one of eval_success_rate, eval_success_low, .*, not bleu",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(flags: tuple[str, ...], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        parse_arguments([*CPU, *flags])
+
+
+def test_the_best_checkpoint_is_the_most_successful_one() -> None:
+    best = (*CPU, *EVERY_TWO, "--save_strategy", "best", "--load_best_model_at_end", "true")
+    _, grpo, _ = parse_arguments(best)
+    assert (grpo.metric_for_best_model, grpo.greater_is_better) == ("eval_success_rate", True)
+    _, grpo, _ = parse_arguments([*best, "--metric_for_best_model", "success_low"])
+    assert (grpo.metric_for_best_model, grpo.greater_is_better) == ("success_low", True)
+
+
+def test_the_metrics_of_an_evaluation() -> None:
+    assert evaluation_metrics(SUMMARY) == {
+        "eval_success_rate": 0.25,
+        "eval_success_low": 0.1,
+        "eval_success_high": 0.5,
+        "eval_reward": 0.3,
+        "eval_steps": 4.5,
+        "eval_parse_rate": 0.9,
+        "eval_episodes": 8,
+        "eval_failed": 1,
+    }
+
+
+class Known:
+    """What a run knows of its evaluations: whether there is one where it begins."""
+
+    def __init__(self, known: bool) -> None:
+        self._known = known
+        self.gone_on_from: list[int] = []
+
+    def go_on_from(self, step: int) -> None:
+        self.gone_on_from.append(step)
+
+    def known(self, step: int) -> EvaluationSummary | None:
+        return SUMMARY if self._known else None
+
+
+@pytest.mark.parametrize(
+    ("step", "known", "strategy", "on_start", "begins"),
+    [
+        (0, True, "no", False, True),  # what was played before training is told to the trackers
+        (0, False, "no", True, False),  # no questions
+        (4, False, "steps", False, True),  # it was cut short
+        (4, True, "steps", True, False),
+        (5, False, "steps", False, False),  # none was due
+        (5, False, "steps", True, True),
+        (2, False, "steps", False, False),  # before eval_delay
+        (4, False, "no", False, False),
+    ],
+)
+def test_where_training_begins_with_an_evaluation(
+    step: int, known: bool, strategy: str, on_start: bool, begins: bool
+) -> None:
+    arguments = TrainingArguments(
+        "runs/x", use_cpu=True, bf16=False, eval_strategy=strategy, eval_steps=2, eval_delay=3, eval_on_start=on_start
+    )
+    evaluations = Known(known)
+    state = TrainerState(global_step=step, eval_steps=2)
+    EvaluateAtStart(evaluations).on_train_begin(arguments, state, TrainerControl())
+    assert arguments.eval_on_start is begins
+    assert evaluations.gone_on_from == [step]

@@ -1,0 +1,124 @@
+"""Muon beside AdamW: who gets which parameter, that a schedule and a checkpoint reach both, that it learns."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from trainer.training.optimizers import MuonAdamW
+
+
+def toy(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
+
+
+def loss_of(model: nn.Module) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(32, 6, generator=generator)
+    targets = torch.randn(32, 3, generator=generator)
+    loss: torch.Tensor = nn.functional.mse_loss(model(inputs), targets)
+    return loss
+
+
+def train(model: nn.Module, optimizer: MuonAdamW, steps: int) -> list[float]:
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = loss_of(model)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_hidden_matrices_go_to_muon_and_everything_else_to_adamw() -> None:
+    config = Qwen3Config(
+        vocab_size=40,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        tie_word_embeddings=False,
+    )
+    model = Qwen3ForCausalLM(config)
+    model.model.layers[0].mlp.up_proj.weight.requires_grad_(False)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    muon, adamw = MuonAdamW(model, muon_lr=0.02, adamw_lr=0.003).param_groups
+    matrices, others = ({names[id(p)] for p in group["params"]} for group in (muon, adamw))
+    layers = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"]
+    layers += ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]
+    expected = {f"model.layers.{i}.{layer}.weight" for i in range(2) for layer in layers}
+    frozen = "model.layers.0.mlp.up_proj.weight"
+    assert matrices == expected - {frozen}
+    assert others == set(names.values()) - expected
+    assert {"model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"} <= others
+    assert (muon["lr"], adamw["lr"]) == (0.02, 0.003)
+
+
+def test_a_schedule_scales_both_learning_rates() -> None:
+    optimizer = MuonAdamW(toy(), muon_lr=0.02, adamw_lr=0.004)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 1))
+    before = [p.clone() for p in optimizer.param_groups[0]["params"]]
+    for expected in ([0.02, 0.004], [0.01, 0.002], [0.02 / 3, 0.004 / 3]):
+        assert [group["lr"] for group in optimizer.param_groups] == pytest.approx(expected)
+        optimizer.step()
+        schedule.step()
+    assert all(torch.equal(a, b) for a, b in zip(before, optimizer.param_groups[0]["params"], strict=True)), "no grads"
+
+
+def test_the_scheduled_rate_is_the_one_that_is_used() -> None:
+    model = toy()
+    optimizer = MuonAdamW(model, muon_lr=0.02, adamw_lr=0.004)
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 0.0)
+    before = copy.deepcopy(model.state_dict())
+    train(model, optimizer, steps=2)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_the_loss_goes_down_by_both_parts() -> None:
+    model = toy()
+    before = copy.deepcopy(model.state_dict())
+    losses = train(model, MuonAdamW(model, muon_lr=0.02, adamw_lr=0.01), steps=60)
+    assert losses[-1] < 0.5 * losses[0]
+    assert all(not torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_zero_grad_clears_both() -> None:
+    model = toy()
+    optimizer = MuonAdamW(model, muon_lr=0.02, adamw_lr=0.01)
+    loss_of(model).backward()  # type: ignore[no-untyped-call]
+    optimizer.zero_grad()
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_closure_is_evaluated() -> None:
+    assert MuonAdamW(toy(), muon_lr=0.02, adamw_lr=0.01).step(lambda: 1.5) == 1.5
+
+
+def test_a_checkpoint_goes_on_as_if_nothing_had_happened() -> None:
+    model = toy()
+    optimizer = MuonAdamW(model, muon_lr=0.02, adamw_lr=0.01, weight_decay=0.1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
+    train(model, optimizer, steps=5)
+    schedule.step()
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict(), schedule.state_dict()))
+    expected = train(model, optimizer, steps=5)
+
+    other = toy(seed=9)
+    restored = MuonAdamW(other, muon_lr=1.0, adamw_lr=1.0)
+    rescheduled = torch.optim.lr_scheduler.LambdaLR(restored, lambda step: 0.9**step)
+    other.load_state_dict(saved[0])
+    restored.load_state_dict(saved[1])
+    rescheduled.load_state_dict(saved[2])
+    assert [group["lr"] for group in restored.param_groups] == pytest.approx([0.018, 0.009])
+    assert train(other, restored, steps=5) == expected
+    rescheduled.step()
+    assert [group["lr"] for group in restored.param_groups] == pytest.approx([0.0162, 0.0081])
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))

@@ -1,0 +1,352 @@
+"""Training when memory runs out: errors are injected where a GPU raises them, and the run must be the unbroken one.
+
+The trainer here is the real one on a random policy; its rollouts are made up, so that a case takes a second.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from accelerate.utils import DistributedType
+from datasets import Dataset as HubDataset
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
+from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
+from trl import GRPOConfig, GRPOTrainer
+
+from inference.out_of_memory import is_out_of_memory, release
+from tests.integration.training import surroundings_in
+from trainer.tiny.tokenizer import build_tokenizer
+from trainer.training.grpo import use_engine
+from trainer.training.out_of_memory import HalvingTrainer, TrainingMemoryError, memory_errors
+
+ROWS, WINDOW, STEPS = 4, 2, 2
+CUDA = "CUDA out of memory. Tried to allocate 2.00 GiB."
+CPU = (
+    "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 9"
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with surroundings_in(tmp_path_factory.mktemp("cache")):
+        torch.set_num_threads(1)
+        yield
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerBase:
+    return build_tokenizer(["how many cats are there in the house"], max_words=60)
+
+
+class Rollouts:
+    """Made-up episodes of several lengths, with the environment's tokens between the policy's; and their count."""
+
+    def __init__(self, vocabulary: int) -> None:
+        self._vocabulary = vocabulary
+        self.batches: list[dict[str, Any]] = []
+
+    def __call__(self, prompts: list[Any], trainer: HalvingTrainer) -> dict[str, Any]:
+        draw = random.Random(len(self.batches))
+        lengths = [draw.randint(3, 12) for _ in prompts]
+
+        def ids(count: int) -> list[int]:
+            return [draw.randrange(4, self._vocabulary) for _ in range(count)]
+
+        batch = {
+            "prompt_ids": [ids(draw.randint(2, 5)) for _ in prompts],
+            "completion_ids": [ids(length) for length in lengths],
+            "logprobs": [[-draw.uniform(2, 6) for _ in range(length)] for length in lengths],
+            "env_mask": [[1, *(draw.randint(0, 1) for _ in range(length - 1))] for length in lengths],
+            "worth": [draw.random() for _ in prompts],
+        }
+        self.batches.append(batch)
+        return batch
+
+
+def reward_worth(worth: list[float], **_: Any) -> list[float]:
+    """The made-up reward."""
+    return worth
+
+
+class Weights:
+    """What TRL asks to sync; see `trainer.training.grpo.use_engine`."""
+
+    def sync_weights(self) -> None:
+        """Nothing to do."""
+
+
+Train = Callable[..., tuple[HalvingTrainer, Rollouts]]
+
+
+@pytest.fixture(scope="module")
+def train(
+    tokenizer: PreTrainedTokenizerBase,
+    random_policy: Callable[..., Qwen3ForCausalLM],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Train:
+    """Train a random policy for STEPS steps of WINDOW micro-batches of ROWS rows, with some flags of TRL."""
+    policy = tmp_path_factory.mktemp("policy")
+    random_policy(tokenizer).save_pretrained(policy)
+
+    def run(kind: type[GRPOTrainer] = HalvingTrainer, **flags: Any) -> tuple[HalvingTrainer, Rollouts]:
+        arguments: dict[str, Any] = {
+            "output_dir": str(tmp_path_factory.mktemp("run")),
+            "per_device_train_batch_size": ROWS,
+            "gradient_accumulation_steps": WINDOW,
+            "num_generations": 4,
+            "max_steps": STEPS,
+            "max_completion_length": 12,
+            "learning_rate": 1e-3,
+            "weight_decay": 0.1,
+            "optim": "adamw_torch",
+            "use_cpu": True,
+            "bf16": False,
+            "gradient_checkpointing": False,
+            "save_strategy": "no",
+            "logging_steps": 1,
+            "report_to": "none",
+            "disable_tqdm": True,
+            "vllm_importance_sampling_mode": "token_truncate",
+        }
+        rollouts = Rollouts(len(tokenizer))
+        trainer = kind(
+            model=str(policy),
+            reward_funcs=reward_worth,
+            args=GRPOConfig(**arguments | flags),
+            train_dataset=HubDataset.from_list([{"prompt": [{"role": "user", "content": "cats"}]}] * 8),
+            processing_class=tokenizer,
+            rollout_func=rollouts,
+        )
+        use_engine(trainer, Weights())
+        trainer.train()
+        return trainer, rollouts
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def whole(train: Train) -> Train:
+    """A run that is never short of memory; played once for each set of flags."""
+    return cache(train)
+
+
+def weights(trainer: HalvingTrainer) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()])
+
+
+def measured(trainer: HalvingTrainer) -> list[dict[str, float]]:
+    volatile = ("time", "runtime", "per_second")
+    return [{k: v for k, v in row.items() if not k.endswith(volatile)} for row in trainer.state.log_history]
+
+
+def failing(skip: int, times: int = 1, words: str = CUDA) -> Callable[[], None]:
+    """What raises on `times` calls after the first `skip`."""
+    calls = 0
+
+    def call() -> None:
+        nonlocal calls
+        calls += 1
+        if skip < calls <= skip + times:
+            raise torch.OutOfMemoryError(words) if words == CUDA else RuntimeError(words)
+
+    return call
+
+
+@contextmanager
+def broken_layer(fail: Callable[[], None], *, place: str) -> Iterator[None]:
+    """Call `fail` in each pass through a layer: where rollouts are scored, in the loss, or in its backward pass."""
+    forward = Qwen3MLP.forward
+
+    def broken(self: Qwen3MLP, hidden: Tensor) -> Tensor:
+        # A checkpointed pass is run without gradients first; it scores nothing.
+        inner = torch.is_grad_enabled()
+        if (place == "scoring" and not inner) or (place == "loss" and inner):
+            fail()
+        output: Tensor = forward(self, hidden)
+        if place == "backward" and output.requires_grad:
+            output.register_hook(lambda _: fail())  # type: ignore[no-untyped-call]
+        return output
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Qwen3MLP, "forward", broken)
+        yield
+
+
+def require_equal(halved: HalvingTrainer, whole: HalvingTrainer) -> None:
+    """The weights, and all that was measured."""
+    torch.testing.assert_close(weights(halved), weights(whole), rtol=0, atol=1e-6)
+    for row, expected in zip(measured(halved), measured(whole), strict=True):
+        assert row == pytest.approx(expected, abs=1e-5)
+
+
+def test_without_a_shortage_it_is_trls_trainer_bit_for_bit(train: Train, whole: Train) -> None:
+    plain, played = train(GRPOTrainer)
+    ours, again = whole()
+    assert again.batches == played.batches
+    assert torch.equal(weights(ours), weights(plain))
+    assert measured(ours) == measured(plain)
+
+
+@pytest.mark.parametrize(("place", "words"), [("scoring", CUDA), ("loss", CPU), ("backward", CUDA)])
+@pytest.mark.parametrize("skip", [0, 5])
+def test_a_run_that_is_short_of_memory_is_the_unbroken_run(
+    train: Train, whole: Train, caplog: pytest.LogCaptureFixture, place: str, skip: int, words: str
+) -> None:
+    expected, played = whole()
+    with broken_layer(failing(skip, words=words), place=place):
+        halved, again = train()
+    assert again.batches == played.batches, "no episode is played again, and none is lost"
+    require_equal(halved, expected)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "the micro-batch is halved to 2 and accumulation doubled to 4, and the step is taken again" in said
+    assert "--per_device_train_batch_size 2 --gradient_accumulation_steps 4" in said
+    assert words[:40] in said
+
+
+@pytest.mark.parametrize("place", ["scoring", "loss", "backward"])
+def test_what_still_does_not_fit_is_halved_again_down_to_a_row(
+    train: Train, whole: Train, caplog: pytest.LogCaptureFixture, place: str
+) -> None:
+    expected, played = whole()
+    with broken_layer(failing(2, times=2), place=place):
+        halved, again = train()
+    assert again.batches == played.batches
+    require_equal(halved, expected)
+    said = [record.getMessage() for record in caplog.records]
+    assert ["is halved to 2" in said[0], "is halved to 1" in said[1], len(said)] == [True, True, 2]
+
+
+@pytest.mark.parametrize("place", ["scoring", "backward"])
+def test_one_row_that_does_not_fit_ends_the_run_with_what_helps(train: Train, place: str) -> None:
+    helps = "one row at a time; what helps is a --max_completion_length below 12, --gradient_checkpointing true"
+    with broken_layer(failing(0, times=3), place=place), pytest.raises(TrainingMemoryError, match=helps):
+        train()
+
+
+def test_other_errors_are_left_alone(train: Train, caplog: pytest.LogCaptureFixture) -> None:
+    words = "mat1 and mat2 shapes cannot be multiplied"
+    for place in ("scoring", "loss", "backward"):
+        with broken_layer(failing(0, words=words), place=place), pytest.raises(RuntimeError, match=words):
+            train()
+    assert not caplog.records
+
+
+def test_several_ranks_end_with_the_flags_of_the_same_batch(whole: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, _ = whole()
+    monkeypatch.setattr(type(trainer.accelerator), "distributed_type", DistributedType.MULTI_CPU)
+    flags = "--per_device_train_batch_size 2 --gradient_accumulation_steps 4"
+    with pytest.raises(TrainingMemoryError, match=f"several ranks cannot take a step again; start again with {flags}"):
+        trainer._halve(ROWS, CUDA)
+
+
+LOSSES: list[dict[str, Any]] = [
+    *({"loss_type": name} for name in ("grpo", "bnpo", "dr_grpo", "sapo", "cispo", "vespo")),
+    {"loss_type": "luspo", "importance_sampling_level": "sequence"},
+    {"scale_rewards": "batch", "beta": 0.1},
+    {"scale_rewards": "none", "mask_truncated_completions": True, "top_entropy_quantile": 0.5},
+    {"use_adaptive_entropy": True, "entropy_coef": 0.01},
+    {"num_iterations": 2, "max_steps": 4},
+    {"steps_per_generation": 1},
+    {"steps_per_generation": 4, "max_steps": 4},
+    {"gradient_checkpointing": True},
+]
+
+
+@pytest.mark.parametrize("flags", LOSSES, ids=str)
+def test_the_gradient_is_that_of_the_whole_micro_batch(train: Train, flags: dict[str, Any]) -> None:
+    # Plain descent: Adam divides by a gradient's size, and makes rounding as large as the rest.
+    flags = {"optim": "sgd", "learning_rate": 0.1} | flags
+    whole, played = train(**flags)
+    with broken_layer(failing(3), place="backward"):
+        halved, again = train(**flags)
+    assert again.batches == played.batches
+    require_equal(halved, whole)
+
+
+@contextmanager
+def broken_allocation(fail: Callable[[], None], *, dimensions: Sequence[int] = (1, 2)) -> Iterator[None]:
+    """Call `fail` where an optimizer allocates its state for parameters of so many dimensions."""
+    zeros_like = torch.zeros_like
+
+    def allocate(*args: Any, **kwargs: Any) -> Tensor:
+        if inspect.stack()[1].function == "_init_group" and args[0].dim() in dimensions:
+            fail()
+        return zeros_like(*args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "zeros_like", allocate)
+        yield
+
+
+@pytest.mark.parametrize(("optim", "skip"), [("adamw_torch", 0), ("adamw_torch", 7), ("adamw_torch_fused", 1)])
+def test_an_optimizer_that_finds_no_room_for_its_state_tries_again(
+    train: Train, whole: Train, caplog: pytest.LogCaptureFixture, optim: str, skip: int
+) -> None:
+    expected, played = whole(optim=optim)
+    with broken_allocation(failing(skip)):
+        tried, again = train(optim=optim)
+    assert again.batches == played.batches
+    assert torch.equal(weights(tried), weights(expected))
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said == f"the optimizer ran out of memory: its step is tried again ({CUDA})"
+
+
+def test_an_optimizer_that_never_finds_room_or_is_half_way_ends_the_run(train: Train) -> None:
+    with broken_allocation(failing(0, times=2)), pytest.raises(TrainingMemoryError, match="state does not fit"):
+        train()
+    # Vectors are a group of their own, without decay: the matrices have been updated by then.
+    with broken_allocation(failing(0), dimensions=[1]), pytest.raises(TrainingMemoryError, match="half way"):
+        train()
+
+
+@pytest.mark.parametrize(
+    ("error", "is_shortage"),
+    [
+        (torch.OutOfMemoryError(CUDA), True),
+        (RuntimeError(CPU), True),
+        (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be reported later"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (MemoryError(), True),
+        (RuntimeError("CUDA error: device-side assert triggered"), False),
+        (ValueError("out of memory"), False),
+    ],
+)
+def test_what_says_that_memory_ran_out(error: Exception, is_shortage: bool) -> None:
+    assert is_out_of_memory(error) == is_shortage
+
+
+def test_a_failed_attempt_is_let_go_of() -> None:
+    held: list[weakref.ref[Tensor]] = []
+
+    def attempt() -> None:
+        large = torch.ones(1000)
+        held.append(weakref.ref(large))
+        try:
+            raise torch.OutOfMemoryError(f"{CUDA}\n" + 100 * "So it goes. ")
+        finally:
+            raise RuntimeError("while that was handled")
+
+    try:
+        attempt()
+    except RuntimeError as error:
+        words = release(error)
+    assert words == "while that was handled"
+    assert held[0]() is None
+
+
+def test_what_else_runs_out_becomes_a_sentence() -> None:
+    args = GRPOConfig(max_completion_length=99, use_cpu=True, bf16=False, report_to="none")
+    sentence = r"the model: memory ran out; .* below 99, .* \(CUDA out of memory"
+    with pytest.raises(TrainingMemoryError, match=sentence), memory_errors(args, "the model"):
+        raise torch.OutOfMemoryError(CUDA)
+    with pytest.raises(RuntimeError, match="something else"), memory_errors(args, "the model"):
+        raise RuntimeError("something else")

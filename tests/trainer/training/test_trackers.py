@@ -1,0 +1,41 @@
+"""Where trackers write: into the run's folder, unless someone has said where."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from trainer.training.arguments import parse_arguments
+from trainer.training.trackers import writing_into
+
+CPU = ("--model_name_or_path", "x", "--use_cpu", "true", "--bf16", "false")
+VARIABLES = ("TENSORBOARD_LOGGING_DIR", "WANDB_DIR")
+
+
+def test_trackers_write_into_the_runs_folder_under_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+    _, grpo, _ = parse_arguments([*CPU, "--output_dir", str(tmp_path / "first"), "--report_to", "tensorboard"])
+    with writing_into(grpo):
+        where = [os.environ[variable] for variable in VARIABLES]
+    assert where == [str(tmp_path / "first" / "tensorboard"), str(tmp_path / "first")]
+    assert grpo.run_name == "first"
+    assert not set(VARIABLES) & set(os.environ), "the next run in this process has a folder of its own"
+
+
+def test_what_was_said_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_DIR", "/elsewhere")
+    named = ("--report_to", "tensorboard", "--run_name", "mine")
+    _, grpo, _ = parse_arguments([*CPU, "--output_dir", str(tmp_path / "first"), *named])
+    with writing_into(grpo):
+        assert os.environ["WANDB_DIR"] == "/elsewhere"
+    assert os.environ["WANDB_DIR"] == "/elsewhere"
+    assert grpo.run_name == "mine"
+
+
+def test_a_run_that_no_tracker_sees_gets_no_name(tmp_path: Path) -> None:
+    _, grpo, _ = parse_arguments([*CPU, "--output_dir", str(tmp_path / "first"), "--report_to", "none"])
+    with writing_into(grpo):
+        assert grpo.run_name is None

@@ -1,0 +1,287 @@
+"""The warm-up: learns the policy's words alone, on the very ids of a rollout; the command makes a policy that plays."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import trl.trainer.utils
+from datasets import Dataset as HubDataset
+from hypothesis import given
+from hypothesis import strategies as st
+from peft import PeftModel
+from rich.console import Console
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM, TrainerControl
+from trl import SFTConfig, SFTTrainer
+
+import sqlenv
+import trainer.warmup.data
+import trainer.warmup.warmup
+from env_server.cache import CACHE_VARIABLE
+from env_server.dataset import Dataset, Split
+from env_server.environment import SQLEnvironment
+from env_server.types import AnswerMode
+from inference.adapters import Place, find_policy
+from inference.engine import Completion, FinishReason, Sampling
+from trainer.chat.prompts import ChatRenderer
+from trainer.policy.loading import load_policy
+from trainer.policy.play_settings import saved_play
+from trainer.rollout.client import EpisodeRequest, RolloutClient, RolloutSettings
+from trainer.rollout.environments import LocalEnvironments
+from trainer.rollout.players import Conversation, OraclePlayer, play
+from trainer.rollout.transcript import TokenBudget
+from trainer.tiny import BASE_CHECKPOINT
+from trainer.tiny.tokenizer import build_tokenizer
+from trainer.warmup.data import IGNORED, encode, play_demonstrations
+from trainer.warmup.warmup import Deadline, _stop_where_turns_end, scoring_labels_alone
+
+RENDERER = ChatRenderer(build_tokenizer(["How many cats are there pets owners name"]))
+FEW = [
+    *("--max_episodes", "40", "--max_steps", "2", "--per_device_train_batch_size", "4", "--logging_steps", "1"),
+    *("--gradient_accumulation_steps", "1", "--save_strategy", "no", "--report_to", "none"),
+]
+LORA = ["--use_peft", "true", "--lora_r", "4", "--learning_rate", "0.01"]
+ON_CPU = ["--use_cpu", "true", "--bf16", "false", "--gradient_checkpointing", "false", "--torch_threads", "1"]
+
+
+class RecitingEngine:
+    """Says the words of a conversation, as the ids that the tokenizer makes of them."""
+
+    def __init__(self, conversation: Conversation) -> None:
+        self._said = iter([text for text, _ in conversation.turns])
+
+    def session(self, key: int) -> RecitingEngine:
+        return self
+
+    async def __aenter__(self) -> RecitingEngine:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        pass
+
+    async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, seed: int) -> Completion:
+        ids = RENDERER.turn_ids(next(self._said))
+        return Completion(tuple(ids), (0.0,) * len(ids), FinishReason.STOP, 0)
+
+    async def aclose(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("question_id", ["cats", "oldest", "oslo", "species"])
+async def test_the_ids_are_those_of_a_rollout_that_says_the_same(
+    question_id: str, pets: Dataset, environment: SQLEnvironment
+) -> None:
+    question = pets.question(question_id)
+    _, conversation = play(environment, question, OraclePlayer(question))
+    learned = encode(conversation, RENDERER)
+
+    environments = LocalEnvironments(pets)
+    settings = RolloutSettings(TokenBudget(4_000, 8_000, 400))
+    client = RolloutClient(RecitingEngine(conversation), environments, RENDERER, settings)
+    (episode,) = await client.play([EpisodeRequest(question_id, 0)])
+    environments.close()
+    row = episode.row
+    assert episode.correct
+    assert learned["input_ids"] == row.prompt_ids + row.completion_ids
+    trained = [0] * len(row.prompt_ids) + row.env_mask
+    assert [label != IGNORED for label in learned["labels"]] == [mask == 1 for mask in trained]
+
+
+@given(st.text(), st.lists(st.tuples(st.text(min_size=1), st.text(min_size=1)), max_size=4), st.text(min_size=1))
+def test_only_the_words_of_the_policy_are_learned(opening: str, turns: list[tuple[str, str]], last: str) -> None:
+    conversation = Conversation(opening, (*turns, (last, "")))
+    row = encode(conversation, RENDERER)
+    assert len(row["input_ids"]) == len(row["labels"])
+    assert all(label in (IGNORED, token) for token, label in zip(row["input_ids"], row["labels"], strict=True))
+    words = [token for text, _ in conversation.turns for token in RENDERER.turn_ids(text)]
+    assert [label for label in row["labels"] if label != IGNORED] == words
+    assert row["labels"][-1] == RENDERER.stop_ids[0], "it learns to stop"
+
+
+def test_the_trainer_learns_from_the_labels_as_they_are(tmp_path: Path) -> None:
+    """TRL neither tokenises again nor makes labels of its own."""
+    tokenizer = build_tokenizer(["pets"])
+    model = Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=len(tokenizer),
+            hidden_size=16,
+            intermediate_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=1,
+            num_key_value_heads=1,
+            head_dim=16,
+            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            bos_token_id=None,
+        )
+    )
+    conversations = [
+        Conversation("pets?", (("DESCRIBE pets", "age"), ("ANSWER 2", ""))),
+        Conversation("How?", (("ANSWER 3", ""),)),
+    ]
+    rows = [encode(conversation, RENDERER) for conversation in conversations]
+    sft = SFTConfig(str(tmp_path), use_cpu=True, bf16=False, report_to="none", per_device_train_batch_size=2)
+    sft_trainer = SFTTrainer(
+        model=model, args=sft, train_dataset=HubDataset.from_list(rows), processing_class=tokenizer
+    )
+    (batch,) = sft_trainer.get_train_dataloader()
+    shown = list(zip(batch["input_ids"].tolist(), batch["labels"].tolist(), strict=True))
+    assert len(shown) == len(rows)
+    for row in rows:
+        length = len(row["input_ids"])
+        (labels,) = (labels for ids, labels in shown if ids[:length] == row["input_ids"])
+        assert labels[:length] == row["labels"]
+        assert set(labels[length:]) <= {IGNORED}
+
+
+def test_scoring_what_is_learned_alone_changes_no_gradient(
+    random_policy: Callable[..., Qwen3ForCausalLM], tmp_path: Path
+) -> None:
+    tokenizer = build_tokenizer(["pets"])
+    conversations = [
+        Conversation("pets?", (("DESCRIBE pets", "age"), ("ANSWER 2", ""))),
+        Conversation("How?", (("ANSWER 3", ""),)),
+    ]
+    renderer = ChatRenderer(tokenizer)
+    rows = HubDataset.from_list([encode(conversation, renderer) for conversation in conversations])
+    found, scored = [], []
+    for context in (nullcontext(), scoring_labels_alone()):
+        model = random_policy(tokenizer)
+        sft = SFTConfig(str(tmp_path), use_cpu=True, bf16=False, report_to="none", gradient_checkpointing=False)
+        sft_trainer = SFTTrainer(model=model, args=sft, train_dataset=rows, processing_class=tokenizer)
+        (batch,) = sft_trainer.get_train_dataloader()
+        with context:
+            scored.append(trl.trainer.utils._use_triton(torch.device("cpu")))
+            sft_trainer.compute_loss(sft_trainer.model, batch).backward()
+        found.append([parameter.grad for parameter in model.parameters()])
+    assert scored == [False, True]
+    assert not trl.trainer.utils._use_triton(torch.device("cpu"))
+    for whole, alone in zip(*found, strict=True):
+        torch.testing.assert_close(alone, whole)
+
+
+def test_every_training_question_is_played_once_and_no_other(pets: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer.warmup.data, "load_dataset", lambda _, **__: pets)
+    played = play_demonstrations(["one", "two"], 1.0, 0, Console(quiet=True))
+    openings = [conversation.opening for conversation in played]
+    expected = [question.text for question in pets.select(Split.TRAIN)] * 2
+    assert [opening.splitlines()[0] for opening in openings] == [f"Question: {text}" for text in expected]
+
+
+@pytest.mark.parametrize(("elapsed", "stops"), [(0.0, False), (89.0, False), (90.0, True), (500.0, True)])
+def test_a_deadline_stops_the_trainer(elapsed: float, stops: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(monotonic=lambda: 1_000.0)
+    monkeypatch.setattr(trainer.warmup.warmup, "time", clock)
+    deadline, control, nothing = Deadline(minutes=1.5), TrainerControl(), SimpleNamespace()
+    state: Any = nothing
+    deadline.on_train_begin(state, state, control)
+    clock.monotonic = lambda: 1_000.0 + elapsed
+    deadline.on_step_end(state, state, control)
+    assert control.should_training_stop is stops
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A cache of its own for `synthetic`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CACHE_VARIABLE, str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def warm_up(target: Path, *flags: str) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerBase]:
+    threads = torch.get_num_threads()
+    assert sqlenv.main(["warmup", *ON_CPU, *FEW, "--output_dir", str(target), *flags]) == 0
+    torch.set_num_threads(threads)
+    model, tokenizer = load_policy(str(target))
+    return model, tokenizer
+
+
+def test_the_command_makes_a_tiny_policy_and_trains_it_further(cache: None, tmp_path: Path) -> None:
+    rates = ("--muon_learning_rate", "0.02", "--learning_rate", "0.003")
+    model, tokenizer = warm_up(tmp_path / "new", "--new_tiny_policy", "true", *rates)
+    assert model.num_parameters() < 1_500_000
+    assert tokenizer.chat_template
+    again, _ = warm_up(tmp_path / "again", "--new_tiny_policy", "true", *rates)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+
+    further, same = warm_up(tmp_path / "further", "--model_name_or_path", str(tmp_path / "new"), "--good", "0.3")
+    assert same.get_vocab() == tokenizer.get_vocab()
+    assert any(not torch.equal(a, b) for a, b in zip(model.parameters(), further.parameters(), strict=True))
+    assert AutoTokenizer.from_pretrained(tmp_path / "further").chat_template == tokenizer.chat_template
+
+
+def test_with_lora_it_makes_an_adapter_and_goes_on_with_it(
+    cache: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = ("--model_name_or_path", str(BASE_CHECKPOINT))
+    first, _ = warm_up(tmp_path / "first", *base, *LORA)
+    assert isinstance(first, PeftModel)
+    assert saved_play(Place(str(tmp_path / "first"))) is not None
+    assert "step 2/2  loss" in capsys.readouterr().err
+
+    second, _ = warm_up(tmp_path / "second", "--model_name_or_path", str(tmp_path / "first"), "--learning_rate", "0.01")
+    assert find_policy(str(tmp_path / "second")).base.location == str(BASE_CHECKPOINT)
+    assert "going on with the adapter" in capsys.readouterr().err
+    moved = {
+        name.rpartition(".default")[0]: not torch.equal(a, b)
+        for (name, a), b in zip(first.named_parameters(), second.parameters(), strict=True)
+    }
+    assert all(changed == ("lora_" in name) for name, changed in moved.items() if name)
+    # Two steps from B = 0, and then two more from there, not from the beginning.
+    distance = [sum(float(p.abs().sum()) for n, p in m.named_parameters() if "lora_B" in n) for m in (first, second)]
+    assert distance[1] > distance[0] > 0
+
+
+def test_queries_are_learned_where_queries_are_to_be_submitted(cache: None, tmp_path: Path) -> None:
+    (conversation, *_) = play_demonstrations(
+        ["synthetic"], 1.0, 0, Console(quiet=True), answer_mode=AnswerMode.SQL, limit=3
+    )
+    assert conversation.turns[-1][0] == f"ANSWER {conversation.turns[-2][0].removeprefix('QUERY ')}"
+    flags = ("--model_name_or_path", str(BASE_CHECKPOINT), "--answer_mode", "sql", "--step_budget", "9")
+    warm_up(tmp_path / "sql", *flags)
+    saved = saved_play(Place(str(tmp_path / "sql")))
+    assert saved is not None
+    assert (saved.settings.answer_mode, saved.settings.step_budget) == (AnswerMode.SQL, 9)
+
+
+def test_a_limit_is_spread_over_the_databases(cache: None, capsys: pytest.CaptureFixture[str]) -> None:
+    played = play_demonstrations(["synthetic"], 1.0, 0, Console(file=sys.stderr), limit=12)
+    assert len(played) == 12
+    assert len({conversation.opening.splitlines()[1] for conversation in played}) > 6, "tables, so databases"
+    assert "on 12 of 2,871 questions" in capsys.readouterr().err
+
+
+def test_generation_stops_where_turns_end(random_policy: Callable[..., Qwen3ForCausalLM]) -> None:
+    tokenizer = build_tokenizer(["pets"])
+    model = random_policy(tokenizer)
+    for before, after in ((None, 3), (3, 3), (1, [3, 1]), ([1, 3], [3, 1])):
+        model.generation_config.eos_token_id = before
+        _stop_where_turns_end(model, ChatRenderer(tokenizer))
+        assert model.generation_config.eos_token_id == after
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        ((), "--new_tiny_policy"),
+        (("--good", "1.5"), "--good"),
+        (("--config", "/no/such.yaml"), "/no/such.yaml"),
+        (("--answer_mode", "yes"), "--answer_mode"),
+        (("--max_episodes", "0"), "--max_episodes"),
+        (("--chat_template_kwargs", "[1]"), "--chat_template_kwargs must be a JSON object"),
+        (("--model_name_or_path", str(BASE_CHECKPOINT), "--adapter", "merge"), "is a full checkpoint"),
+        (("--model_name_or_path", str(BASE_CHECKPOINT), "--max_episodes", "4", "--max_length", "9"), "--max_length"),
+    ],
+)
+def test_wrong_flags_are_one_line(
+    cache: None, flags: tuple[str, ...], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sqlenv.main(["warmup", *ON_CPU, *flags]) == 2
+    *_, line = capsys.readouterr().err.splitlines()
+    assert complaint in line

@@ -1,0 +1,1 @@
+"""What the policy reads and what is read out of its replies."""

@@ -1,0 +1,216 @@
+"""The evaluations of a run: played with its environments, written into its folder, said in the terminal.
+
+Every rank plays its share; the main one keeps what all of them played. All of them play the same questions, greedily,
+so that any two can be compared in pairs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+
+from env_server.dataset import Dataset, Question, Split
+from env_server.types import AnswerMode
+from trainer.evaluation.evaluate import excluded_by_reason, play_scripted
+from trainer.ranks import Ranks
+from trainer.results.run_files import Evaluation, RunFolder
+from trainer.results.statistics import EvaluationSummary, compare, summarize
+from trainer.results.summary_table import interval_text, percent
+from trainer.rollout.client import RolloutClient, check_failures, derive_seed, request_for
+from trainer.rollout.environments import AnyEnvironments
+from trainer.rollout.episodes import Episode, EpisodeRecord, Outcome, record
+from trainer.stopping import Stopping
+
+LABELS = ("random", "before", "after", "oracle")
+"""The evaluations of a run in the order of the comparison table."""
+
+OnEpisode = Callable[[Episode], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _About:
+    """What an evaluation is of; as in `Evaluation`."""
+
+    label: str
+    policy: str
+    step: int | None = None
+    during: bool = False
+    best_of: int = 0
+
+
+class RunEvaluations:
+    """Plays `questions`, greedily where a model plays, and keeps the outcome in `folder`."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        dataset: Dataset,
+        data: str,
+        questions: Sequence[Question],
+        answer_mode: AnswerMode,
+        seed: int,
+        ranks: Ranks,
+        console: Console,
+    ) -> None:
+        self._folder = folder
+        self._dataset = dataset
+        self._data = data
+        self.questions = questions
+        self._answer_mode = answer_mode
+        self._seed = seed
+        self._ranks = ranks
+        self._console = console
+        self.unseen_databases = all(len(splits) == 1 for splits in dataset.splits().values())
+
+    def scripted(self, policy: str, environments: AnyEnvironments) -> None:
+        """Play them with the random player or the oracle."""
+        questions = self.questions
+        if not questions:
+            return
+        with self._progress(policy, len(questions)) as advance:
+            episodes = play_scripted(policy, environments, questions, self._answer_mode, self._seed, advance)
+        self._judge(_About(policy, policy), [record(e) for e in episodes])
+
+    def policy(
+        self, label: str, policy: str, step: int, client: RolloutClient, runner: asyncio.Runner
+    ) -> EvaluationSummary | None:
+        """Play with the policy as it is after `step`, and keep what all ranks played. A meeting.
+
+        Returns None when there are no questions, or every episode failed.
+        """
+        if not self.questions:
+            return None
+        return self._judge(_About(label, policy, step), self._play(label, client, runner))
+
+    def during_training(
+        self, step: int, client: RolloutClient, runner: asyncio.Runner, stopping: Stopping
+    ) -> EvaluationSummary | None:
+        """Play after a step, unless the run is to stop: then leave it, on all ranks, and return None. A meeting."""
+        if stopping.agreed():
+            return None
+        about = _About(step_label(step), f"step {step}", step, during=True)
+        records = self._play(about.label, client, runner, stopping)
+        return self._judge(about, records) if len(records) == len(self.questions) else None
+
+    def go_on_from(self, step: int) -> None:
+        """Drop what was evaluated after a step that training goes on from: those steps are taken again."""
+        if self._ranks.is_main:
+            for later, evaluation in self._folder.evaluations_during():
+                if later > step:
+                    self._folder.drop_evaluation(evaluation.label)
+
+    def known(self, step: int) -> EvaluationSummary | None:
+        """What was evaluated at a step; 0 is before training. A meeting."""
+        evaluation = self._kept(step_label(step) if step else "before") if self._ranks.is_main else None
+        return self._ranks.broadcast(evaluation.summary if evaluation else None)
+
+    def take_over(self, step: int, policy: str, is_best: bool) -> bool:
+        """Let the evaluation at a step be the one after training, if there is one. A meeting.
+
+        `is_best`: the policy was chosen by these evaluations.
+        """
+        evaluation = self._kept(step_label(step)) if self._ranks.is_main else None
+        if evaluation is not None:
+            records = self._folder.evaluation_episodes(evaluation.label)
+            best_of = len(self._folder.evaluations_during()) if is_best else 0
+            self._write(_About("after", policy, step, best_of=best_of), records, evaluation.summary)
+            if is_best:
+                self._console.print(f"kept the policy of step {step}, the best of {best_of}", highlight=False)
+        return self._ranks.broadcast(evaluation is not None)
+
+    def _kept(self, label: str) -> Evaluation | None:
+        kept = (*self._folder.evaluations(), *(evaluation for _, evaluation in self._folder.evaluations_during()))
+        return next((evaluation for evaluation in kept if evaluation.label == label), None)
+
+    @contextmanager
+    def _progress(self, label: str, total: int) -> Iterator[OnEpisode]:
+        # What is no terminal would get an empty line.
+        with Progress(console=self._console, transient=True, disable=not self._console.is_terminal) as progress:
+            bar = progress.add_task(f"evaluating: {label}", total=total)
+            yield lambda _: progress.advance(bar)
+
+    def _play(
+        self, label: str, client: RolloutClient, runner: asyncio.Runner, stopping: Stopping | None = None
+    ) -> list[EpisodeRecord]:
+        """Play, and return the episodes of all ranks; those of a rank that was told to stop are missing. A meeting."""
+        requests = [request_for(q, derive_seed(self._seed, i)) for i, q in enumerate(self.questions)]
+        mine = self._ranks.share(requests)
+        with self._progress(label, len(mine)) as advance:
+            playing = client.play(mine, advance, batch=len(requests))
+            episodes = runner.run(playing if stopping is None else _unless_stopped(playing, stopping))
+        records = self._ranks.gather([record(e) for e in episodes])
+        check_failures(_causes(records), len(requests), client.max_failure_share)
+        return records
+
+    def _judge(self, about: _About, records: Sequence[EpisodeRecord]) -> EvaluationSummary | None:
+        """Sum up an evaluation, which the main rank keeps and says; None when every episode failed."""
+        said = f"evaluated after step {about.step}" if about.during else f"evaluated {about.label}"
+        causes = _causes(records)
+        if len(causes) == len(records):
+            self._console.print(
+                f"{said}: nothing, for every episode failed; the first cause: {causes[0]}", highlight=False
+            )
+            return None
+        summary = summarize(records, excluded_by_reason(self._dataset))
+        if self._ranks.is_main:
+            self._write(about, records, summary)
+            against = self._against_before(records) if about.during else ""
+            self._console.print(
+                f"{said}: {percent(summary.success_rate)} of {summary.episodes} questions "
+                f"({interval_text(summary.interval)}){against}",
+                highlight=False,
+                soft_wrap=True,
+            )
+        return summary
+
+    def _against_before(self, records: Sequence[EpisodeRecord]) -> str:
+        if self._kept("before") is None:
+            return ""
+        paired = compare(self._folder.evaluation_episodes("before"), records)
+        low, high = 100 * paired.interval.low, 100 * paired.interval.high
+        return f", {100 * paired.mean:+.1f} points against before ({low:+.1f} to {high:+.1f})"
+
+    def _write(self, about: _About, records: Sequence[EpisodeRecord], summary: EvaluationSummary) -> None:
+        evaluation = Evaluation(
+            label=about.label,
+            policy=about.policy,
+            data=self._data,
+            split=Split.EVAL.value,
+            answer_mode=self._answer_mode.value,
+            order=LABELS.index("before" if about.during else about.label),
+            summary=summary,
+            unseen_databases=self.unseen_databases,
+            step=about.step,
+            during=about.during,
+            best_of=about.best_of,
+        )
+        self._folder.write_evaluation(evaluation, records)
+
+
+def step_label(step: int) -> str:
+    """The label of the evaluation after a training step."""
+    return f"step-{step:06d}"
+
+
+def _causes(records: Sequence[EpisodeRecord]) -> list[str]:
+    return [r.failure for r in records if r.outcome == Outcome.FAILED]
+
+
+async def _unless_stopped(playing: Coroutine[Any, Any, list[Episode]], stopping: Stopping) -> list[Episode]:
+    """Play, or return nothing when the run is asked to stop meanwhile; an end at once goes through."""
+    play = asyncio.create_task(playing)
+    loop = asyncio.get_running_loop()
+    with stopping.skippable(lambda: loop.call_soon_threadsafe(play.cancel)):
+        try:
+            return await play
+        except asyncio.CancelledError:
+            this = asyncio.current_task()
+            if this is None or this.cancelling():
+                raise
+            return []

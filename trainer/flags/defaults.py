@@ -1,0 +1,156 @@
+"""What `sqlenv train` and `sqlenv warmup` do without a flag, where that is not TRL's default: one place, with reasons.
+
+A flag or a key of `--config` always wins, and some defaults follow from what was given: who sets the number of epochs
+gets no number of steps beside it. Pure, the look at the machine apart.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+EPISODES_PER_STEP = 64
+"""Eight questions with eight episodes each: enough groups with both rights and wrongs in them, on any machine."""
+WARMUP_EPISODES_PER_STEP = 16
+"""Of supervised play; measured to teach a model of 135 million parameters the moves in 29 steps."""
+MICRO_BATCH = 8
+"""TRL's own: rows that one forward pass takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a rank of this run computes with."""
+
+    gpu: bool = False
+    """True for CUDA."""
+    cpu: bool = True
+    """True when there is no accelerator of any kind."""
+    bf16: bool = False
+    """True when matrix products in bfloat16 are in the hardware."""
+    ranks: int = 1
+
+    @classmethod
+    def here(cls, use_cpu: bool = False) -> Machine:
+        """This process's; `use_cpu` leaves its accelerators alone."""
+        ranks = int(os.environ.get("WORLD_SIZE", "1"))
+        if use_cpu or not torch.accelerator.is_available():
+            features = torch.cpu.get_capabilities()
+            return cls(bf16=any(features.get(name) for name in ("amx_bf16", "avx512_bf16", "sve_bf16")), ranks=ranks)
+        gpu = torch.cuda.is_available()
+        return cls(gpu, False, not gpu or torch.cuda.is_bf16_supported(including_emulation=False), ranks)
+
+
+def machine_defaults(given: Mapping[str, Any], machine: Machine, lora: bool) -> dict[str, Any]:
+    """Where to compute and in which precision; the same for `train` and `warmup`."""
+    chosen: dict[str, Any] = {}
+    if machine.cpu:
+        # TRL refuses to start without a GPU unless it is told that none is wanted.
+        chosen["use_cpu"] = True
+    if not given.get("fp16") and "bf16" not in given:
+        # Autocast halves the memory of activations and is several times faster, where the hardware has bfloat16;
+        # emulated, it is slower than float32. A T4 has float16 alone.
+        chosen["bf16"] = machine.bf16
+        if machine.gpu and not machine.bf16 and "fp16" not in given:
+            chosen["fp16"] = True
+    if machine.gpu and (lora or _quantised(given)):
+        # The frozen base needs no more digits than autocast computes with. Weights that are trained stay in float32:
+        # bfloat16 has eight bits, and rounds an update by a millionth away.
+        chosen["dtype"] = "bfloat16" if machine.bf16 else "float16"
+    return chosen
+
+
+def adapter_defaults() -> dict[str, Any]:
+    """LoRA's, when it is used."""
+    return {
+        # On every linear layer: attention alone learns less at any rank ("LoRA Without Regret", 2025).
+        "lora_target_modules": "all-linear",
+        # The logprobs of a step are computed again in training mode: with dropout, they would not be those that were
+        # sampled under.
+        "lora_dropout": 0.0,
+    }
+
+
+def train_defaults(given: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
+    """The defaults of `sqlenv train` for what was given."""
+    # On a GPU, an adapter trains about as well as all weights, in a quarter of the memory.
+    lora = _switch(given.get("use_peft"), machine.gpu)
+    chosen = {
+        **machine_defaults(given, machine, lora),
+        **adapter_defaults(),
+        "use_peft": lora,
+        # Dropout of the base model would do to the logprobs what an adapter's does.
+        "disable_dropout": True,
+        # What the field trains small models with; an adapter wants ten times as much.
+        "learning_rate": 1e-5 if lora else 1e-6,
+        # The end of a run is not known to be one: a rate that falls to nothing makes longer runs incomparable.
+        "lr_scheduler_type": "constant_with_warmup",
+        # Adam's estimates are poor in its first steps; as a share, so that a run of a few steps gets to its rate.
+        "warmup_steps": 0.05,
+        # The whole episode: fifteen turns with their observations, of which 512 tokens hold two or three.
+        "max_completion_length": 4096,
+        # Correctness, progress, operational, format: see `rewards.most_without_answer` for why not 1 each.
+        "reward_weights": [1.0, 0.2, 0.2, 0.1],
+        # transformers wants evaluation batches to fill with these; each question is played once (`evaluating`).
+        "num_generations_eval": 1,
+        # One push, of the policy when it is trained; see `trainer.shipping.hub`.
+        "hub_strategy": "end",
+        # Servers are the only way here.
+        "vllm_mode": "server",
+        # TRL's default masks a whole sequence whose ratio is large, and so silently drops the long episodes.
+        "vllm_importance_sampling_mode": "token_truncate",
+        # A step takes from seconds to minutes; each is worth a line.
+        "logging_steps": 1,
+        # Something to go on from when a machine is taken away, without filling the disk.
+        "save_steps": 50,
+        "save_total_limit": 2,
+        "output_dir": f"runs/{Path(str(given.get('model_name_or_path', 'train'))).name}",
+        # A bare run ends: a few hundred updates are where small models have learnt most of what they will.
+        "max_steps": -1 if "num_train_epochs" in given else 200,
+    }
+    if not given.keys() & {"gradient_accumulation_steps", "generation_batch_size", "steps_per_generation"}:
+        # Whoever lowers the micro-batch, to save memory, still gets the same step.
+        rows = int(given.get("per_device_train_batch_size", MICRO_BATCH)) * machine.ranks
+        chosen["gradient_accumulation_steps"] = max(1, EPISODES_PER_STEP // max(1, rows))
+    return chosen
+
+
+def warmup_defaults(given: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
+    """The defaults of `sqlenv warmup` for what was given."""
+    lora = _switch(given.get("use_peft"), False)
+    chosen = {
+        **machine_defaults(given, machine, lora),
+        **adapter_defaults(),
+        # A few hundred episodes are a few dozen steps: small models need large ones, and an adapter larger ones still.
+        "learning_rate": 3e-4 if lora else 1e-4,
+        "lr_scheduler_type": "cosine",
+        "warmup_steps": 0.05,
+        # One pass: episodes on the same databases resemble each other.
+        "num_train_epochs": 1.0,
+        # Rows of like length side by side need little padding.
+        "per_device_train_batch_size": 4,
+        "train_sampling_strategy": "group_by_length",
+        # As many tokens as the model's context has; TRL's own 1,024 are a short episode.
+        "max_length": None,
+        # It saves a GPU's memory at the price of a third more work, which a CPU feels more than the memory.
+        "gradient_checkpointing": not machine.cpu,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "output_dir": f"runs/warmup-{Path(str(given.get('model_name_or_path', 'tiny'))).name}",
+    }
+    if not given.keys() & {"gradient_accumulation_steps", "auto_find_batch_size"}:
+        rows = int(given.get("per_device_train_batch_size", 4)) * machine.ranks
+        chosen["gradient_accumulation_steps"] = max(1, WARMUP_EPISODES_PER_STEP // max(1, rows))
+    return chosen
+
+
+def _switch(value: Any, default: bool) -> bool:
+    return default if value is None else bool(value)
+
+
+def _quantised(given: Mapping[str, Any]) -> bool:
+    return bool(given.get("load_in_4bit") or given.get("load_in_8bit"))

@@ -1,0 +1,1 @@
+"""Policies: loaded by name, quantised, served elsewhere, and the settings they are played with."""

@@ -1,0 +1,139 @@
+"""Which questions the report shows as they were played before and after, and how a turn is shown.
+
+The choice follows a fixed rule that shows losses too. Long texts are cut and marked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pydantic import TypeAdapter, ValidationError
+
+from env_server.types import RewardComponents
+from trainer.results.run_files import RunFolderError
+from trainer.results.statistics import keyed, successful
+from trainer.rollout.episodes import EpisodeRecord, Outcome, Turn
+
+TEXT_LIMIT = 600
+OUTCOMES = {
+    Outcome.CORRECT: "correct",
+    Outcome.WRONG: "wrong answer",
+    Outcome.OUT_OF_BUDGET: "out of steps",
+    Outcome.OUT_OF_TOKENS: "out of tokens",
+    Outcome.FAILED: "failed (machinery; not counted)",
+}
+_TURN = TypeAdapter(Turn)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnView:
+    """A turn as it is shown."""
+
+    text: str
+    output: str
+    is_error: bool
+    note: str
+    reward: str
+    components: str
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeView:
+    """One side of a replay."""
+
+    label: str
+    outcome: str
+    reward: str
+    correct: bool
+    turns: list[TurnView]
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """The same question before and after."""
+
+    kind: str
+    question: str
+    about: str
+    sides: list[EpisodeView]
+
+
+def replays(before: Sequence[EpisodeRecord], after: Sequence[EpisodeRecord]) -> list[Replay]:
+    """Return up to six questions as played on both sides.
+
+    Up to four that went from wrong to right (varied in kind and database, short ones first), then up to one that
+    went the other way and one that stayed wrong.
+    """
+    left, right = keyed(before), keyed(after)
+    pairs = [(left[key], right[key]) for key in sorted(left.keys() & right.keys())]
+    kinds = (
+        ("Wrong before, right after", False, True, 4),
+        ("Right before, wrong after", True, False, 1),
+        ("Wrong before and after", False, False, 1),
+    )
+    shown = []
+    for name, was, now, limit in kinds:
+        candidates = [(b, a) for b, a in pairs if (successful(b), successful(a)) == (was, now)]
+        for b, a in varied(candidates, limit):
+            about = ", ".join(part for part in (f"database {b.db_id}", b.hardness, b.family) if part)
+            sides = [episode_view("before", b), episode_view("after", a)]
+            shown.append(Replay(name, cut(b.question), cut(about, 200), sides))
+    return shown
+
+
+def varied(
+    pairs: Sequence[tuple[EpisodeRecord, EpisodeRecord]], limit: int
+) -> list[tuple[EpisodeRecord, EpisodeRecord]]:
+    """Choose pairs that share as little as possible with those already chosen, the shortest of them."""
+    chosen: list[tuple[EpisodeRecord, EpisodeRecord]] = []
+    rest = list(pairs)
+
+    def cost(pair: tuple[EpisodeRecord, EpisodeRecord]) -> tuple[int, int]:
+        shared = sum(
+            getattr(pair[0], field) == getattr(other[0], field)
+            for other in chosen
+            for field in ("question_id", "family", "hardness", "db_id")
+        )
+        return shared, pair[0].steps + pair[1].steps
+
+    while rest and len(chosen) < limit:
+        best = min(rest, key=cost)
+        rest.remove(best)
+        chosen.append(best)
+    return chosen
+
+
+def episode_view(label: str, record: EpisodeRecord) -> EpisodeView:
+    """Return an episode as it is shown. Raises RunFolderError when a turn is not one."""
+    try:
+        turns = [turn_view(_TURN.validate_python(turn)) for turn in record.turns]
+    except ValidationError as error:
+        raise RunFolderError(f"episode {record.episode_id}: a turn cannot be read: {error}") from error
+    outcome = OUTCOMES[Outcome(record.outcome)] if record.outcome in OUTCOMES else record.outcome
+    return EpisodeView(label, outcome, f"{record.reward:+.2f}", successful(record), turns)
+
+
+def turn_view(turn: Turn) -> TurnView:
+    """Return a turn as it is shown."""
+    note = "" if turn.parseable else "not in the action format: taken as a raw query"
+    return TurnView(
+        text=cut(turn.text.strip()) or "(no text)",
+        output=cut(turn.error or turn.result),
+        is_error=bool(turn.error),
+        note=note,
+        reward=f"{turn.reward.total:+.2f}",
+        components=components(turn.reward),
+    )
+
+
+def components(reward: RewardComponents) -> str:
+    """Return the parts of a step's reward that are not zero."""
+    fields = ("step_cost", "success", "new_information", "repeat", "progress", "terminal")
+    parts = [(f.replace("_", " "), getattr(reward, f)) for f in fields]
+    return ", ".join(f"{name} {value:+.2f}" for name, value in parts if value)
+
+
+def cut(text: str, limit: int = TEXT_LIMIT) -> str:
+    """Cut a long text and say how much is gone."""
+    return text if len(text) <= limit else f"{text[:limit]} ... ({len(text) - limit} more characters)"

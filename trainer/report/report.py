@@ -1,0 +1,364 @@
+"""The report of a run: one HTML file that explains what training did, from the run's folder alone.
+
+Promises:
+
+1. Self-contained: no script, no request of any kind (a content security policy forbids both), light and dark,
+   readable on a phone.
+2. Every word from a database, a model or a config is escaped; the template escapes by default, and only our own
+   pictures are exempt.
+3. Honest: every rate carries its interval and its n; failed episodes, excluded questions, torn lines and numbers
+   that were not finite are named; two evaluations are compared only when they played the same questions the same
+   way; the shown episodes are chosen by a fixed rule that shows losses too.
+4. A partial run gives a report that says what is missing.
+5. Bounded: long texts are cut and marked, curves are thinned, so that the file stays under 1.5 MB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from env_server.dataset import Hardness
+from trainer.report import plots
+from trainer.report.replays import OUTCOMES, cut, replays
+from trainer.results.metrics import in_order, meaning
+from trainer.results.run_files import Evaluation, RunFolder, TrainingEpisode
+from trainer.results.statistics import (
+    GroupSummary,
+    PairedDifference,
+    compare,
+    keyed,
+)
+from trainer.results.summary_table import interval_text
+from trainer.rollout.episodes import EpisodeRecord, Outcome
+
+TEMPLATE = Path(__file__).with_name("report_template.html")
+CONFIG_LIMIT = 40_000
+MAX_REWARD_CURVES = 9
+METRICS_HEADER = ["metric", "first", "last", "what it means"]
+NONE = "-"
+BRACKETS = "In brackets: 95% intervals."
+RATIO = "sampling/importance_sampling_ratio"
+SPLITS = {"eval": "unseen databases", "train": "training databases", "all": "all databases"}
+_SECRET = re.compile(r"(token|secret|password|api_key|credential)s?$", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of text: the first cell of a row is its heading."""
+
+    caption: str
+    header: list[str]
+    rows: list[list[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """An evaluation with its episodes."""
+
+    evaluation: Evaluation
+    records: list[EpisodeRecord]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `sqlenv report`."""
+    parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a run, such as runs/tiny")
+    parser.add_argument("--png", type=Path, metavar="FILE", help="also write the learning curve as a picture")
+
+
+def run(argv: Sequence[str]) -> int:
+    """`sqlenv report`: write the report of a run and print where it is. Raises RunFolderError."""
+    parser = argparse.ArgumentParser(prog="sqlenv report", description="Write a run's report.html again.")
+    add_arguments(parser)
+    args = parser.parse_args(argv)
+    written = [write_report(args.run)]
+    if args.png is not None:
+        plots.learning_curve_png(args.run, args.png)
+        written.append(args.png)
+    sys.stdout.writelines(f"{path}\n" for path in written)
+    return 0
+
+
+def write_report(run: Path) -> Path:
+    """Write `report.html` into the folder of a run and return its path. Raises RunFolderError."""
+    folder = RunFolder.open(run)
+    config = folder.config()
+    metrics = folder.metrics()
+    episodes = folder.episodes(turns=False)
+    played = {e.label: Played(e, folder.evaluation_episodes(e.label)) for e in folder.evaluations()}
+    before, after = played.get("before"), played.get("after")
+    learning = plots.learning_of(folder, [(e.step, e.record) for e in episodes.rows])
+    sentence, detail = headline(before, after)
+    page = {
+        "name": folder.name,
+        "headline": sentence,
+        "detail": detail,
+        "missing": missing(played, metrics.rows, episodes.rows),
+        "notes": [*health(metrics.rows, metrics.torn, episodes.torn), *failures(episodes.rows)],
+        "base_notes": base_notes(config.get("base_notes")),
+        "pictures": pictures(learning, metrics.rows),
+        "metrics": metrics_table(metrics.rows),
+        "evaluations": evaluation_table(played) if played else None,
+        "groups": [t for kind in ("hardness", "family") if (t := group_table(kind, before, after)) is not None],
+        "outcomes": outcome_table(played) if played else None,
+        "excluded": excluded_table(played),
+        "ratio": ratio_line(metrics.rows),
+        "replays": replays(before.records, after.records) if before and after and mismatch(before, after) == "" else [],
+        "config": cut(json.dumps(redacted(config), ensure_ascii=False, indent=2), CONFIG_LIMIT),
+    }
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return folder.write_report(environment.from_string(TEMPLATE.read_text("utf-8")).render(page))
+
+
+def headline(before: Played | None, after: Played | None) -> tuple[str, str]:
+    """Return the sentence that says what training changed, or what is known so far, and what stands behind it."""
+    if before is None or after is None:
+        one = before or after
+        if one is None:
+            return "No evaluation before or after training yet.", ""
+        label, other = ("before", "after") if one is before else ("after", "before")
+        return f"Success {label} training: {_rate(one)}.", f"There is no evaluation {other} training yet. {BRACKETS}"
+    reason = mismatch(before, after)
+    if reason:
+        return f"Success was {_rate(before)} before and {_rate(after)} after.", f"Not comparable: {reason}. {BRACKETS}"
+    paired = compare(before.records, after.records)
+    interval = paired.interval
+    verb = "rose from" if interval.low > 0 else "fell from" if interval.high < 0 else "did not change measurably:"
+    change = f"{100 * paired.mean:+.1f} points ({100 * interval.low:+.1f} to {100 * interval.high:+.1f})"
+    where = SPLITS.get(before.evaluation.split, f"the split {before.evaluation.split}")
+    if before.evaluation.split == "eval" and not before.evaluation.unseen_databases:
+        where = "unseen questions about databases seen in training"
+    detail = (
+        f"Paired over {counted(paired.n, 'question')} of {counted(paired.clusters, 'database')}: "
+        f"{paired.better} went from wrong to right, {paired.worse} from right to wrong. "
+    )
+    if paired.unpaired:
+        detail += f"Judged on one side only, and left out: {counted(paired.unpaired, 'question')}. "
+    if (count := after.evaluation.best_of) > 1:
+        detail += f"This policy, that of step {after.evaluation.step}, was chosen as the best of {count} by these very "
+        detail += "questions, which flatters it; no interval here allows for that. "
+    return f"On {where}, success {verb} {_rate(before)} to {_rate(after)}: {change}.", detail + BRACKETS
+
+
+def mismatch(one: Played, other: Played) -> str:
+    """Return why two evaluations cannot be compared, or nothing."""
+    for field, words in (("data", "the data"), ("split", "the split"), ("answer_mode", "the answer mode")):
+        left, right = getattr(one.evaluation, field), getattr(other.evaluation, field)
+        if left != right:
+            return f"{words} differs ({left} and {right})"
+    if not keyed(one.records).keys() & keyed(other.records).keys():
+        return "they have no judged question in common"
+    return ""
+
+
+def missing(played: Mapping[str, Played], metrics: Sequence[object], episodes: Sequence[object]) -> list[str]:
+    """Return what the run has not written, or not yet."""
+    found = {
+        "an evaluation before training": "before" in played,
+        "an evaluation after training": "after" in played,
+        "training metrics": bool(metrics),
+        "training episodes": bool(episodes),
+    }
+    return [name for name, there in found.items() if not there]
+
+
+def pictures(learning: plots.Learning, metrics: Sequence[Mapping[str, float]]) -> dict[str, list[tuple[str, Markup]]]:
+    """Return the pictures by name, each as pairs of CSS class and SVG: one for a page, one for a phone."""
+    series = plots.series_of(metrics, reward_keys(metrics))
+    reward_window = plots.window_for(len(metrics))
+    drawn: dict[str, list[tuple[str, Markup]]] = {"curve": [], "comparison": [], "rewards": []}
+    for size in plots.Size:
+        css = size.name.lower()
+        if learning.points or learning.during:
+            drawn["curve"].append((css, Markup(plots.learning_curve(learning, size))))
+        if learning.marks:
+            drawn["comparison"].append((css, Markup(plots.comparison(learning.marks, size))))
+        if series:
+            drawn["rewards"].append((css, Markup(plots.reward_curves(series, reward_window, size))))
+    return drawn
+
+
+def reward_keys(metrics: Sequence[Mapping[str, float]]) -> dict[str, str]:
+    """Return the logged reward keys with the names they are shown by: the total, then each reward function."""
+    logged = dict.fromkeys(key for row in metrics for key in row)
+    keys = {"reward": "total reward"} if "reward" in logged else {}
+    for key in logged:
+        if match := re.fullmatch(r"rewards/(.+)/mean", key):
+            keys[key] = cut(match[1], 40)
+    return dict(list(keys.items())[:MAX_REWARD_CURVES])
+
+
+def evaluation_table(played: Mapping[str, Played]) -> Table:
+    """Return all evaluations, with the paired difference to `before`."""
+    header = ["policy", "success", "95% interval", "n", "points against before", "reward", "steps", "parsed", "failed"]
+    base = played.get("before")
+    rows = []
+    for label, one in played.items():
+        s = one.evaluation.summary
+        same = base is None or label == "before" or mismatch(base, one) != ""
+        against = NONE if base is None or same else difference(compare(base.records, one.records))
+        name = label if one.evaluation.policy == label else f"{label} ({cut(one.evaluation.policy, 60)})"
+        numbers = [f"{s.mean_reward:.2f}", f"{s.mean_steps:.1f}", f"{s.parse_rate:.1%}", str(s.failed)]
+        rows.append(
+            [name, f"{s.success_rate:.1%}", f"{interval_text(s.interval)}%", str(s.episodes), against, *numbers]
+        )
+    kinds = {(p.evaluation.data, p.evaluation.split, p.evaluation.answer_mode) for p in played.values()}
+    what = "; ".join(f"{data}, split {split}, answers as {mode}" for data, split, mode in sorted(kinds))
+    return Table(f"Evaluations on {cut(what, 300)}", header, rows)
+
+
+def group_table(kind: str, before: Played | None, after: Played | None) -> Table | None:
+    """Return success by hardness or family, before and after; None when nothing is grouped so."""
+    sides = [(p, _by(p, kind)) for p in (before, after) if p is not None]
+    names = dict.fromkeys(name for _, groups in sides for name in groups)
+    if not names:
+        return None
+    known = [h.value for h in Hardness]
+    order = sorted(names, key=lambda n: (known.index(n) if n in known else len(known), n))
+    header = [kind, *(part for p, _ in sides for part in (p.evaluation.label, "95% interval", "n"))]
+    paired = before is not None and after is not None and mismatch(before, after) == ""
+    rows = []
+    for name in order:
+        cells = [cell for _, groups in sides for cell in _group_cells(groups.get(name))]
+        change = []
+        if paired and before is not None and after is not None:
+            change = [_group_change(kind, name, before, after)]
+        rows.append([cut(name, 60), *cells, *change])
+    return Table(f"Success by {kind}", header + (["change in points"] if paired else []), rows)
+
+
+def outcome_table(played: Mapping[str, Played]) -> Table:
+    """Return how the episodes of each evaluation ended."""
+    seen = {kind for p in played.values() for kind in p.evaluation.summary.outcomes}
+    kinds = [o for o in OUTCOMES if o in seen] + sorted(seen - set(OUTCOMES))
+    rows = []
+    for kind in kinds:
+        cells = []
+        for one in played.values():
+            count = one.evaluation.summary.outcomes.get(kind, 0)
+            cells.append(f"{count} ({count / len(one.records):.0%})" if one.records else str(count))
+        rows.append([OUTCOMES[Outcome(kind)] if kind in OUTCOMES else cut(kind, 60), *cells])
+    return Table("How the episodes ended", ["ended", *played], rows)
+
+
+def excluded_table(played: Mapping[str, Played]) -> Table | None:
+    """Return the questions that the data set left out at load, by reason; None when there are none."""
+    reasons = dict.fromkeys(reason for p in played.values() for reason in p.evaluation.summary.excluded)
+    if not reasons:
+        return None
+    rows = [
+        [cut(reason, 60), *(str(p.evaluation.summary.excluded.get(reason, 0)) for p in played.values())]
+        for reason in reasons
+    ]
+    return Table("Questions left out at load, because they cannot be judged", ["reason", *played], rows)
+
+
+def metrics_table(metrics: Sequence[Mapping[str, float]]) -> Table | None:
+    """Return what was logged, with its first and its last value and what it means; None when nothing was."""
+    ends: dict[str, tuple[float, float]] = {}
+    for row in metrics:
+        for name, value in row.items():
+            ends[name] = (ends.get(name, (value,))[0], value)
+    ends.pop("step", None)
+    rows = [[cut(name, 60), *(f"{value:.4g}" for value in ends[name]), meaning(name)] for name in in_order(ends)]
+    return (
+        Table("Every metric at the first and at the last step that logged it", METRICS_HEADER, rows) if rows else None
+    )
+
+
+def ratio_line(metrics: Sequence[Mapping[str, float]]) -> str:
+    """Return how far the engine's token probabilities were from the trainer's, or that it was not logged."""
+    values = {end: [row[key] for row in metrics if (key := f"{RATIO}/{end}") in row] for end in ("min", "mean", "max")}
+    means = [v for v in values["mean"] if np.isfinite(v)]
+    if not means:
+        return f"The importance ratio ({RATIO}) was not logged."
+    low, high = min(values["min"] or means), max(values["max"] or means)
+    return (
+        f"Importance ratio over {len(means)} steps: mean {np.mean(means):.6f}, smallest {low:.6f}, largest "
+        f"{high:.6f}. It is 1 where the trainer gives each trained token the probability it was drawn with, that "
+        "is, with the same weights and exactly the same prefix."
+    )
+
+
+def health(metrics: Sequence[Mapping[str, float]], torn_metrics: int, torn_episodes: int) -> list[str]:
+    """Return what a reader must know about the log itself."""
+    notes = []
+    broken = Counter(key for row in metrics for key, value in row.items() if not np.isfinite(value))
+    if broken:
+        worst = ", ".join(f"{cut(key, 60)} ({n})" for key, n in broken.most_common(5))
+        notes.append(f"Not finite at some steps, and left out of the curves: {worst}.")
+    for name, torn in (("metrics", torn_metrics), ("episodes", torn_episodes)):
+        if torn:
+            notes.append(f"The last line of the {name} was cut short when the run was stopped, and is left out.")
+    return notes
+
+
+def failures(episodes: Sequence[TrainingEpisode]) -> list[str]:
+    """Return how many training episodes the machinery lost, by kind of error."""
+    failed = [e.record for e in episodes if e.record.outcome == Outcome.FAILED]
+    if not failed:
+        return []
+    kinds = Counter(cut(r.failure.split(":", 1)[0], 60) or "no reason given" for r in failed)
+    named = ", ".join(f"{kind} ({n})" for kind, n in kinds.most_common(6))
+    return [f"{len(failed)} of {len(episodes)} training episodes failed and were masked: {named}."]
+
+
+def base_notes(notes: object) -> list[str]:
+    """Return the paragraphs on how the base policy was made."""
+    if not notes:
+        return []
+    text = notes if isinstance(notes, str) else json.dumps(notes, ensure_ascii=False, indent=2)
+    return [part.strip() for part in re.split(r"\n\s*\n", cut(text, 8_000)) if part.strip()]
+
+
+def redacted(value: Any) -> Any:
+    """Hide what a config holds under a secret's name: reports are passed around."""
+    if isinstance(value, Mapping):
+        return {
+            key: "(hidden)" if isinstance(item, str) and item and _SECRET.search(key) else redacted(item)
+            for key, item in value.items()
+        }
+    return [redacted(item) for item in value] if isinstance(value, list) else value
+
+
+def counted(n: int, noun: str) -> str:
+    """Return a number with its noun."""
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
+def difference(paired: PairedDifference) -> str:
+    """Return a paired difference in percentage points."""
+    low, high = 100 * paired.interval.low, 100 * paired.interval.high
+    return f"{100 * paired.mean:+.1f} ({low:+.1f} to {high:+.1f})"
+
+
+def _rate(played: Played) -> str:
+    summary = played.evaluation.summary
+    return f"{summary.success_rate:.1%} ({interval_text(summary.interval)}%)"
+
+
+def _by(played: Played, kind: str) -> dict[str, GroupSummary]:
+    summary = played.evaluation.summary
+    return summary.by_hardness if kind == "hardness" else summary.by_family
+
+
+def _group_cells(group: GroupSummary | None) -> list[str]:
+    if group is None:
+        return [NONE, NONE, "0"]
+    return [f"{group.success_rate:.1%}", f"{interval_text(group.interval)}%", str(group.episodes)]
+
+
+def _group_change(kind: str, name: str, before: Played, after: Played) -> str:
+    left, right = ([r for r in p.records if getattr(r, kind) == name] for p in (before, after))
+    return difference(compare(left, right)) if keyed(left).keys() & keyed(right).keys() else NONE

@@ -1,0 +1,386 @@
+"""A run's folder: the one place that knows which file holds what.
+
+    config.json                        what the run was started with
+    metrics.jsonl                      one object per logged training step: "step" and numbers
+    episodes.jsonl                     one training episode per line: "step" and an EpisodeRecord
+    evaluations/LABEL.json             the summary and what was evaluated; LABEL is step-000050 after the 50th step
+    evaluations/LABEL.episodes.jsonl   its EpisodeRecords
+    report.html
+
+Promises:
+
+1. A line is on its way to the disk when `write` returns; a killed process loses at most the line being written.
+2. A torn last line is skipped by readers and counted (`Lines.torn`), and cut off before a new line is appended.
+   Any other broken line is an error that names the file and the line.
+3. Where a resumed run repeats steps, the later lines win: a step smaller than the line before it drops what was
+   logged from that step on.
+4. Whole files are replaced atomically; an evaluation's summary is written after its episodes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from numbers import Real
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from env_server.errors import SQLEnvError
+from trainer.results.statistics import EvaluationSummary
+from trainer.rollout.episodes import EpisodeRecord
+
+T = TypeVar("T")
+
+
+class RunFolderError(SQLEnvError):
+    """The folder is not a run, already is one, or holds a file that cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lines(Generic[T]):
+    """The rows of a JSONL file; `torn` is 1 when the last line was cut short, else 0."""
+
+    rows: list[T]
+    torn: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingEpisode:
+    """An episode that was played for a training step."""
+
+    step: int
+    record: EpisodeRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """One evaluation: `label` names its files, `order` is its place in tables (smallest first).
+
+    `unseen_databases`: the evaluation questions are about databases that no training question is about. `step`: how
+    many training steps the policy had had, where that is known. `during`: it was played during training. `best_of`: the
+    policy was chosen as the best of so many evaluations on these questions; 0 when it was not chosen.
+    """
+
+    label: str
+    policy: str
+    data: str
+    split: str
+    answer_mode: str
+    order: int
+    summary: EvaluationSummary
+    unseen_databases: bool = True
+    step: int | None = None
+    during: bool = False
+    best_of: int = 0
+
+
+_RECORD = TypeAdapter(EpisodeRecord)
+_EVALUATION = TypeAdapter(Evaluation)
+_BLOCK = 1 << 16
+_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of SQLEnv and of what its training is built on."""
+    found = {}
+    for name in ("sqlenv", "trl", "transformers", "peft", "torch"):
+        with suppress(PackageNotFoundError):  # SQLEnv may run from a checkout
+            found[name] = version(name)
+    return found
+
+
+class JsonlWriter:
+    """Appends objects to a JSONL file, one flushed write per line; a context manager."""
+
+    def __init__(self, path: Path) -> None:
+        path.touch()
+        _cut_torn_line(path)
+        self._file = path.open("ab", buffering=0)
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Append one object. Non-finite numbers are written as strings, since JSON has none."""
+        line = (json.dumps(_plain(row), ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8", "replace")
+        # An unbuffered write may be partial; the loop finishes the line.
+        while line:
+            line = line[self._file.write(line) :]
+
+    def close(self) -> None:
+        """Close the file; closing twice is allowed."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class EpisodeWriter(JsonlWriter):
+    """Appends training episodes."""
+
+    def write_episode(self, step: int, record: EpisodeRecord) -> None:
+        """Append the episode that was played for this training step."""
+        self.write({"step": step, **asdict(record)})
+
+
+class RunFolder:
+    """Names, writes and reads the files of one run. Make one with `create` or `open`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path, config: Mapping[str, Any]) -> RunFolder:
+        """Make the folder of a new run. Raises RunFolderError when it already holds a run."""
+        folder = cls(path)
+        if folder.config_path.exists():
+            raise RunFolderError(f"{path} already holds a run; choose another name, or resume it")
+        folder.evaluations_path.mkdir(parents=True, exist_ok=True)
+        _replace(folder.config_path, _pretty(config))
+        return folder
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """Return the folder of an existing run. Raises RunFolderError when it is none."""
+        folder = cls(path)
+        if not path.is_dir():
+            raise RunFolderError(f"there is no folder {path}; give the folder of a run, such as runs/NAME")
+        if not folder.config_path.is_file():
+            raise RunFolderError(f"{path} is not a run: it holds no {folder.config_path.name}")
+        return folder
+
+    @property
+    def name(self) -> str:
+        """The run's name: its folder's."""
+        return self.path.resolve().name
+
+    @property
+    def config_path(self) -> Path:
+        """What the run was started with."""
+        return self.path / "config.json"
+
+    @property
+    def metrics_path(self) -> Path:
+        """The training log."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def episodes_path(self) -> Path:
+        """The training episodes."""
+        return self.path / "episodes.jsonl"
+
+    @property
+    def evaluations_path(self) -> Path:
+        """The folder of the evaluations."""
+        return self.path / "evaluations"
+
+    @property
+    def report_path(self) -> Path:
+        """The report."""
+        return self.path / "report.html"
+
+    def config(self) -> dict[str, Any]:
+        """Return the run's config. Raises RunFolderError when it is not a JSON object."""
+        try:
+            config = json.loads(self.config_path.read_bytes())
+        except ValueError as error:
+            raise RunFolderError(f"{self.config_path} is not JSON: {error}") from error
+        if not isinstance(config, dict):
+            raise RunFolderError(f"{self.config_path} must hold a JSON object")
+        return config
+
+    def metrics_writer(self) -> JsonlWriter:
+        """Return a writer of metrics: objects with an integer "step" and numbers."""
+        return JsonlWriter(self.metrics_path)
+
+    def metrics(self) -> Lines[dict[str, float]]:
+        """Return one row per step, in order: rows of the same step are merged, values that are no number left out.
+
+        A missing file has no rows.
+        """
+        lines = _read(self.metrics_path, _metrics_row)
+        merged: dict[float, dict[str, float]] = {}
+        for row in _latest(lines.rows, lambda row: row["step"]):
+            merged.setdefault(row["step"], {}).update(row)
+        return Lines(list(merged.values()), lines.torn)
+
+    def episodes_writer(self) -> EpisodeWriter:
+        """Return a writer of training episodes."""
+        return EpisodeWriter(self.episodes_path)
+
+    def episodes(self, turns: bool = True) -> Lines[TrainingEpisode]:
+        """Return the training episodes in order; a missing file has none.
+
+        `turns` False leaves their turns out, which are nearly all of the memory.
+        """
+        lines = _read(self.episodes_path, partial(_training_episode, turns))
+        rows = _latest(lines.rows, lambda row: row.step)
+        # A run that was killed while it wrote a step, and resumed there, plays the same episodes again.
+        return Lines(list({(row.step, row.record.episode_id): row for row in rows}.values()), lines.torn)
+
+    def write_evaluation(self, evaluation: Evaluation, records: Sequence[EpisodeRecord]) -> None:
+        """Write an evaluation and its episodes, replacing one of the same label.
+
+        Raises ValueError when the label is not letters, digits, `_` and `-`.
+        """
+        episodes = "".join(json.dumps(_plain(asdict(r)), ensure_ascii=False) + "\n" for r in records)
+        summary_path = self._evaluation_path(evaluation.label, ".json")
+        self.evaluations_path.mkdir(exist_ok=True)
+        summary_path.unlink(missing_ok=True)
+        _replace(self._evaluation_path(evaluation.label, ".episodes.jsonl"), episodes)
+        _replace(summary_path, _pretty(asdict(evaluation)))
+
+    def drop_evaluation(self, label: str) -> None:
+        """Remove an evaluation and its episodes, where there are any."""
+        for suffix in (".json", ".episodes.jsonl"):
+            self._evaluation_path(label, suffix).unlink(missing_ok=True)
+
+    def evaluations(self) -> list[Evaluation]:
+        """Return those before and after training, and of other players, by `order`, then label.
+
+        Raises RunFolderError when a file is broken.
+        """
+        found = [evaluation for evaluation in self._evaluations() if not evaluation.during]
+        return sorted(found, key=lambda e: (e.order, e.label))
+
+    def evaluations_during(self) -> list[tuple[int, Evaluation]]:
+        """Return those during training with their steps, in order. Raises RunFolderError when a file is broken."""
+        found = [(e.step, e) for e in self._evaluations() if e.during and e.step is not None]
+        return sorted(found, key=lambda pair: pair[0])
+
+    def _evaluations(self) -> list[Evaluation]:
+        found = []
+        for path in sorted(self.evaluations_path.glob("*.json")):
+            try:
+                found.append(_EVALUATION.validate_json(path.read_bytes()))
+            except ValidationError as error:
+                raise RunFolderError(f"{path} is not an evaluation: {_first(error)}") from error
+        return found
+
+    def evaluation_episodes(self, label: str) -> list[EpisodeRecord]:
+        """Return the episodes of an evaluation. Raises RunFolderError when there are none or a line is broken."""
+        path = self._evaluation_path(label, ".episodes.jsonl")
+        if not path.is_file():
+            raise RunFolderError(f"there is no {path}; the evaluation {label} was not finished")
+        return _read(path, _RECORD.validate_json).rows
+
+    def write_report(self, html: str) -> Path:
+        """Write the report and return its path."""
+        _replace(self.report_path, html)
+        return self.report_path
+
+    def _evaluation_path(self, label: str, suffix: str) -> Path:
+        if not _LABEL.fullmatch(label):
+            raise ValueError(f"an evaluation's label is letters, digits, _ and -, got {label!r}")
+        return self.evaluations_path / (label + suffix)
+
+
+def _read(path: Path, parse: Callable[[bytes], T]) -> Lines[T]:
+    """Parse every complete line; raises RunFolderError for one that `parse` refuses."""
+    if not path.is_file():
+        return Lines([], 0)
+    rows: list[T] = []
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                return Lines(rows, 1)
+            try:
+                rows.append(parse(line))
+            except ValidationError as error:
+                raise RunFolderError(f"{path}, line {number}: {_first(error)}") from error
+            except ValueError as error:
+                raise RunFolderError(f"{path}, line {number}: {error}") from error
+    return Lines(rows, 0)
+
+
+def _metrics_row(line: bytes) -> dict[str, float]:
+    row = json.loads(line)
+    if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+        raise ValueError('a line of metrics is a JSON object with an integer "step"')
+    return {key: value for key, raw in row.items() if (value := _number(raw)) is not None}
+
+
+def _training_episode(turns: bool, line: bytes) -> TrainingEpisode:
+    row = json.loads(line)
+    if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+        raise ValueError('an episode is a JSON object with an integer "step"')
+    step = row.pop("step")
+    if not turns:
+        row["turns"] = []
+    return TrainingEpisode(step, _RECORD.validate_python(row))
+
+
+def _number(value: object) -> float | None:
+    """Return the number that was logged, also where it was written as a string because it is not finite."""
+    if isinstance(value, int | float):
+        return float(value)
+    return float(value) if isinstance(value, str) and value in ("nan", "inf", "-inf") else None
+
+
+def _latest(rows: Iterable[T], step: Callable[[T], float]) -> list[T]:
+    """Drop what a resumed run has repeated: rows from step s on, when a row of step s follows a later step."""
+    kept: list[T] = []
+    for row in rows:
+        while kept and step(kept[-1]) > step(row):
+            last = step(row)
+            while kept and step(kept[-1]) >= last:
+                kept.pop()
+        kept.append(row)
+    return kept
+
+
+def _plain(value: Any) -> Any:
+    """Turn numbers of other libraries into Python's, and the non-finite ones into strings."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, bool | int | str) or value is None:
+        return value
+    if isinstance(value, Real):
+        number = float(value)
+        return number if math.isfinite(number) else str(number)
+    return value
+
+
+def _pretty(value: Mapping[str, Any]) -> str:
+    return json.dumps(_plain(value), ensure_ascii=False, allow_nan=False, indent=2) + "\n"
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a whole file, or leave the old one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8", errors="replace")
+    temporary.replace(path)
+
+
+def _cut_torn_line(path: Path) -> None:
+    """Cut the file after its last newline, reading backwards in blocks."""
+    with path.open("r+b") as file:
+        end = file.seek(0, os.SEEK_END)
+        for start in range(max(end - 1, 0) // _BLOCK * _BLOCK, -1, -_BLOCK):
+            file.seek(start)
+            newline = file.read(_BLOCK).rfind(b"\n")
+            if newline >= 0:
+                file.truncate(start + newline + 1)
+                return
+        file.truncate(0)
+
+
+def _first(error: ValidationError) -> str:
+    """Word the first of pydantic's complaints."""
+    detail = error.errors()[0]
+    where = ".".join(str(part) for part in detail["loc"])
+    return f"{where}: {detail['msg']}" if where else detail["msg"]

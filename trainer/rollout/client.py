@@ -1,0 +1,281 @@
+"""The rollout client: plays many episodes at once against environments and an engine.
+
+Invariants:
+1. Exactly once. Every request yields exactly one episode, in order. A failed one is an episode too: masked,
+   with a typed reason, counted. Nothing is dropped silently.
+2. Token-exact. len(completion_ids) == len(logprobs) == len(env_mask); each trained token's logprob was computed
+   by the policy under exactly the prefix that the row shows. Ids are only appended (`transcript.py`).
+3. Budget. A row never exceeds its token budgets, nor the context of the server that generates; when it is full the
+   oldest turns go, the recent ones stay.
+4. No barrier. One asyncio task per episode; none waits for another one's SQL, generation or reset. The number
+   in flight is bounded by `max_concurrency`.
+5. Survival. Every wait for an answer has a deadline. As soon as more than `max_failure_share` of a batch's episodes
+   have failed here, the rollout raises RolloutError with the first cause instead of handing noise to the trainer.
+   The share is one of the batch of all ranks, and ranks do not wait for each other in a rollout: whoever gathers the
+   batch applies `check_failures` to all of it. One failed episode alone never ends a run.
+6. Determinism. An episode's sampling seeds depend on the run's seed, the round and the episode's place in it
+   alone, never on timing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from env_server.dataset import Question
+from env_server.errors import SQLEnvError
+from env_server.types import AnswerMode, SQLObservation, Verdict
+from inference.engine import ContextOverflowError, Engine, EngineError, FinishReason, Sampling, Session
+from trainer.chat.parsing import parse_action
+from trainer.chat.prompts import ChatRenderer, first_message, observation_message, opening_messages
+from trainer.rollout.environments import Environments, EnvironmentSession
+from trainer.rollout.episodes import Episode, Outcome, Turn, turn_of
+from trainer.rollout.transcript import TokenBudget, Transcript, masked_row
+
+
+class RolloutError(SQLEnvError):
+    """Too many episodes of one rollout failed; the text names the share and the first cause."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutSettings:
+    """How episodes are played."""
+
+    budget: TokenBudget
+    temperature: float = 1.0
+    """0 plays greedily."""
+    max_concurrency: int = 64
+    """Episodes in flight."""
+    max_failure_share: float = 0.1
+    """Share of failed episodes in a batch of all ranks above which a rollout raises."""
+    engine_timeout_s: float = 300.0
+    """Deadline of one generated turn."""
+    environment_timeout_s: float = 60.0
+    """Deadline of opening a session, of a reset and of a step; far above the environment's own for a query."""
+    answer_mode: AnswerMode = AnswerMode.VALUE
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeRequest:
+    """One episode to play. `seed` decides all of its sampling. The rest is copied to the episode for its log."""
+
+    question_id: str
+    seed: int
+    db_id: str = ""
+    hardness: str = ""
+    family: str = ""
+
+
+def derive_seed(*parts: int | str) -> int:
+    """A 63-bit seed from its parts, the same on every machine and in every process."""
+    text = "\x1f".join(str(part) for part in parts)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def request_for(question: Question, seed: int) -> EpisodeRequest:
+    """The request to play a question."""
+    return EpisodeRequest(
+        question_id=question.question_id,
+        seed=seed,
+        db_id=question.db_id,
+        hardness=question.hardness.value,
+        family=question.family,
+    )
+
+
+def check_failures(causes: Sequence[str], episodes: int, allowed_share: float) -> None:
+    """Refuse a batch of `episodes` of which more than the allowed share has failed, for `causes`; one always may.
+
+    Raises RolloutError.
+    """
+    if len(causes) > max(1.0, allowed_share * episodes):
+        raise RolloutError(
+            f"{len(causes)} of {episodes} episodes failed, more than the share of {allowed_share:.0%} that "
+            f"--max_failure_share allows; the first cause: {causes[0]}"
+        )
+
+
+class RolloutClient:
+    """Plays batches of episodes; keeps no state between them."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        environments: Environments,
+        renderer: ChatRenderer,
+        settings: RolloutSettings,
+    ) -> None:
+        self._engine = engine
+        self._environments = environments
+        self._renderer = renderer
+        self._settings = settings
+
+    @property
+    def max_failure_share(self) -> float:
+        """The share of failed episodes that a batch of all ranks may have."""
+        return self._settings.max_failure_share
+
+    async def play(
+        self,
+        requests: Sequence[EpisodeRequest],
+        on_episode: Callable[[Episode], None] | None = None,
+        *,
+        batch: int | None = None,
+    ) -> list[Episode]:
+        """Play every request and return the episodes in the same order.
+
+        `on_episode` is called as each one ends (progress). `batch` is the number of episodes that all ranks play
+        together, where there are others. Raises RolloutError; anything that is not a failure of the machinery is a
+        bug and comes out in an ExceptionGroup.
+        """
+        slots = asyncio.Semaphore(self._settings.max_concurrency)
+        failures: list[str] = []
+
+        async def play_one(index: int, request: EpisodeRequest) -> Episode:
+            async with slots:
+                episode = await self._play_or_fail(index, request)
+            if episode.outcome is Outcome.FAILED:
+                failures.append(episode.failure)
+                check_failures(failures, batch or len(requests), self.max_failure_share)
+            if on_episode is not None:
+                on_episode(episode)
+            return episode
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(play_one(i, request)) for i, request in enumerate(requests)]
+        except ExceptionGroup as errors:
+            stopped, bugs = errors.split(RolloutError)
+            if stopped is None or bugs is not None:
+                raise
+            raise stopped.exceptions[0] from None
+        return [task.result() for task in tasks]
+
+    async def _play_or_fail(self, index: int, request: EpisodeRequest) -> Episode:
+        """Turn the failures that a machine can have into a masked episode; anything else is a bug and raises."""
+        try:
+            return await self._play(index, request)
+        except (EngineError, SQLEnvError, TimeoutError, OSError) as error:
+            return _failed_episode(request, self._renderer, f"{type(error).__name__}: {error}")
+
+    async def _play(self, index: int, request: EpisodeRequest) -> Episode:
+        async with AsyncExitStack() as stack:
+            async with _deadline(self._settings.environment_timeout_s, "the environment opened no session"):
+                environment = await stack.enter_async_context(self._environments.session())
+            async with _deadline(self._settings.engine_timeout_s, "the engine opened no session"):
+                engine = await stack.enter_async_context(self._engine.session(index))
+            return await _EpisodePlayer(request, environment, engine, self._renderer, self._settings).play()
+
+
+class _EpisodePlayer:
+    """One episode, from reset to its row."""
+
+    def __init__(
+        self,
+        request: EpisodeRequest,
+        environment: EnvironmentSession,
+        engine: Session,
+        renderer: ChatRenderer,
+        settings: RolloutSettings,
+    ) -> None:
+        self._request = request
+        self._environment = environment
+        self._engine = engine
+        self._renderer = renderer
+        self._settings = settings
+        self._turns: list[Turn] = []
+        self._policy_version = 0
+
+    async def play(self) -> Episode:
+        request = self._request
+        episode_id = f"{request.question_id}#{request.seed}"
+        async with _deadline(self._settings.environment_timeout_s, "the environment did not answer a reset"):
+            observation = await self._environment.reset(request.question_id, episode_id)
+        transcript = Transcript(self._prompt_ids(observation), self._settings.budget)
+        limit = self._settings.budget.max_context
+        while not observation.done and (room := transcript.room()):
+            try:
+                observation = await self._take_turn(transcript, room)
+            except ContextOverflowError as error:
+                if error.allowed >= limit:
+                    raise
+                # A server may have been started with less than the model can do.
+                limit = error.allowed
+                transcript.limit_context(limit)
+        if not self._turns:
+            raise SQLEnvError(
+                "the prompt leaves no room for a turn; raise max_completion_length or the model's context"
+            )
+        return Episode(
+            episode_id=episode_id,
+            question_id=request.question_id,
+            db_id=request.db_id,
+            question=observation.question,
+            hardness=request.hardness,
+            family=request.family,
+            outcome=_outcome(observation),
+            turns=tuple(self._turns),
+            row=transcript.row(),
+            truncated_turns=transcript.dropped_turns,
+            policy_version=self._policy_version,
+        )
+
+    def _prompt_ids(self, observation: SQLObservation) -> list[int]:
+        return self._renderer.prompt_ids(opening_messages(self._settings.answer_mode, first_message(observation)))
+
+    async def _take_turn(self, transcript: Transcript, room: int) -> SQLObservation:
+        """Generate, act, and append the reply unless the episode is over (a row ends on the model's words)."""
+        settings = self._settings
+        sampling = Sampling(max_new_tokens=room, temperature=settings.temperature)
+        seed = derive_seed(self._request.seed, len(self._turns))
+        async with _deadline(settings.engine_timeout_s, "the engine did not finish a turn"):
+            completion = await self._engine.generate(transcript.view, sampling, seed)
+        self._policy_version = completion.policy_version
+        transcript.add_turn(completion.token_ids, completion.logprobs)
+        text = self._renderer.decode_turn(completion.token_ids)
+        parsed = parse_action(text)
+        async with _deadline(settings.environment_timeout_s, "the environment did not answer a step"):
+            observation = await self._environment.step(parsed.action)
+        self._turns.append(turn_of(text, parsed.action, observation, parsed.parseable))
+        if not observation.done:
+            closed = completion.finish_reason is FinishReason.STOP
+            transcript.add_reply(self._renderer.observation_ids(observation_message(observation), closed=closed))
+        return observation
+
+
+@asynccontextmanager
+async def _deadline(seconds: float, complaint: str) -> AsyncIterator[None]:
+    """Bound a wait; the TimeoutError says what did not happen, and in how long."""
+    timeout = asyncio.timeout(seconds)
+    try:
+        async with timeout:
+            yield
+    except TimeoutError as error:
+        if not timeout.expired():
+            raise
+        raise TimeoutError(f"{complaint} within {seconds:g} s") from error
+
+
+def _outcome(observation: SQLObservation) -> Outcome:
+    if not observation.done:
+        return Outcome.OUT_OF_TOKENS
+    return Outcome(Verdict(observation.metadata["verdict"]).value)
+
+
+def _failed_episode(request: EpisodeRequest, renderer: ChatRenderer, failure: str) -> Episode:
+    prompt_ids = renderer.prompt_ids([{"role": "user", "content": request.question_id}])
+    return Episode(
+        episode_id=f"{request.question_id}#{request.seed}",
+        question_id=request.question_id,
+        db_id=request.db_id,
+        question="",
+        hardness=request.hardness,
+        family=request.family,
+        outcome=Outcome.FAILED,
+        turns=(),
+        row=masked_row(prompt_ids, renderer.stop_ids[0]),
+        failure=failure,
+    )

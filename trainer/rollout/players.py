@@ -1,0 +1,167 @@
+"""Players that are not models: the oracle, the random player, and how to play an episode with one.
+
+A player sees observations and returns actions. The oracle is given the question with its gold, so it exists only
+where the data set is local; the random player reads observations alone.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from env_server.dataset import Question
+from env_server.judging.answers import format_answer
+from env_server.types import ActionType, AnswerMode, SQLAction, SQLObservation, SQLState, Verdict
+from trainer.chat.parsing import format_action
+from trainer.chat.prompts import first_message, observation_message
+from trainer.rollout.episodes import Episode, Outcome, TokenRow, Turn, turn_of
+
+
+class PlayedEnvironment(Protocol):
+    """What playing an episode needs of an environment, wherever that is."""
+
+    def reset(self, *, question_id: str) -> SQLObservation:
+        """Start an episode."""
+
+    def step(self, action: SQLAction) -> SQLObservation:
+        """Take one action."""
+
+    @property
+    def state(self) -> SQLState:
+        """The episode's id and step count."""
+
+
+class Player(Protocol):
+    """Chooses the next action."""
+
+    def act(self, observation: SQLObservation) -> SQLAction:
+        """Return the action to take on what is seen."""
+
+
+_NAME = re.compile(r"""'(?:[^']|'')*'|"(?P<quoted>[^"]*)"|(?P<name>\w+)""")
+"""A name, bare or quoted; string literals match without a group and are passed over."""
+
+
+def _action(kind: ActionType, argument: str) -> SQLAction:
+    return SQLAction(action_type=kind.value, argument=argument)
+
+
+class OraclePlayer:
+    """Knows the gold: describes the tables it uses, runs it, and answers with its rows (or with the SQL itself)."""
+
+    def __init__(self, question: Question, answer_mode: AnswerMode = AnswerMode.VALUE) -> None:
+        self._question = question
+        self._answer_mode = answer_mode
+        self._plan: Iterator[SQLAction] | None = None
+
+    def act(self, observation: SQLObservation) -> SQLAction:
+        """Return the next action of the plan."""
+        if self._plan is None:
+            self._plan = iter(self._make_plan(table_names(observation)))
+        return next(self._plan)
+
+    def _make_plan(self, tables: Sequence[str]) -> list[SQLAction]:
+        sql = self._question.gold_sql
+        by_value = self._answer_mode is AnswerMode.VALUE
+        return [
+            *(_action(ActionType.DESCRIBE, table) for table in mentioned_tables(sql, tables)),
+            _action(ActionType.QUERY, sql),
+            _action(ActionType.ANSWER, format_answer(self._question.gold.rows) if by_value else sql),
+        ]
+
+
+def mentioned_tables(sql: str, tables: Sequence[str]) -> list[str]:
+    """The tables that a query names, in the order of their first mention; every table when it names none."""
+    names = {table.casefold(): table for table in tables}
+    words = (match.group("name") or match.group("quoted") for match in _NAME.finditer(sql) if match.lastgroup)
+    mentioned = dict.fromkeys(names[word.casefold()] for word in words if word.casefold() in names)
+    return list(mentioned) or list(tables)
+
+
+class RandomPlayer:
+    """Takes random actions on what it has seen: tables, columns of described tables, cells of results.
+
+    The floor of the comparison table: valid actions without any understanding of the question.
+    """
+
+    def __init__(self, seed: int, answer_mode: AnswerMode = AnswerMode.VALUE) -> None:
+        self._random = random.Random(seed)
+        self._answer_mode = answer_mode
+        self._columns: dict[str, list[str]] = {}
+        self._cells: list[str] = []
+        self._described = ""
+
+    def act(self, observation: SQLObservation) -> SQLAction:
+        """Return a random action."""
+        tables = table_names(observation)
+        self._learn(observation)
+        kinds = [ActionType.DESCRIBE, ActionType.SAMPLE, ActionType.QUERY]
+        if self._cells and (observation.budget_remaining == 1 or self._random.random() < 0.25):
+            return _action(ActionType.ANSWER, self._answer(tables))
+        kind = self._random.choice(kinds)
+        if kind is ActionType.QUERY:
+            return _action(kind, self._query(tables))
+        table = self._described = self._random.choice(tables)
+        return _action(kind, table)
+
+    def _learn(self, observation: SQLObservation) -> None:
+        if not observation.result:
+            return
+        lines = observation.result.splitlines()
+        if observation.action_history[-1].startswith(ActionType.DESCRIBE):
+            self._columns[self._described] = [line.split(" ")[0] for line in lines[1:] if line]
+        else:
+            self._cells += [cell.strip() for line in lines[1:] for cell in line.split("|") if cell.strip()]
+
+    def _query(self, tables: Sequence[str]) -> str:
+        table = self._random.choice(tables)
+        target = self._random.choice(["COUNT(*)", *self._columns.get(table, ["*"])])
+        order = self._random.choice(["", " ORDER BY 1", " ORDER BY 1 DESC"])
+        return f'SELECT {target} FROM "{table}"{order} LIMIT {self._random.randint(1, 5)}'
+
+    def _answer(self, tables: Sequence[str]) -> str:
+        if self._answer_mode is AnswerMode.SQL:
+            return self._query(tables)
+        return self._random.choice(self._cells)
+
+
+def table_names(observation: SQLObservation) -> list[str]:
+    """The database's tables, as `reset` shows them."""
+    return observation.schema_info.splitlines()[0].removeprefix("Tables: ").split(", ")
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """An episode as a chat: the opening message, then each turn's words and the reply ("" after the last)."""
+
+    opening: str
+    turns: tuple[tuple[str, str], ...]
+
+
+def play(environment: PlayedEnvironment, question: Question, player: Player) -> tuple[Episode, Conversation]:
+    """Play one episode; its token row is empty, since no tokens were generated."""
+    observation = environment.reset(question_id=question.question_id)
+    opening = first_message(observation)
+    turns: list[Turn] = []
+    chat: list[tuple[str, str]] = []
+    while not observation.done:
+        action = player.act(observation)
+        text = format_action(action.action_type, action.argument)
+        observation = environment.step(action)
+        chat.append((text, "" if observation.done else observation_message(observation)))
+        turns.append(turn_of(text, action, observation))
+    episode = Episode(
+        episode_id=environment.state.episode_id,
+        question_id=question.question_id,
+        db_id=question.db_id,
+        question=observation.question,
+        hardness=question.hardness.value,
+        family=question.family,
+        outcome=Outcome(Verdict(observation.metadata["verdict"]).value),
+        turns=tuple(turns),
+        row=TokenRow([], [], [], []),
+    )
+    return episode, Conversation(opening, tuple(chat))

@@ -1,0 +1,1 @@
+"""A trained policy leaves the house: exported, described, pushed to the Hub."""

@@ -1,0 +1,122 @@
+"""What a user's flags and `--config` say, read by `TrlParser` and checked before anything is loaded.
+
+Flags that are refused raise; those that have no effect, and combinations that train badly, are said on stderr, one
+line each, by the main rank.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+from transformers.trainer_utils import get_last_checkpoint
+from trl import GRPOConfig, ModelConfig, SFTConfig, TrlParser
+
+from trainer.config import ConfigError, SQLEnvArguments, WarmupArguments, config_errors
+from trainer.flags.combinations import check_combinations, check_mappings, check_quantisation, check_trackers
+from trainer.flags.defaults import Machine, train_defaults, warmup_defaults
+from trainer.flags.given import read_given
+from trainer.flags.table import TRAIN_FLAGS, WARMUP_FLAGS
+from trainer.training.engines import check_vllm_flags
+from trainer.training.evaluating import settle_evaluation
+from trainer.training.starting_point import starting_point
+
+DESCRIPTION = """\
+GRPO on SQLEnv, with evaluation before and after, and the report.
+
+Arguments are TRL's (GRPOConfig, ModelConfig) and SQLEnv's own, from flags and --config FILE.yaml. All that a run writes
+is in its --output_dir: config.json, metrics.jsonl, episodes.jsonl, evaluations/, checkpoints, model/ and report.html.
+"""
+
+
+def parse_arguments(argv: Sequence[str]) -> tuple[SQLEnvArguments, GRPOConfig, ModelConfig]:
+    """Read flags and `--config`. Raises ConfigError."""
+    kinds = (SQLEnvArguments, GRPOConfig, ModelConfig)
+    given = read_given(kinds, argv, "sqlenv train")
+    start, said = _starting_point(given)
+    machine = Machine.here(use_cpu=bool(given.get("use_cpu")))
+    planned = "dry_run_gpu" in given
+    defaults = train_defaults(given | start, Machine(True, False, True, machine.ranks) if planned else machine) | start
+    if planned:
+        # transformers refuses bfloat16 where the GPU that is planned for is not.
+        defaults["use_cpu"] = True
+    advice = said + TRAIN_FLAGS.check(given, _defaults_of(kinds) | defaults)
+    parser = TrlParser(kinds, prog="sqlenv train", description=DESCRIPTION)
+    parser.set_defaults(**defaults)
+    with config_errors():
+        arguments, grpo, model_config = parser.parse_args_and_config(list(argv))
+    if not model_config.model_name_or_path:
+        raise ConfigError("name the policy to train with --model_name_or_path (a folder or a model on the Hub)")
+    if grpo.use_vllm:
+        check_vllm_flags(arguments, grpo, model_config)
+    settle_evaluation(grpo, arguments.eval_episodes)
+    advice += TRAIN_FLAGS.check_needs(given, vars(arguments) | vars(grpo) | vars(model_config))
+    advise("sqlenv train", [*advice, *check_combinations(arguments, grpo, model_config)])
+    _find_checkpoint(grpo)
+    return arguments, grpo, model_config
+
+
+def parse_warmup_arguments(argv: Sequence[str], description: str) -> tuple[WarmupArguments, SFTConfig, ModelConfig]:
+    """Read the flags and `--config` of `sqlenv warmup`. Raises ConfigError."""
+    kinds = (WarmupArguments, SFTConfig, ModelConfig)
+    given = read_given(kinds, argv, "sqlenv warmup")
+    start, said = _starting_point(given)
+    defaults = warmup_defaults(given | start, Machine.here(use_cpu=bool(given.get("use_cpu")))) | start
+    advice = said + WARMUP_FLAGS.check(given, _defaults_of(kinds) | defaults)
+    parser = TrlParser(kinds, prog="sqlenv warmup", description=description)
+    parser.set_defaults(**defaults)
+    with config_errors():
+        arguments, sft, model_config = parser.parse_args_and_config(list(argv))
+    if not arguments.new_tiny_policy and not model_config.model_name_or_path:
+        raise ConfigError("name a model with --model_name_or_path, or pass --new_tiny_policy true")
+    check_mappings(sft)
+    check_trackers(sft.report_to)
+    check_quantisation(sft, model_config)
+    advice += WARMUP_FLAGS.check_needs(given, vars(arguments) | vars(sft) | vars(model_config))
+    advise("sqlenv warmup", advice)
+    _find_checkpoint(sft)
+    return arguments, sft, model_config
+
+
+def _starting_point(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the flags that follow from the policy that is named, and what to say of it. Raises SQLEnvError."""
+    if not given.get("model_name_or_path"):
+        return {}, []
+    start = starting_point(given)
+    return start.implied, [start.describe()] if start.use else []
+
+
+def _find_checkpoint(config: GRPOConfig | SFTConfig) -> None:
+    """Name the last checkpoint where `--resume_from_checkpoint true` asks for it. Raises ConfigError."""
+    if str(config.resume_from_checkpoint).lower() == "true":
+        output = config.output_dir
+        config.resume_from_checkpoint = get_last_checkpoint(output) if Path(output).is_dir() else None
+        if config.resume_from_checkpoint is None:
+            raise ConfigError(f"{output} holds no checkpoint to resume from; was save_strategy set?")
+
+
+def advise(command: str, lines: Sequence[str]) -> None:
+    """Say the lines on stderr, once for all ranks."""
+    if os.environ.get("RANK", "0") == "0":
+        sys.stderr.writelines(f"{command}: {line}\n" for line in lines)
+
+
+def _defaults_of(kinds: Sequence[type]) -> dict[str, Any]:
+    """The dataclasses' own defaults; a factory's is made."""
+    return {
+        field.name: field.default if field.default_factory is MISSING else field.default_factory()
+        for kind in kinds
+        for field in fields(kind)
+    }
+
+
+def require_questions(count: int, grpo: GRPOConfig) -> None:
+    """Refuse a data set that does not fill one step: TRL would drop the step, and train nothing without a word."""
+    wanted = grpo.generation_batch_size // grpo.num_generations
+    if count < wanted:
+        fix = "Give more questions, or lower --per_device_train_batch_size or --gradient_accumulation_steps"
+        raise ConfigError(f"one step plays {wanted} questions, and the data set has {count} for training. {fix}")

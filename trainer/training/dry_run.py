@@ -1,0 +1,434 @@
+"""`sqlenv train --dry_run true`: everything that can be wrong with a run, found before it starts.
+
+Flags are resolved as for a run. Data is loaded, the model's config and tokenizer are read, the chat template is tried,
+an episode is begun on each environment, inference servers are asked what they serve, and memory is estimated. No
+weights are loaded, nothing is trained, and nothing is written where the run would write.
+
+The plan is printed. What is in the way is said in sentences, all of them at once, and the exit status is then 2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import torch
+from peft import PeftConfig
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
+from trl import GRPOConfig, ModelConfig, get_peft_config
+
+from env_server.data.loading import load_dataset
+from env_server.dataset import Dataset, Question, Split
+from env_server.errors import SQLEnvError
+from env_server.settings import EnvSettings
+from env_server.types import AnswerMode, SQLObservation
+from inference.engine import EngineError
+from inference.launch.plan import SHARED_GPU, WeightSyncMode
+from inference.vllm.addresses import every_server
+from inference.vllm.api import ReplicaError, VLLMServer
+from trainer.chat.prompts import ChatRenderer, first_message, opening_messages
+from trainer.config import SQLEnvArguments, token_of
+from trainer.policy.loading import base_config, load_tokenizer, resolve_policy
+from trainer.policy.served import same_model
+from trainer.results.run_files import RunFolder
+from trainer.rollout.environments import open_environments
+from trainer.training.arguments import require_questions
+from trainer.training.engines import choose_weight_sync, server_urls
+from trainer.training.memory import GIB, Estimate, Load, ModelShape, estimate, shape_of
+from trainer.training.out_of_memory import smaller_batch
+
+SERVER_S = 60.0
+"""For a server's answer; what it says of its settings takes it seconds."""
+TIGHT = 0.9
+"""Share of the memory from which on the plan says that it is tight."""
+TWO_BYTES = ("bfloat16", "float16", "half")
+WEIGHT_FILES = ("*.safetensors", "*.bin", "*.gguf")
+
+
+class DryRunError(SQLEnvError):
+    """The run cannot work; the text holds a sentence for each thing in the way."""
+
+
+@dataclass
+class Plan:
+    """What is known of a run so far: rows of the tables, and what is in the way."""
+
+    rows: list[tuple[str, Text]] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def say(self, name: str, text: str | Text) -> None:
+        """Add a row."""
+        self.rows.append((name, Text(text) if isinstance(text, str) else text))
+
+    @contextmanager
+    def checking(self, name: str) -> Iterator[None]:
+        """Take what is wrong in the block as a problem, and go on after it."""
+        try:
+            yield
+        except (SQLEnvError, EngineError, OSError, ValueError) as error:
+            text = " ".join(str(error).split())
+            self.problems.append(text)
+            self.say(name, Text(text, "red"))
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What the trainer runs on."""
+
+    name: str
+    bytes: float
+    on_gpu: bool
+
+
+def dry_run(arguments: SQLEnvArguments, grpo: GRPOConfig, model_config: ModelConfig, console: Console) -> None:
+    """Check everything and print the plan. Raises DryRunError."""
+    plan = Plan()
+    run = _Run(arguments, grpo, model_config, plan)
+    run.check()
+    table = Table(title=f"sqlenv train, {grpo.output_dir}", show_header=False, title_justify="left")
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for row in plan.rows:
+        table.add_row(*row)
+    console.print(table)
+    if run.memory is not None:
+        console.print(_memory_table(run.memory, run.device))
+    if plan.problems:
+        raise DryRunError("this run cannot work: " + "; ".join(plan.problems))
+    console.print("Nothing is in the way of this run.")
+
+
+class _Run:
+    """The checks, in the order in which a run would meet what they look for."""
+
+    def __init__(self, arguments: SQLEnvArguments, grpo: GRPOConfig, model_config: ModelConfig, plan: Plan) -> None:
+        self._arguments = arguments
+        self._grpo = grpo
+        self._model_config = model_config
+        self._plan = plan
+        self._answer_mode = AnswerMode(arguments.answer_mode)
+        self.device = device_of(arguments, grpo)
+        self.memory: Estimate | None = None
+
+    def check(self) -> None:
+        """Do all of them; each one that fails leaves out what it would have told."""
+        plan = self._plan
+        dataset = tokenizer = config = adapter = renderer = observation = None
+        with plan.checking("output"):
+            self._check_output()
+        with plan.checking("data"):
+            dataset = self._check_data()
+        with plan.checking("model"):
+            config, adapter = self._check_model()
+        with plan.checking("tokenizer"):
+            tokenizer = load_tokenizer(self._model_config, trust_remote_code=self._grpo.trust_remote_code)
+            renderer = ChatRenderer(tokenizer, self._grpo.chat_template_kwargs)
+            self._check_vocabulary(tokenizer, config)
+        if dataset is not None:
+            with plan.checking("environments"):
+                observation = self._check_environments(dataset)
+        prompt = 0
+        if renderer is not None and observation is not None:
+            with plan.checking("template"):
+                prompt = self._check_template(renderer, observation, config)
+        if self._grpo.use_vllm:
+            with plan.checking("inference"):
+                self._check_servers(config, adapter, prompt)
+        else:
+            plan.say("inference", "Hugging Face generate, in this process")
+        self._say_steps(dataset)
+        if config is not None:
+            with plan.checking("memory"):
+                self._check_memory(config, adapter, prompt)
+
+    def _check_output(self) -> None:
+        path = Path(self._grpo.output_dir)
+        if self._grpo.resume_from_checkpoint:
+            checkpoint = Path(str(self._grpo.resume_from_checkpoint))
+            RunFolder.open(path)
+            if not (checkpoint / "trainer_state.json").is_file():
+                raise DryRunError(f"--resume_from_checkpoint {checkpoint} is no checkpoint of a run")
+            self._plan.say("output", f"{path}, going on from {checkpoint.name}")
+            return
+        if RunFolder(path).config_path.exists():
+            raise DryRunError(f"{path} already holds a run; choose another --output_dir, or resume it")
+        there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+            raise DryRunError(f"--output_dir {path}: {there} cannot be written to by user {os.getuid()}")
+        self._plan.say("output", f"{path}, {shutil.disk_usage(there).free / GIB:,.0f} GiB free")
+
+    def _check_data(self) -> Dataset:
+        dataset = load_dataset(self._arguments.data, answer_mode=self._answer_mode)
+        train, held_out = dataset.select(Split.TRAIN), dataset.select(Split.EVAL)
+        self._plan.say(
+            "data",
+            f"{self._arguments.data}, {self._answer_mode.value} mode: {_extent(train)} to train on, "
+            f"{_extent(held_out)} to evaluate on",
+        )
+        require_questions(len(train), self._grpo)
+        return dataset
+
+    def _check_model(self) -> tuple[PretrainedConfig, PeftConfig | None]:
+        name = str(self._model_config.model_name_or_path)
+        policy = resolve_policy(name, self._model_config.model_revision)
+        config = base_config(policy, trust_remote_code=self._grpo.trust_remote_code)
+        folder = Path(policy.base.location)
+        if folder.is_dir() and not any(any(folder.glob(pattern)) for pattern in WEIGHT_FILES):
+            raise DryRunError(f"{folder} has a config and no weights ({', '.join(WEIGHT_FILES)})")
+        adapter = None
+        if policy.adapter is not None and self._arguments.adapter != "merge":
+            place = policy.adapter.place
+            adapter = PeftConfig.from_pretrained(place.location, revision=place.revision)
+            adapter.inference_mode = False
+        elif self._model_config.use_peft:
+            adapter = get_peft_config(self._model_config)
+        kind = "all weights" if adapter is None else f"LoRA of rank {getattr(adapter, 'r', '?')}"
+        bits = bits_of(self._model_config)
+        precision = f"{self._model_config.dtype or 'float32'}{f', {bits} bits' if bits else ''}"
+        computes = "bfloat16" if self._grpo.bf16 else "float16" if self._grpo.fp16 else "no mixed precision"
+        self._plan.say("model", f"{name} ({config.model_type}), {kind}, {precision}, {computes}")
+        return config, adapter
+
+    def _check_vocabulary(self, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig | None) -> None:
+        words = config.get_text_config(decoder=True).vocab_size if config is not None else math.inf
+        if len(tokenizer) > words:
+            raise DryRunError(
+                f"the tokenizer has {len(tokenizer):,} tokens and the model {words:,}; they do not belong together"
+            )
+
+    def _check_environments(self, dataset: Dataset) -> SQLObservation:
+        arguments, settings = self._arguments, EnvSettings(step_budget=self._arguments.step_budget)
+        token = token_of(arguments.env_token)
+        environments = open_environments(
+            arguments.env_server, token, dataset, settings, self._answer_mode, arguments.env_threads
+        )
+        longest = max(dataset.select(Split.TRAIN), key=lambda question: len(question.text))
+        with closing(environments), environments.blocking() as session:
+            observation = session.reset(question_id=longest.question_id)
+        self._plan.say(
+            "environments", f"{arguments.env_server}, {arguments.step_budget} steps an episode; one was begun"
+        )
+        return observation
+
+    def _check_template(
+        self, renderer: ChatRenderer, observation: SQLObservation, config: PretrainedConfig | None
+    ) -> int:
+        prompt = len(renderer.prompt_ids(opening_messages(self._answer_mode, first_message(observation))))
+        turn = self._arguments.max_turn_length
+        self._plan.say("template", f"the prompt of the longest question is {prompt} tokens, a turn at most {turn}")
+        context = self._context(config)
+        if prompt + turn > context:
+            raise DryRunError(
+                f"the context of {context} tokens does not hold the prompt of {prompt} and a turn of {turn}; raise "
+                "--max_context_length or lower --max_turn_length"
+            )
+        return prompt
+
+    def _context(self, config: PretrainedConfig | None) -> int:
+        if self._arguments.max_context_length:
+            return self._arguments.max_context_length
+        if config is None:
+            return sum((self._grpo.max_completion_length, self._arguments.max_turn_length))
+        return int(config.get_text_config(decoder=True).max_position_embeddings)
+
+    def _check_servers(self, config: PretrainedConfig | None, adapter: PeftConfig | None, prompt: int) -> None:
+        needed = min(self._context(config), prompt + self._grpo.max_completion_length)
+        name = resolve_policy(
+            str(self._model_config.model_name_or_path), self._model_config.model_revision
+        ).base.location
+        for url in every_server(server_urls(self._grpo)):
+            with self._plan.checking("inference"):
+                self._plan.say("inference", asyncio.run(self._ask(url, name, adapter, needed)))
+
+    async def _ask(self, url: str, name: str, adapter: PeftConfig | None, needed: int) -> str:
+        """What a server says of itself. Raises DryRunError, ReplicaError."""
+        timeout = httpx.Timeout(SERVER_S, connect=5.0)
+        async with httpx.AsyncClient(timeout=timeout, trust_env=False) as client:
+            server = VLLMServer(url, client)
+            await server.health(SERVER_S)
+            served = await server.served_model()
+            settings = await _settings_of(server)
+        words = [f"{url} serves {served.name}, {served.max_model_len:,} tokens"]
+        if not same_model(served.name, name):
+            words.append(f"the policy is {name}: the first push of the weights tells whether it is the same model")
+        if served.max_model_len < needed:
+            words.append(f"rows may be {needed:,}: longer episodes drop their oldest turns")
+        device = torch.device("cuda" if self.device.on_gpu else "cpu")
+        way = choose_weight_sync(self._arguments.weight_sync, adapter is not None, device, (url,))
+        words.append(f"weights by {way.value}")
+        if way is WeightSyncMode.LORA and settings:
+            allowed = (settings.get("lora_config") or {}).get("max_lora_rank", 0)
+            rank = getattr(adapter, "r", 0)
+            if rank > allowed:
+                takes = f"adapters up to rank {allowed}" if allowed else "no adapters"
+                raise DryRunError(
+                    f"{url} takes {takes}, and this one has rank {rank}; start it with --weight_sync lora "
+                    f"--max_lora_rank {rank}"
+                )
+        return "; ".join(words)
+
+    def _say_steps(self, dataset: Dataset | None) -> None:
+        grpo = self._grpo
+        episodes = grpo.per_device_train_batch_size * grpo.gradient_accumulation_steps * grpo.world_size
+        questions = episodes // (grpo.num_generations * grpo.num_iterations)
+        steps = grpo.max_steps
+        if steps <= 0 and dataset is not None:
+            steps = math.ceil(grpo.num_train_epochs * len(dataset.select(Split.TRAIN)) / max(1, questions))
+        ranks = f" on {grpo.world_size} ranks" if grpo.world_size > 1 else ""
+        tokens = grpo.max_completion_length
+        self._plan.say(
+            "steps",
+            f"{steps:,} of {questions} questions x {grpo.num_generations} episodes{ranks}; {episodes} episodes of at "
+            f"most {tokens:,} tokens, {episodes * tokens:,} in all",
+        )
+        self._plan.say(
+            "learning",
+            f"{grpo.loss_type}, rate {grpo.learning_rate:g} ({grpo.lr_scheduler_type.value}), beta {grpo.beta:g}, "
+            f"temperature {grpo.temperature:g}, reward weights {grpo.reward_weights}, {grpo.optim.value}",
+        )
+        self._plan.say("evaluation", f"{self._arguments.eval_episodes} questions, before and after, greedily")
+
+    def _check_memory(self, config: PretrainedConfig, adapter: PeftConfig | None, prompt: int) -> None:
+        shape = shape_of(config, adapter, trust_remote_code=self._grpo.trust_remote_code)
+        width = min(self._context(config), prompt + self._grpo.max_completion_length)
+        load = load_of(
+            self._arguments, self._grpo, self._model_config, config, self.device, adapter is not None, prompt, width
+        )
+        self.memory = estimate(shape, load)
+        needed, there = self.memory.total, self.device.bytes
+        self._plan.say(
+            "memory",
+            f"about {needed / GIB:.1f} GiB of the {there / GIB:.1f} of {self.device.name}"
+            + (", which is tight" if TIGHT * there < needed <= there else ""),
+        )
+        if needed > there:
+            raise DryRunError(
+                f"about {needed / GIB:.1f} GiB are needed, and {self.device.name} has {there / GIB:.1f}; "
+                f"{remedy(shape, load, there, self._grpo)}"
+            )
+
+
+def device_of(arguments: SQLEnvArguments, grpo: GRPOConfig) -> Device:
+    """What the run would train on: the GPU that was asked for, the one that is here, or this machine's memory."""
+    if arguments.dry_run_gpu:
+        return Device(f"a GPU with {arguments.dry_run_gpu:g} GiB", arguments.dry_run_gpu * GIB, on_gpu=True)
+    if torch.cuda.is_available() and not grpo.use_cpu:
+        properties = torch.cuda.get_device_properties(grpo.device)
+        return Device(properties.name, properties.total_memory, on_gpu=True)
+    return Device("this machine", _main_memory(), on_gpu=False)
+
+
+def load_of(
+    arguments: SQLEnvArguments,
+    grpo: GRPOConfig,
+    model_config: ModelConfig,
+    config: PretrainedConfig,
+    device: Device,
+    adapted: bool,
+    prompt: int,
+    width: int,
+) -> Load:
+    """What the flags ask of the device; `prompt` and `width`, of a whole row, are in tokens."""
+    dtype = model_config.dtype if model_config.dtype not in (None, "auto") else str(config.dtype or "float32")
+    batch = grpo.per_device_train_batch_size * grpo.steps_per_generation
+    evaluated = arguments.eval_episodes if arguments.eval_episodes >= 0 else arguments.max_concurrency
+    url = urlsplit(server_urls(grpo)[0])
+    shares = grpo.use_vllm and (
+        arguments.weight_sync == WeightSyncMode.IPC.value
+        or (not arguments.dry_run_gpu and torch.cuda.device_count() == 1 and url.hostname in ("127.0.0.1", "localhost"))
+    )
+    return Load(
+        rows=grpo.per_device_train_batch_size,
+        prompt=prompt,
+        completion=width - prompt,
+        weight_bytes=2 if dtype.removeprefix("torch.") in TWO_BYTES else 4,
+        quantized_bits=bits_of(model_config),
+        autocast=grpo.bf16 or grpo.fp16,
+        gradient_checkpointing=grpo.gradient_checkpointing,
+        optimizer=grpo.optim.value,
+        generating=0 if grpo.use_vllm else min(arguments.max_concurrency, max(batch, evaluated)),
+        reference=grpo.beta != 0 and not adapted,
+        on_gpu=device.on_gpu,
+        server_bytes=SHARED_GPU * device.bytes if shares and device.on_gpu else 0.0,
+    )
+
+
+def remedy(shape: ModelShape, load: Load, there: float, grpo: GRPOConfig) -> str:
+    """The least change with which the estimate fits."""
+    episodes = _halvings(load.generating) if load.generating else [0]
+    for checkpointing in (load.gradient_checkpointing, True):
+        for rows in _halvings(load.rows):
+            for generating in episodes:
+                smaller = replace(load, rows=rows, gradient_checkpointing=checkpointing, generating=generating)
+                if estimate(shape, smaller).total > there:
+                    continue
+                flags = [] if checkpointing == load.gradient_checkpointing else ["--gradient_checkpointing true"]
+                if generating < load.generating:
+                    flags.append(f"--max_concurrency {generating}")
+                if rows < load.rows:
+                    flags.append(smaller_batch(grpo, rows))
+                return f"{' '.join(flags)} fits"
+    ways = [] if shape.adapted else ["--use_peft true (LoRA)"]
+    ways += [] if load.quantized_bits else ["--load_in_4bit true"]
+    return f"even one row at a time does not fit; take {', '.join([*ways, 'shorter episodes or a smaller model'])}"
+
+
+def _halvings(number: int) -> list[int]:
+    """The number, half of it, and so on down to 1."""
+    return [number >> shift for shift in range(number.bit_length())]
+
+
+def _extent(questions: Sequence[Question]) -> str:
+    return f"{len(questions):,} questions on {len({question.db_id for question in questions})} databases"
+
+
+def bits_of(model_config: ModelConfig) -> int | None:
+    """Bits of a quantised weight."""
+    return 4 if model_config.load_in_4bit else 8 if model_config.load_in_8bit else None
+
+
+async def _settings_of(server: VLLMServer) -> dict[str, dict[str, int]]:
+    """What a server tells those who may change its weights; empty when it does not."""
+    try:
+        return dict(await server.settings())
+    except (ReplicaError, LookupError, TypeError):
+        return {}
+
+
+def _memory_table(memory: Estimate, device: Device) -> Table:
+    table = Table(title=f"memory on {device.name}, estimated for the longest rows", title_justify="left")
+    table.add_column("part", no_wrap=True)
+    table.add_column("GiB", justify="right", no_wrap=True)
+    table.add_column("how", overflow="fold")
+    for title, parts in (("", memory.standing), ("training", memory.training), ("generation", memory.generation)):
+        if title and memory.generation:
+            table.add_section()
+        for part in parts:
+            table.add_row(part.name, f"{part.bytes / GIB:.2f}", part.how)
+    table.add_section()
+    if memory.server:
+        table.add_row("vLLM server", f"{memory.server / GIB:.2f}", f"its share of this GPU, {SHARED_GPU:.0%}")
+    how = "with what the allocator cannot use"
+    if memory.generation:
+        how += "; training and generation take turns"
+    table.add_row("in all", f"{memory.total / GIB:.2f}", how)
+    return table
+
+
+def _main_memory() -> float:
+    """Bytes of memory that this process may use."""
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text().strip() if limit.is_file() else "max"
+    return float(min(there, int(text)) if text.isdigit() else there)

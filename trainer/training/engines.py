@@ -1,0 +1,236 @@
+"""The engine that generates in a run: Hugging Face `generate` in this process, or vLLM servers, by `--use_vllm`.
+
+Either is TRL's `vllm_generation` as well (see `grpo.use_engine`): `sync_weights` brings it to the trainer's weights
+before the rollouts of each new step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import urlsplit
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedType
+from peft import PeftModel
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+from trl import GRPOConfig, GRPOTrainer, ModelConfig
+from trl.models import unwrap_model_for_generation
+
+from env_server.errors import SQLEnvError
+from inference.engine import Engine, EngineError
+from inference.hf.engine import HFEngine
+from inference.launch.plan import WeightSyncMode
+from inference.vllm.addresses import every_server
+from inference.vllm.engine import VLLMEngine, VLLMSettings
+from inference.vllm.fleet import split_urls
+from inference.weights.device import DeviceTransport, refusal
+from inference.weights.disk import DiskTransport
+from inference.weights.gather import adapter_weights, full_weights
+from inference.weights.lora import LoraTransport
+from inference.weights.probe import token_logprobs
+from inference.weights.proof import Evidence
+from inference.weights.push import PushSettings, Ranks, WeightPusher
+from inference.weights.transport import Transport
+from trainer.chat.prompts import ChatRenderer
+from trainer.config import ConfigError, SQLEnvArguments
+from trainer.evaluation.evaluate import in_process_engine
+from trainer.ranks import require_whole_model
+from trainer.rollout.client import RolloutSettings
+
+PROBE = "Which tables are there, and what is in them?"
+
+
+class InferenceError(SQLEnvError):
+    """The servers cannot be brought to the trainer's weights, or there are none; the run cannot go on."""
+
+
+class PolicyEngine(Protocol):
+    """An engine, and its way to the trainer's weights."""
+
+    @property
+    def engine(self) -> Engine:
+        """What generates."""
+
+    def sync_weights(self) -> None:
+        """Bring the engine to the trainer's weights; every rank calls it. Raises InferenceError."""
+
+    async def aclose(self) -> None:
+        """Release everything."""
+
+
+class HFPolicy:
+    """The trainer's own model generates: there is nothing to bring over, only the version moves on."""
+
+    def __init__(self, engine: HFEngine, trainer: GRPOTrainer) -> None:
+        self.engine = engine
+        self._trainer = trainer
+
+    def sync_weights(self) -> None:
+        """Stamp the number of updates that the weights have had."""
+        self.engine.set_policy_version(self._trainer.state.global_step)
+
+    async def aclose(self) -> None:
+        """Release everything."""
+        await self.engine.aclose()
+
+
+class VLLMPolicy:
+    """vLLM servers generate, and get the weights after every update."""
+
+    def __init__(self, engine: VLLMEngine, pusher: WeightPusher, trainer: GRPOTrainer) -> None:
+        self.engine = engine
+        self._pusher = pusher
+        self._trainer = trainer
+
+    def sync_weights(self) -> None:
+        """Push, and prove it. Raises InferenceError."""
+        try:
+            self._pusher.push(self._trainer.state.global_step)
+        except EngineError as error:
+            raise InferenceError(str(error)) from error
+
+    async def aclose(self) -> None:
+        """Release everything."""
+        await self.engine.aclose()
+        self._pusher.close()
+
+
+def hf_policy(
+    trainer: GRPOTrainer, tokenizer: PreTrainedTokenizerBase, renderer: ChatRenderer, settings: RolloutSettings
+) -> HFPolicy:
+    """An engine on the trainer's model. Raises ConfigError."""
+    require_whole_model(trainer.accelerator)
+    engine = in_process_engine(
+        trainer.model,
+        tokenizer,
+        renderer,
+        settings,
+        lambda: unwrap_model_for_generation(
+            trainer.model_wrapped,
+            trainer.accelerator,
+            # It switches checkpointing off, and on again, with these or else with the defaults.
+            gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
+        ),
+    )
+    return HFPolicy(engine, trainer)
+
+
+def check_vllm_flags(arguments: SQLEnvArguments, grpo: GRPOConfig, model_config: ModelConfig) -> None:
+    """Refuse what cannot work before anything is loaded. Raises ConfigError."""
+    server_urls(grpo)
+    way = arguments.weight_sync
+    if way == "lora" and not model_config.use_peft:
+        raise ConfigError("--weight_sync lora pushes adapters, and this run trains none; add --use_peft")
+    if way in ("nccl", "ipc") and arguments.dry_run_gpu is None:  # else it is not this machine that will train
+        has_cuda = torch.cuda.is_available() and not grpo.use_cpu
+        reason = refusal(way, has_vllm=find_spec("vllm") is not None, has_cuda=has_cuda, ranks=grpo.world_size)
+        if reason:
+            raise ConfigError(reason)
+
+
+def server_urls(grpo: GRPOConfig) -> tuple[str, ...]:
+    """Return the servers that TRL's flags name. Raises ConfigError."""
+    host = "127.0.0.1" if grpo.vllm_server_host == "0.0.0.0" else grpo.vllm_server_host
+    try:
+        return split_urls(grpo.vllm_server_base_url or f"http://{host}:{grpo.vllm_server_port}")
+    except ValueError as error:
+        raise ConfigError(f"--vllm_server_base_url: {error}") from None
+
+
+def vllm_policy(
+    trainer: GRPOTrainer,
+    renderer: ChatRenderer,
+    settings: RolloutSettings,
+    arguments: SQLEnvArguments,
+    ranks: Ranks,
+    say: Callable[[str], None],
+) -> VLLMPolicy:
+    """Put the servers' engine and its weight sync together; speaks to nobody yet.
+
+    `say` is told what the proof of the first push finds.
+    """
+
+    def report(found: Sequence[Evidence]) -> None:
+        for evidence in found:
+            say(f"weights arrive, every tensor: {evidence}")
+
+    grpo = trainer.args
+    urls = every_server(server_urls(grpo))
+    engine = VLLMEngine(
+        urls,
+        stop_ids=renderer.stop_ids,
+        vocab_size=trainer.model.config.get_text_config(decoder=True).vocab_size,
+        max_context=settings.budget.max_context,
+        settings=VLLMSettings(server_timeout_s=grpo.vllm_server_timeout),
+    )
+    accelerator = trainer.accelerator
+
+    def logprobs(prompt_ids: tuple[int, ...], token_ids: tuple[int, ...], temperature: float) -> torch.Tensor:
+        with accelerator.autocast():
+            return token_logprobs(trainer.model_wrapped, prompt_ids, token_ids, temperature)
+
+    def unrounded(prompt_ids: tuple[int, ...], token_ids: tuple[int, ...], temperature: float) -> torch.Tensor:
+        return token_logprobs(trainer.model_wrapped, prompt_ids, token_ids, temperature, autocast=False)
+
+    pusher = WeightPusher(
+        lambda: trainer.model_wrapped,
+        engine,
+        _transport(trainer, accelerator, urls, arguments),
+        logprobs,
+        renderer.prompt_ids([{"role": "user", "content": PROBE}]),
+        ranks=ranks,
+        settings=PushSettings(arguments.weight_sync_timeout, arguments.pause),
+        unrounded=unrounded,
+        on_proof=report,
+        forward_is_local=accelerator.distributed_type not in (DistributedType.FSDP, DistributedType.DEEPSPEED),
+    )
+    engine.restore_with(pusher.restore)
+    return VLLMPolicy(engine, pusher, trainer)
+
+
+def _transport(
+    trainer: GRPOTrainer, accelerator: Accelerator, urls: tuple[str, ...], arguments: SQLEnvArguments
+) -> Transport:
+    def model() -> nn.Module:
+        wrapped: nn.Module = trainer.model_wrapped
+        return wrapped
+
+    # An adapter on a base that this run has merged is of no use to servers: they hold another base.
+    adapter = isinstance(accelerator.unwrap_model(trainer.model), PeftModel) and arguments.adapter != "merge"
+    folder = Path(arguments.weight_sync_dir or Path(trainer.args.output_dir) / "weights")
+    match choose_weight_sync(arguments.weight_sync, adapter, trainer.model.device, urls):
+        case WeightSyncMode.LORA:
+            return LoraTransport(lambda: adapter_weights(model(), accelerator), folder)
+        case WeightSyncMode.NCCL | WeightSyncMode.IPC as way:
+            return DeviceTransport(
+                "nccl" if way is WeightSyncMode.NCCL else "ipc",
+                lambda: full_weights(model(), accelerator),
+                accelerator.device,
+                arguments.weight_sync_timeout,
+                accelerator.num_processes,
+            )
+        case _:
+            return DiskTransport(
+                lambda: full_weights(model(), accelerator), folder, is_main=accelerator.is_main_process
+            )
+
+
+def choose_weight_sync(asked: str, adapter: bool, device: torch.device, urls: tuple[str, ...]) -> WeightSyncMode:
+    """Return the way that weights take.
+
+    `auto`: adapters alone where there are any, from GPU to GPU where the trainer has one and vLLM's sending side is
+    installed, else by disk.
+    """
+    if asked != "auto":
+        return WeightSyncMode(asked)
+    if adapter:
+        return WeightSyncMode.LORA
+    if device.type != "cuda" or find_spec("vllm") is None:
+        return WeightSyncMode.DISK
+    here = all(urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1") for url in urls)
+    return WeightSyncMode.IPC if here and torch.cuda.device_count() == 1 else WeightSyncMode.NCCL

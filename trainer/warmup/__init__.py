@@ -1,0 +1,1 @@
+"""Supervised warm-up on play that the environment has verified."""

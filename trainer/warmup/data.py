@@ -1,0 +1,81 @@
+"""What a warm-up learns from: episodes that were really played on the training databases, as token ids with labels.
+
+Only the policy's own tokens are learned: labels are -100 on the prompt and on everything the environment says. The
+ids are assembled exactly as a rollout assembles them, so what is learned here is what is seen there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.progress import track
+
+from env_server.data.loading import load_dataset
+from env_server.dataset import Split
+from env_server.factory import EnvironmentFactory
+from env_server.settings import EnvSettings, JudgingSettings
+from env_server.types import AnswerMode
+from trainer.chat.prompts import ChatRenderer, opening_messages
+from trainer.config import ConfigError
+from trainer.evaluation.evaluate import choose_questions
+from trainer.rollout.players import Conversation
+from trainer.warmup.demonstrations import demonstrate
+
+IGNORED = -100
+"""The label that the loss leaves out."""
+
+
+def encode(
+    conversation: Conversation, renderer: ChatRenderer, answer_mode: AnswerMode = AnswerMode.VALUE
+) -> dict[str, list[int]]:
+    """An episode as `input_ids` and `labels`; the labels are the ids where the policy speaks, else IGNORED."""
+    ids = renderer.prompt_ids(opening_messages(answer_mode, conversation.opening))
+    labels = [IGNORED] * len(ids)
+    for text, reply in conversation.turns:
+        turn = renderer.turn_ids(text)
+        ids += turn
+        labels += turn
+        if reply:
+            reply_ids = renderer.observation_ids(reply, closed=True)
+            ids += reply_ids
+            labels += [IGNORED] * len(reply_ids)
+    return {"input_ids": ids, "labels": labels}
+
+
+def play_demonstrations(
+    specs: Sequence[str],
+    good: float,
+    seed: int,
+    console: Console,
+    *,
+    answer_mode: AnswerMode = AnswerMode.VALUE,
+    step_budget: int = 15,
+    limit: int = -1,
+) -> list[Conversation]:
+    """Play training questions of the data sets once, `good` of them well: `limit` of each data set, or all for -1.
+
+    A limit is spread evenly over the databases. Raises ConfigError when a data set has no training questions.
+    """
+    # What the oracle submits is the gold itself: to judge it on variants of the databases, too, tells nothing.
+    settings = EnvSettings(step_budget=step_budget, judging=JudgingSettings(variants=False))
+    conversations: list[Conversation] = []
+    for spec in specs:
+        dataset = load_dataset(spec, answer_mode=answer_mode)
+        everything = dataset.select(Split.TRAIN)
+        questions = everything if limit < 0 else choose_questions(dataset, Split.TRAIN, limit)
+        if not questions:
+            raise ConfigError(f"--data {spec} has no usable question for training")
+        with EnvironmentFactory(dataset, settings, answer_mode) as factory:
+            playing = demonstrate(factory.make(), questions, good, seed, answer_mode)
+            quiet = not console.is_terminal
+            shown = track(playing, f"playing {spec}", len(questions), console=console, transient=True, disable=quiet)
+            played = list(shown)
+        correct = sum(episode.correct for episode, _ in played)
+        of_all = "" if len(questions) == len(everything) else f" on {len(questions):,} of {len(everything):,} questions"
+        console.print(
+            f"{spec}: {len(played):,} episodes played{of_all}, {correct / max(1, len(played)):.0%} of them right",
+            highlight=False,
+        )
+        conversations += [conversation for _, conversation in played]
+    return conversations

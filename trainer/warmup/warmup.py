@@ -1,0 +1,237 @@
+"""`sqlenv warmup`: supervised warm-up on multi-turn play that the environment has verified (TRL's SFTTrainer).
+
+It teaches a model the moves, in either answer mode, before GRPO teaches it which of them pay. What it saves, a full
+checkpoint or with `--use_peft` a LoRA adapter, is a policy that `sqlenv train`, `inference`, `evaluate` and `export`
+take. Given an adapter, it goes on training that one (`--adapter`).
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import trl.trainer.utils
+from datasets import Dataset as HubDataset
+from rich.console import Console
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PrinterCallback,
+    ProgressCallback,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config, get_quantization_config
+
+from env_server.types import AnswerMode
+from trainer.chat.prompts import ChatRenderer
+from trainer.config import ConfigError, WarmupArguments
+from trainer.policy.loading import init_kwargs, load_base, load_to_continue, load_tokenizer, resolve_policy
+from trainer.policy.play_settings import PlaySettings, SavePlaySettings
+from trainer.policy.quantisation import keep_gradients
+from trainer.ranks import Ranks, ending_together
+from trainer.rollout.players import Conversation
+from trainer.tiny.model import build_model
+from trainer.tiny.tokenizer import build_tokenizer
+from trainer.training.arguments import parse_warmup_arguments
+from trainer.training.optimizers import MuonAdamW
+from trainer.training.starting_point import merged_start
+from trainer.warmup.data import encode, play_demonstrations
+
+LARGE_VOCABULARY = 8_192
+"""In tokens; from there on, the output head is what a warm-up on a CPU takes its time for."""
+
+
+class Deadline(TrainerCallback):  # type: ignore[misc]  # transformers carries no types
+    """Stops training once its minutes are over."""
+
+    def __init__(self, minutes: float) -> None:
+        self._seconds = 60 * minutes
+        self._started = time.monotonic()
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Start the clock."""
+        self._started = time.monotonic()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Ask the trainer to stop when the time is over."""
+        control.should_training_stop |= time.monotonic() - self._started >= self._seconds
+
+
+class ProgressLine(TrainerCallback):  # type: ignore[misc]
+    """Prints one line at each logging step: loss and accuracy on the policy's own tokens, and the time that is left."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._began = (0, 0.0)
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Start the clock; a resumed run begins at its checkpoint's step."""
+        self._began = (state.global_step, time.monotonic())
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Mapping[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Print the line of a step; the summary at the end has no loss of its own."""
+        if logs is None or "loss" not in logs:
+            return
+        step, began = self._began
+        seconds = (time.monotonic() - began) / max(1, state.global_step - step)
+        minutes = seconds * (state.max_steps - state.global_step) / 60
+        self._console.print(
+            f"step {state.global_step}/{state.max_steps}  loss {logs['loss']:.4f}  "
+            f"tokens right {logs.get('mean_token_accuracy', 0.0):.1%}  {seconds:.1f} s a step, {minutes:.0f} min left",
+            highlight=False,
+        )
+
+
+def run(argv: Sequence[str]) -> int:
+    """Parse the flags, play, train and save. Raises SQLEnvError."""
+    with ending_together("sqlenv warmup"):
+        arguments, sft, model_config = parse_warmup_arguments(argv, str(__doc__))
+        if arguments.torch_threads:
+            torch.set_num_threads(arguments.torch_threads)
+        ranks = Ranks.of(sft)
+        ranks.hush_others()
+        _warm_up(arguments, sft, model_config, ranks, Console(file=sys.stderr, quiet=not ranks.is_main))
+        ranks.part()
+    return 0
+
+
+def _warm_up(
+    arguments: WarmupArguments, sft: SFTConfig, model_config: ModelConfig, ranks: Ranks, console: Console
+) -> None:
+    answer_mode = AnswerMode(arguments.answer_mode)
+    sources = arguments.data.split(",")
+    with ranks.one_goes_first():
+        conversations = play_demonstrations(
+            sources,
+            arguments.good,
+            sft.seed,
+            console,
+            answer_mode=answer_mode,
+            step_budget=arguments.step_budget,
+            limit=arguments.max_episodes,
+        )
+    tokenizer: PreTrainedTokenizerBase
+    if arguments.new_tiny_policy:
+        tokenizer = build_tokenizer(_texts(conversations))
+        model = build_model(tokenizer, seed=sft.seed)
+    else:
+        start = merged_start(model_config, sft, arguments.adapter, ranks)
+        tokenizer = load_tokenizer(start, trust_remote_code=sft.trust_remote_code)
+        model = _load(start, sft)
+    renderer = ChatRenderer(tokenizer, arguments.template_variables)
+    rows = [encode(conversation, renderer, answer_mode) for conversation in conversations]
+    context = model.config.get_text_config(decoder=True).max_position_embeddings
+    rows = _short_enough(rows, sft.max_length or context, console)
+    optimizer = None
+    if arguments.muon_learning_rate > 0:
+        optimizer = MuonAdamW(model, arguments.muon_learning_rate, sft.learning_rate, sft.weight_decay)
+    play = PlaySettings(
+        data=sources[0] if len(sources) == 1 else PlaySettings().data,
+        answer_mode=answer_mode,
+        chat_template_kwargs=arguments.template_variables,
+        step_budget=arguments.step_budget,
+    )
+    continued = hasattr(model, "peft_config")
+    trainer = SFTTrainer(
+        model=model,
+        args=sft,
+        train_dataset=HubDataset.from_list(rows),
+        processing_class=tokenizer,
+        peft_config=None if continued else get_peft_config(model_config),
+        optimizers=(optimizer, None),
+        callbacks=[ProgressLine(console), SavePlaySettings(play)],
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.remove_callback(ProgressCallback)
+    if arguments.max_minutes > 0:
+        trainer.add_callback(Deadline(arguments.max_minutes))
+    large = model.config.get_text_config(decoder=True).vocab_size >= LARGE_VOCABULARY
+    with scoring_labels_alone() if large else nullcontext():
+        trainer.train(resume_from_checkpoint=sft.resume_from_checkpoint)
+    _stop_where_turns_end(model, renderer)
+    target = Path(sft.output_dir)
+    trainer.save_model(str(target))
+    if ranks.is_main:
+        tokenizer.save_pretrained(str(target))
+        play.save(target)
+    console.print(f"saved to {target}", highlight=False)
+
+
+@contextmanager
+def scoring_labels_alone() -> Iterator[None]:
+    """Have TRL's output head score, on a CPU too, the tokens that are learned alone, for the `with` block.
+
+    It does so where Triton runs. Elsewhere it scores every position, so that accelerators which compile a program for
+    each shape compile few; a CPU compiles none, and most of an episode is what the environment says.
+    """
+    before = trl.trainer.utils._use_triton
+    trl.trainer.utils._use_triton = lambda device: device.type == "cpu" or before(device)
+    try:
+        yield
+    finally:
+        trl.trainer.utils._use_triton = before
+
+
+def _load(model_config: ModelConfig, sft: SFTConfig) -> PreTrainedModel:
+    """Load what is trained: a checkpoint, or an adapter on its base. Raises PolicyError."""
+    policy = resolve_policy(str(model_config.model_name_or_path), model_config.model_revision)
+    sft.model_init_kwargs = init_kwargs(model_config, sft)
+    quantization = get_quantization_config(model_config)
+    if policy.adapter is None:
+        model = load_base(policy, sft, quantization)
+    else:
+        model = load_to_continue(policy, sft, quantization, lora_dropout=model_config.lora_dropout)
+    keep_gradients(model, model_config)
+    return model
+
+
+def _short_enough(rows: Sequence[dict[str, list[int]]], limit: int, console: Console) -> list[dict[str, list[int]]]:
+    """Return the episodes of at most `limit` tokens. Raises ConfigError when there is none."""
+    kept = [row for row in rows if len(row["input_ids"]) <= limit]
+    if not kept:
+        shortest = min(len(row["input_ids"]) for row in rows) if rows else 0
+        raise ConfigError(f"no episode has at most {limit} tokens (--max_length); the shortest one has {shortest}")
+    tokens = sum(len(row["input_ids"]) for row in kept)
+    learned = sum(label >= 0 for row in kept for label in row["labels"])
+    longer = f"; {len(rows) - len(kept):,} longer than {limit:,} are left out" if len(kept) < len(rows) else ""
+    console.print(
+        f"{len(kept):,} episodes, {tokens:,} tokens, {learned:,} of them the policy's own, which are learned{longer}",
+        highlight=False,
+    )
+    return kept
+
+
+def _stop_where_turns_end(model: PreTrainedModel, renderer: ChatRenderer) -> None:
+    """Have plain generation stop where the policy has learned to, besides where it did."""
+    if (config := model.generation_config) is None:
+        return
+    known = config.eos_token_id
+    before = known if isinstance(known, list) else [] if known is None else [known]
+    stops = list(dict.fromkeys((*renderer.stop_ids, *before)))
+    config.eos_token_id = stops[0] if len(stops) == 1 else stops
+
+
+def _texts(conversations: Iterable[Conversation]) -> Iterable[str]:
+    for conversation in conversations:
+        yield conversation.opening
+        for turn in conversation.turns:
+            yield from turn
