@@ -217,24 +217,32 @@ class Supervisor:
             if not worker.sockets:
                 worker.sockets = self._sockets_again(worker)
             worker.beats = self._beats.row(worker.number)[0]
-            reading, writing = os.pipe()
-            # A stop that arrives before the worker listens to signals waits until it does.
-            signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-            try:
-                pid = os.fork()
-                if pid == 0:
-                    self._be_worker(worker, writing)
-            finally:
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+            pid, reading = self._fork(worker)
         except OSError as error:
             worker.cause = f"no process can be started: {error.strerror}"
             self._plan(worker, served_s=0.0)
             return
-        os.close(writing)
         worker.pid, worker.status, worker.cause = pid, reading, ""
         worker.serves_since, worker.silent_checks = None, 0
         self._selector.register(reading, selectors.EVENT_READ, lambda: self._on_status(worker))
         log(logging.INFO, "worker_started", worker=worker.number, pid=pid)
+
+    def _fork(self, worker: _Worker) -> tuple[int, int]:
+        """Start a process for the worker; return its id and the reading end of its status pipe. Raises OSError."""
+        reading, writing = os.pipe()
+        # A stop that arrives before the worker listens to signals waits until it does.
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        try:
+            pid = os.fork()
+            if pid == 0:
+                self._be_worker(worker, writing)
+        except OSError:
+            os.close(reading)
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+            os.close(writing)
+        return pid, reading
 
     def _sockets_again(self, worker: _Worker) -> list[socket.socket]:
         other = next(each for each in self._workers if each.sockets and each is not worker)

@@ -23,6 +23,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 STAND_IN = Path(__file__).with_name("stand_in_server.py")
+FORKLESS_PARENT = Path(__file__).with_name("forkless_parent.py")
 LONGEST_S = 60.0
 """A server that is still there after so long is killed, and its test fails."""
 
@@ -287,6 +288,13 @@ def test_workers_that_do_not_start_end_the_server_with_the_cause(tmp_path: Path)
     assert status == 2
     assert log.splitlines()[-1] == (
         "no worker can be started: StartError: the application did not start; the log says why"
+    )
+
+
+def test_a_parent_that_may_not_fork_says_so_and_leaves_no_file_open() -> None:
+    ran = subprocess.run([sys.executable, str(FORKLESS_PARENT)], stdout=subprocess.PIPE, text=True, timeout=LONGEST_S)
+    assert ran.stdout == (
+        "no worker can be started: no process can be started: Resource temporarily unavailable; 0 more files\n"
     )
 
 
