@@ -120,9 +120,18 @@ def parse_frame(frame: str | bytes) -> Request:
     if isinstance(frame, bytes):
         raise FrameError(ErrorCode.INVALID_JSON, "binary frames are not understood; send JSON as text")
     try:
+        return _read(frame)
+    except RecursionError as error:
+        # JSON that is just shallow enough to be read may be too deep to be written or looked through.
+        raise _no_json(error) from None
+
+
+def _read(frame: str) -> Request:
+    """Read a request. Raises FrameError, and RecursionError where it is nested too deeply."""
+    try:
         message = json.loads(frame)
-    except (ValueError, RecursionError) as error:
-        raise FrameError(ErrorCode.INVALID_JSON, f"the frame is not JSON: {str(error)[:200]}") from None
+    except ValueError as error:
+        raise _no_json(error) from None
     if _HALF_PAIR.search(frame) and not is_unicode(message):
         raise FrameError(ErrorCode.INVALID_JSON, "the frame holds half of a surrogate pair, which is no character")
     if not isinstance(message, dict):
@@ -159,6 +168,10 @@ def validation_errors(error: ValidationError) -> list[dict[str, Any]]:
     """Return what is wrong, without the values that were sent and without links."""
     errors = error.errors(include_url=False, include_context=False, include_input=False)
     return [{"loc": list(each["loc"]), "msg": each["msg"], "type": each["type"]} for each in errors]
+
+
+def _no_json(error: Exception) -> FrameError:
+    return FrameError(ErrorCode.INVALID_JSON, f"the frame is not JSON: {str(error)[:200]}")
 
 
 def _invalid(errors: list[dict[str, Any]]) -> FrameError:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import sys
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
@@ -87,6 +89,27 @@ def test_what_is_not_understood_is_told(frame: str | bytes, code: str) -> None:
     data = refusal(frame)
     assert data["code"] == code
     assert data["message"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('{"type":', "}"),
+        ('{"type":"mcp","data":["\\ud83d\\ude00",', "]}"),
+        ('{"type":"mcp","data":', "}"),
+        ('{"type":"step","data":{"action_type":"QUERY","metadata":{"x":', "}}}"),
+        ('{"type":"step","data":{"action_type":', "}}"),
+        ('{"type":"reset","data":{"seed":', "}}"),
+    ],
+)
+@pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}")])
+def test_at_every_depth_of_nesting_it_is_a_request_or_a_refusal(
+    before: str, after: str, opening: str, closing: str
+) -> None:
+    for depth in range(sys.getrecursionlimit() + 20):
+        frame = before + opening * depth + "0" + closing * depth + after
+        with suppress(FrameError):
+            parse_frame(frame)
 
 
 def test_validation_errors_are_listed_without_the_values_sent() -> None:
