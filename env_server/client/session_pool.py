@@ -125,8 +125,10 @@ class SessionPool:
         """
         search = _Search(self._now() + patience_s, patience_s)
         while True:
-            server = await self._next(search)
-            connection = self._take_idle(server)
+            doubted = search.doubted if search.doubted in self.servers else None
+            search.doubted = None
+            server = doubted or await self._next(search)
+            connection = None if doubted else self._take_idle(server)
             reused = connection is not None
             self._board.lend(server, reused=reused)
             try:
@@ -134,13 +136,14 @@ class SessionPool:
                 result = await work(connection)
             except (RetryableError, ServerRefusesError) as error:
                 self._drop(server, connection)
-                search.failures[server] = error
                 if reused and isinstance(error, ConnectionLostError):
                     # It may have been closed for being idle: a new connection shows how the server is.
-                    del search.failures[server]
-                else:
-                    self._failed(server, error)
-                search.losses += connection is not None and isinstance(error, ConnectionLostError | DeadlineError)
+                    search.doubted = server
+                    continue
+                search.failures[server] = error
+                self._failed(server, error)
+                asked = connection is not None or doubted is not None
+                search.losses += asked and isinstance(error, ConnectionLostError | DeadlineError)
                 if search.losses >= LOSSES_ALLOWED:
                     raise
             except RemoteActionError:
@@ -292,6 +295,8 @@ class _Search:
     patience_s: float
     failures: dict[Server, ClientError] = field(default_factory=dict)
     losses: int = 0
+    doubted: Server | None = None
+    """Where an idle socket turned out to be closed: the next one to try, on a new connection."""
 
 
 def _clean(token: str | None, server: Server) -> str | None:

@@ -181,6 +181,28 @@ async def test_a_socket_that_breaks_as_it_is_reused_says_nothing_of_its_server(
     assert notices == []
 
 
+@pytest.mark.parametrize("healthy", [1, 3])
+async def test_stale_idle_sockets_are_not_taken_for_losses(
+    make_pool: MakePool, servers: list[PlayingServer], notices: list[str], healthy: int
+) -> None:
+    pool = make_pool(*servers[:healthy])
+    idle = [connection for connection, _ in await asyncio.gather(*(pool.begin(reset) for _ in range(LOSSES_ALLOWED)))]
+    for connection in idle:
+        pool.release(connection)
+    for server in servers:
+        server.script = lambda request: Close() if request["type"] == "state" else None
+
+    async def work(connection: Connection) -> str:
+        # The server hangs up on whoever asks for the state, which those do that were idle.
+        return str(await connection.request("state")) if connection in idle else await reset(connection)
+
+    for _ in range(LOSSES_ALLOWED):
+        async with lent(pool, work) as connection:
+            assert connection not in idle
+    assert notices == []
+    assert sum(counts(servers)) <= 2 * LOSSES_ALLOWED
+
+
 async def test_a_full_server_passes_sessions_on(
     make_pool: MakePool, servers: list[PlayingServer], notices: list[str]
 ) -> None:
