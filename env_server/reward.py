@@ -26,19 +26,13 @@ from functools import lru_cache
 from env_server.dataset import Gold, Row
 from env_server.progress import ROW_LIMIT, Target
 from env_server.settings import RewardSettings
+from env_server.sql.lexer import GAPS, tokens
 from env_server.types import ActionType, RewardComponents
 
 _FOLD = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 """SQLite ignores the case of ASCII letters only."""
-_SQL_TOKEN = re.compile(
-    r"""(?P<comment>--[^\n]*|/\*.*?(?:\*/|\Z))
-    |(?P<quoted>'[^']*(?:'|\Z)|"[^"]*(?:"|\Z)|`[^`]*(?:`|\Z)|\[[^\]]*(?:\]|\Z))
-    |(?P<space>\s+)
-    |(?P<plain>[\w.$]+|[<>=!|]+|.)""",
-    re.DOTALL | re.VERBOSE,
-)
-_PLAIN_TOKEN = re.compile(r"[\w.$]+|[<>=!|]+|[^\s]")
-_QUOTED_OR_COMMENTED = re.compile(r"""['"`\[]|--|/\*""")
+_TOUCHING = re.compile(r"[\w.$]{2}|[<>=!|]{2}")
+"""Where two tokens meet that count as one word: `T1.name` is another text than `T1 . name`."""
 _MAX_REMEMBERED = 4_096
 _LONGEST_REMEMBERED = 1_000
 """Statements, and characters of one, whose identity is remembered: the rollouts of a group send the same ones."""
@@ -66,17 +60,20 @@ def _normalize_name(name: str) -> str:
 
 
 def _normalize_sql(sql: str) -> str:
-    if not _QUOTED_OR_COMMENTED.search(sql):
-        return " ".join(_PLAIN_TOKEN.findall(sql.rstrip("; \t\r\n").translate(_FOLD)))
-    tokens: list[str] = []
-    for match in _SQL_TOKEN.finditer(sql.strip()):
-        if match.lastgroup == "quoted":
-            tokens.append(match.group())
-        elif match.lastgroup == "plain":
-            tokens.append(match.group().translate(_FOLD))
-    while tokens and tokens[-1] == ";":
-        tokens.pop()
-    return " ".join(tokens)
+    words: list[str] = []
+    end = 0
+    for token in tokens(sql.strip()):
+        if token.lastgroup in GAPS:
+            continue
+        text = token[0] if token[0][0] in _NAME_QUOTES else token[0].translate(_FOLD)
+        if end == token.start() and words and _TOUCHING.match(words[-1][-1] + text[0]):
+            words[-1] += text
+        else:
+            words.append(text)
+        end = token.end()
+    while words and words[-1] == ";":
+        words.pop()
+    return " ".join(words)
 
 
 _remembered_sql = lru_cache(_MAX_REMEMBERED)(_normalize_sql)

@@ -21,14 +21,8 @@ from dataclasses import dataclass
 
 import apsw
 
-_LEXEME = re.compile(
-    r"""(?P<blank> \s+ | --[^\n]* | /\*.*?(?:\*/|\Z))
-      | (?P<literal> x?'(?:[^']|'')*' | (?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?\w* )
-      | (?P<quoted> "(?:[^"]|"")*" | `(?:[^`]|``)*` | \[[^\]]*\] )
-      | (?P<word> [^\W\d][\w$]* )
-      | (?P<symbol> <> | != | == | <= | >= | \|\| | << | >> | ->> | -> | . )""",
-    re.VERBOSE | re.DOTALL | re.IGNORECASE,
-)
+from env_server.sql.lexer import GAPS, tokens
+
 _PLAIN_NAME = re.compile(r"[^\W\d][\w$]*\Z")
 _SAME_SYMBOL = {"<>": "!=", "==": "="}
 
@@ -107,16 +101,16 @@ def _quoted(name: str) -> str:
 
 
 def _lexemes(sql: str) -> Iterator[_Lexeme]:
-    for match in _LEXEME.finditer(sql):
-        kind, text = str(match.lastgroup), match.group()
-        if kind == "quoted":
-            closing = text[-1]
-            inner = text[1:-1] if closing == "]" else text[1:-1].replace(closing * 2, closing)
-            yield _Lexeme("text" if closing == '"' else "quoted", inner)
-        elif kind == "word":
+    for token in tokens(sql):
+        text = token[0]
+        if token.lastgroup == "quoted":
+            closing = "]" if text[0] == "[" else text[0]
+            inner = text[1:].removesuffix(closing)
+            yield _Lexeme("text" if closing == '"' else "quoted", inner.replace(closing * 2, closing))
+        elif token.lastgroup == "word":
             yield _Lexeme("keyword" if text.upper() in apsw.keywords else "name", text)
-        elif kind != "blank":
-            yield _Lexeme(kind, text)
+        elif token.lastgroup not in GAPS:
+            yield _Lexeme("symbol" if token.lastgroup == "symbol" else "literal", text)
 
 
 def _alias_places(lexemes: list[_Lexeme]) -> Iterator[int]:

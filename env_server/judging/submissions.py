@@ -17,6 +17,9 @@ Wrappers, in any order and number: code fences with or without a language, backt
 from __future__ import annotations
 
 import re
+from itertools import groupby
+
+from env_server.sql.lexer import tokens
 
 _FENCE = "```"
 _OPENING = re.compile(rf"{_FENCE}(?:(?!(?:select|with|values)\b)\w*[ \t]*\n)?", re.IGNORECASE)
@@ -27,13 +30,8 @@ _PREFIX = re.compile(
     re.IGNORECASE,
 )
 
-# What is quoted or commented out is kept. A quotation or comment that is never closed runs to the end.
-_REWRITTEN = re.compile(
-    r"""(?P<kept>'[^']*(?:'|\Z) | "[^"]*(?:"|\Z) | `[^`]*(?:`|\Z) | \[[^\]]*(?:\]|\Z) | --[^\n]* | /\*.*?(?:\*/|\Z))
-      | (?P<operator>[<>!])[ ]=
-      | \bYEAR\s*\(\s*CURDATE\s*\(\s*\)\s*\)""",
-    re.VERBOSE | re.DOTALL | re.IGNORECASE,
-)
+_REWRITTEN = re.compile(r"([<>!]) =|\bYEAR\s*\(\s*CURDATE\s*\(\s*\)\s*\)", re.IGNORECASE)
+_KEPT = ("literal", "quoted", "comment")
 
 
 def submitted_query(text: str) -> str:
@@ -43,13 +41,15 @@ def submitted_query(text: str) -> str:
 
 def runnable_query(sql: str) -> str:
     """Return a query as the official evaluator runs it."""
-    return _REWRITTEN.sub(_rewritten, sql)
+    if not _REWRITTEN.search(sql):
+        return sql
+    runs = groupby(tokens(sql), key=lambda token: token.lastgroup in _KEPT)
+    texts = ((kept, "".join(token[0] for token in run)) for kept, run in runs)
+    return "".join(text if kept else _REWRITTEN.sub(_rewritten, text) for kept, text in texts)
 
 
 def _rewritten(match: re.Match[str]) -> str:
-    if match["kept"]:
-        return match["kept"]
-    return match["operator"] + "=" if match["operator"] else "2020"
+    return match[1] + "=" if match[1] else "2020"
 
 
 def _unwrapped(text: str) -> str:

@@ -13,6 +13,7 @@ from functools import lru_cache
 
 from env_server.dataset import Row, SQLValue
 from env_server.settings import DisplaySettings
+from env_server.sql.lexer import is_plain_name
 from env_server.sql.sandbox import QueryResult
 from env_server.sql.schema import Table, quote_identifier
 
@@ -28,16 +29,7 @@ FLOAT_DIGITS = 10
 """Significant digits of a float."""
 
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-_PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _SHORT_ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
-# Keywords that SQLite does not accept as a bare column name.
-_RESERVED_WORDS = """
-add all alter and as autoincrement between case cast check collate commit constraint create default
-deferrable delete distinct drop else escape except exists foreign from group having in index insert
-intersect into is isnull join limit not nothing notnull null on or order primary raise references
-returning select set table then to transaction union unique update using values when where
-"""
-_RESERVED = frozenset(_RESERVED_WORDS.split())
 
 
 @lru_cache(maxsize=1_024)
@@ -120,8 +112,7 @@ def shortened(text: str, max_chars: int) -> str:
 
 def sql_name(name: str) -> str:
     """Return a name as it must be written in SQL: quoted only where it has to be."""
-    plain = _PLAIN_NAME.match(name) and name.lower() not in _RESERVED
-    return shortened(name if plain else quote_identifier(name), MAX_NAME_CHARS)
+    return shortened(name if is_plain_name(name) else quote_identifier(name), MAX_NAME_CHARS)
 
 
 def _escape(match: re.Match[str]) -> str:

@@ -23,7 +23,6 @@ original knows every name, without which it gives no label at all.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 import sqlglot
@@ -31,18 +30,8 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from env_server.dataset import Hardness
+from env_server.sql.lexer import GAPS, tokens
 from env_server.sql.spider_grammar import Complexity, read_complexity
-
-# SQLite's lexical structure, as far as it decides what is quoted, commented out or in parentheses. A quote that
-# is never closed runs to the end.
-_LEXEME = re.compile(
-    r"""(?P<quoted>'(?:[^']|'')*(?:'|\Z) | "(?:[^"]|"")*(?:"|\Z) | `(?:[^`]|``)*(?:`|\Z) | \[[^\]]*(?:\]|\Z))
-      | (?P<blank>\s+ | --[^\n]* | /\*.*?(?:\*/|\Z))
-      | (?P<word>\w+)
-      | (?P<comparison>[!<>]\s+=)
-      | (?P<other>.)""",
-    re.VERBOSE | re.DOTALL,
-)
 
 
 def hardness(sql: str) -> Hardness:
@@ -111,20 +100,15 @@ def orders_at_top_level(sql: str) -> bool:
     """
     depth = 0
     previous = ""
-    for kind, text in _lexemes(sql):
-        if kind == "blank":
+    for token in tokens(sql):
+        if token.lastgroup in GAPS:
             continue
-        depth += {"(": 1, ")": -1}.get(text, 0)
-        word = text.upper() if kind == "word" else ""
+        word = token[0].upper()
+        depth += {"(": 1, ")": -1}.get(word, 0)
         if depth == 0 and previous == "ORDER" and word == "BY":
             return True
         previous = word
     return False
-
-
-def _lexemes(sql: str) -> Iterator[tuple[str, str]]:
-    for match in _LEXEME.finditer(sql):
-        yield match.lastgroup or "other", match.group()
 
 
 def _normalised(sql: str) -> str:
@@ -132,13 +116,15 @@ def _normalised(sql: str) -> str:
 
     Comments become blanks (sqlglot does not see ORDER BY around one); `! =`, `> =` and `< =` are joined.
     """
-    return "".join(_plain(kind, text) for kind, text in _lexemes(sql))
-
-
-def _plain(kind: str, text: str) -> str:
-    if kind == "blank":
-        return " "
-    return text[0] + "=" if kind == "comparison" else text
+    parts: list[str] = []
+    for token in tokens(sql):
+        if token[0] == "=" and parts[-2:] in (["!", " "], [">", " "], ["<", " "]):
+            parts.pop()
+        if token.lastgroup not in GAPS:
+            parts.append(token[0])
+        elif parts[-1:] != [" "]:
+            parts.append(" ")
+    return "".join(parts)
 
 
 def _shallow(node: exp.Expression | None) -> Iterator[exp.Expression]:

@@ -13,6 +13,7 @@ from itertools import pairwise
 import apsw
 
 from env_server.errors import SQLError
+from env_server.sql.lexer import BLANKS, Token, tokens
 
 MAX_MESSAGE_CHARS = 300
 """Characters of an error's message."""
@@ -40,21 +41,9 @@ _QUADRATIC_FUNCTIONS = frozenset(("instr", "replace", "trim", "ltrim", "rtrim", 
 _QUADRATIC_PREFIX = "geopoly_"
 _DATE_FUNCTIONS = frozenset(("date", "time", "datetime", "julianday", "unixepoch", "strftime"))
 
-_TOKEN = re.compile(
-    r"""(?P<blank>[ \t\n\f\r]+|--[^\n]*|/\*.*?(?:\*/|\Z))
-      | (?P<end>;)
-      | (?P<text>'[^']*(?:''[^']*)*(?:'|\Z) | "[^"]*(?:""[^"]*)*(?:"|\Z))
-      | `[^`]*(?:``[^`]*)*(?:`|\Z) | \[[^\]]*(?:\]|\Z)
-      | (?P<word>[^\W\d]\w*)
-      | \d+ | . """,
-    re.VERBOSE | re.DOTALL,
-)
-
-
 # What only tokens can decide: where a statement ends, what is a comment, a date function.
 _NEEDS_TOKENS = re.compile(r";|--|/\*|(?:date|time|julianday|unixepoch)[\"`\]']?\s*\(", re.IGNORECASE)
 _FIRST_WORD = re.compile(r"[^\W\d]\w*")
-_BLANKS = " \t\n\f\r"
 
 
 def statement_body(sql: str, max_bytes: int) -> str:
@@ -72,36 +61,36 @@ def statement_body(sql: str, max_bytes: int) -> str:
     if "\0" in sql:
         raise SQLError("syntax", "the statement holds a NUL character")
     if not _NEEDS_TOKENS.search(sql):
-        body = sql.strip(_BLANKS)
-        _refuse_verb(_FIRST_WORD.match(body))
+        body = sql.strip(BLANKS)
+        if word := _FIRST_WORD.match(body):
+            _refuse_verb(word[0])
         if not body:
             raise SQLError("syntax", "the statement is empty")
         return body
-    tokens = [token for token in _TOKEN.finditer(sql) if not token["blank"]]
-    length = next((i for i, token in enumerate(tokens) if token["end"]), len(tokens))
-    if any(not token["end"] for token in tokens[length:]):
+    seen = [token for token in tokens(sql) if token.lastgroup not in ("blank", "comment")]
+    length = next((i for i, token in enumerate(seen) if token[0] == ";"), len(seen))
+    if any(token[0] != ";" for token in seen[length:]):
         raise SQLError("denied", "only one statement is allowed")
     if length == 0:
         raise SQLError("syntax", "the statement is empty")
-    _refuse_verb(tokens[0] if tokens[0]["word"] else None)
-    _refuse_time_zones(tokens)
-    return sql[tokens[0].start() : tokens[length - 1].end()]
+    _refuse_verb(seen[0][0])
+    _refuse_time_zones(seen)
+    return sql[seen[0].start() : seen[length - 1].end()]
 
 
-def _refuse_verb(word: re.Match[str] | None) -> None:
-    verb = word[0].lower() if word else ""
-    if verb in _REFUSED_VERBS:
-        raise SQLError("denied", f"{verb.upper()} is not allowed; only SELECT queries are")
+def _refuse_verb(word: str) -> None:
+    if word.lower() in _REFUSED_VERBS:
+        raise SQLError("denied", f"{word.upper()} is not allowed; only SELECT queries are")
 
 
-def _refuse_time_zones(tokens: Sequence[re.Match[str]]) -> None:
+def _refuse_time_zones(seen: Sequence[Token]) -> None:
     """Refuse date functions with `localtime` or `utc`: the result would depend on the machine's time zone."""
-    called = (token[0].strip("\"'`[]") for token, after in pairwise(tokens) if after[0] == "(")
+    called = (token[0].strip("\"'`[]") for token, after in pairwise(seen) if after[0] == "(")
     if not any(word.lower() in _DATE_FUNCTIONS for word in called):
         return
-    for token in tokens:
-        if token["text"] and token["text"][1:-1].strip().lower() in ("localtime", "utc"):
-            raise SQLError("denied", f"the modifier {token['text']} is not allowed; times are in UTC")
+    for token in seen:
+        if token[0][0] in "'\"" and token[0][1:-1].strip().lower() in ("localtime", "utc"):
+            raise SQLError("denied", f"the modifier {token[0]} is not allowed; times are in UTC")
 
 
 def authorize(action: int, first: str | None, second: str | None, own_tables: Collection[str]) -> str:

@@ -8,29 +8,19 @@ foreign key is a noun of a table.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 
 from env_server.data.synthetic.spec import Kind
+from env_server.sql.lexer import is_plain_name
 
 Cell = int | float | str | None
-
-_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_RESERVED_TEXT = """add all alter and as autoincrement between case check collate commit constraint create default
-deferrable delete distinct drop else escape except exists foreign from group having if in index insert intersect into is
-isnull join limit not nothing notnull null on or order primary references returning select set table then to
-transaction union unique update using values when where"""
-_RESERVED = frozenset(_RESERVED_TEXT.split())
-"""The keywords that SQLite never takes as a bare name; it does take the others (`match`, `plan`, `view`)."""
 
 _TYPES = {Kind.ID: "INTEGER", Kind.LINK: "INTEGER", Kind.INTEGER: "INTEGER", Kind.FLAG: "INTEGER", Kind.REAL: "REAL"}
 
 
 def quoted(identifier: str) -> str:
     """Return the identifier as SQL needs it: in double quotes only where it must be."""
-    if _PLAIN.fullmatch(identifier) and identifier.lower() not in _RESERVED:
-        return identifier
-    return f'"{identifier}"'
+    return identifier if is_plain_name(identifier) else f'"{identifier}"'
 
 
 def literal(value: Cell) -> str:
