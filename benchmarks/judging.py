@@ -26,6 +26,8 @@ from itertools import permutations
 from pathlib import Path
 from typing import NamedTuple
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # before the script's folder, which hides env_server
+
 from env_server.cache import default_cache_dir
 from env_server.data.loading import load_dataset
 from env_server.dataset import Dataset, Question, Row

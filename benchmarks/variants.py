@@ -15,6 +15,9 @@ import os
 import statistics
 import sys
 import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # before the script's folder, which hides env_server
 
 from env_server.data.loading import load_dataset
 from env_server.dataset import Question
