@@ -1,7 +1,7 @@
 """What a variant of a database must respect and may draw from: tables, keys, types, and a sample of the values.
 
-`read_blueprint` is the one function with I/O. It reads through a sandbox, so its work is bounded: at most
-`SAMPLED_ROWS` rows of each table are read and `KEPT_ROWS` of them, at equal distances, are kept.
+`read_blueprint` is the one function with I/O. It reads through a sandbox, so its work is bounded: a sample of each
+table is read (`row_sampling`) and `KEPT_ROWS` of its rows, at equal distances, are kept.
 
 Tables come parents first. Views and indexes are rebuilt in a variant, triggers are not: nothing is ever written
 to it. A database with a virtual table has no blueprint, because its module decides what may be stored.
@@ -18,9 +18,7 @@ from env_server.dataset import Row, SQLValue
 from env_server.errors import DataError, SQLError
 from env_server.sql.sandbox import Sandbox
 from env_server.sql.schema import MAX_SCHEMA_ROWS, Schema, quote_identifier, read_schema
-
-SAMPLED_ROWS = 2_000
-KEPT_ROWS = 60
+from env_server.test_suites.row_sampling import KEPT_ROWS, read_sample, spaced
 
 _DATE = re.compile(r"\d{4}-\d{1,2}(-\d{1,2})?([ T]\d{2}:\d{2}(:\d{2})?)?")
 
@@ -127,9 +125,16 @@ def _plan(sandbox: Sandbox, schema: Schema, name: str) -> TablePlan:
     info = [row for row in _rows(sandbox, f"PRAGMA main.table_xinfo({quote_identifier(name)})") if not row[6]]
     names = [str(row[1]) for row in info]
     place = {column.casefold(): i for i, column in enumerate(names)}
-    rows = _sampled(sandbox, name, names)
+    primary = [column for column, row in zip(names, info, strict=True) if row[5]]
+    sample = read_sample(sandbox, name, names, primary, schema.find(name).row_count)
     columns = tuple(
-        _column(column, str(row[2]), required=bool(row[3]), values=[each[i] for each in rows])
+        _column(
+            column,
+            str(row[2]),
+            required=bool(row[3]),
+            values=[each[i] for each in sample.rows],
+            has_null=sample.has_null[i],
+        )
         for i, (column, row) in enumerate(zip(names, info, strict=True))
     )
     key = frozenset(i for i, row in enumerate(info) if row[5])
@@ -144,18 +149,9 @@ def _plan(sandbox: Sandbox, schema: Schema, name: str) -> TablePlan:
         columns=columns,
         unique=tuple(sorted(unique, key=sorted)),
         references=_references(schema, name, place),
-        rows=rows[:: max(1, len(rows) // KEPT_ROWS)][:KEPT_ROWS],
+        rows=spaced(sample.rows, KEPT_ROWS),
         checked=bool(ddl) and re.search(r"\bcheck\s*\(", str(ddl[0][0]), re.IGNORECASE) is not None,
     )
-
-
-def _sampled(sandbox: Sandbox, table: str, columns: Sequence[str]) -> tuple[Row, ...]:
-    names = ", ".join(map(quote_identifier, columns))
-    sql = f"SELECT {names} FROM main.{quote_identifier(table)} LIMIT {SAMPLED_ROWS}"
-    try:
-        return sandbox.query(sql, SAMPLED_ROWS).rows
-    except SQLError:  # too large: fewer of them do
-        return sandbox.query(f"{sql.rpartition(' ')[0]} {KEPT_ROWS}", KEPT_ROWS).rows
 
 
 def _references(schema: Schema, name: str, place: dict[str, int]) -> tuple[Reference, ...]:
@@ -172,10 +168,9 @@ def _references(schema: Schema, name: str, place: dict[str, int]) -> tuple[Refer
     return tuple(found)
 
 
-def _column(name: str, declared: str, *, required: bool, values: Sequence[SQLValue]) -> ColumnPlan:
+def _column(name: str, declared: str, *, required: bool, values: Sequence[SQLValue], has_null: bool) -> ColumnPlan:
     present = list(dict.fromkeys(value for value in values if value is not None))
-    step = max(1, len(present) // KEPT_ROWS)
-    return ColumnPlan(name, kind_of(present, declared), required, tuple(present[::step][:KEPT_ROWS]), None in values)
+    return ColumnPlan(name, kind_of(present, declared), required, spaced(present, KEPT_ROWS), has_null)
 
 
 def kind_of(values: Sequence[SQLValue], declared: str) -> Kind:

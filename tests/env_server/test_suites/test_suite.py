@@ -204,3 +204,18 @@ def test_under_birds_rule_repeated_rows_do_not_count() -> None:
     for strictness in Strictness:
         assert Variant(b"", gold, strictness).accepts(repeated, SQLRule.BIRD)
         assert not Variant(b"", gold, strictness).accepts(repeated)
+
+
+def test_what_comes_late_in_a_large_table_is_tested(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.sqlite"
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE jobs (id INTEGER PRIMARY KEY, name TEXT, ended TEXT)")
+    ended = ((i, f"job {i}", "2020-01-01" if i <= 9_900 else None) for i in range(1, 10_001))
+    connection.executemany("INSERT INTO jobs VALUES (?, ?, ?)", ended)
+    connection.commit()
+    connection.close()
+    sandbox = Sandbox(path, SandboxSettings())
+    suite = SuiteMaker(read_blueprint(sandbox), SandboxSettings()).make("SELECT COUNT(*) FROM jobs WHERE ended IS NULL")
+    sandbox.close()
+    assert passes(suite, "SELECT COUNT(*) - COUNT(ended) FROM jobs")
+    assert not passes(suite, "SELECT COUNT(*) FROM jobs WHERE id > 9900")
