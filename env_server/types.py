@@ -100,3 +100,45 @@ class SQLState(BaseModel):
 
     episode_id: str
     step_count: int
+
+
+class ErrorCode(StrEnum):
+    """Why a request was not carried out, in an error frame."""
+
+    INVALID_JSON = "INVALID_JSON"
+    UNKNOWN_TYPE = "UNKNOWN_TYPE"
+    VALIDATION_ERROR = "VALIDATION_ERROR"
+    EXECUTION_ERROR = "EXECUTION_ERROR"
+    CAPACITY_REACHED = "CAPACITY_REACHED"
+    SESSION_ERROR = "SESSION_ERROR"
+
+
+class ServedData(BaseModel):
+    """What a server serves, as GET /ready tells it under `data`; keys of newer servers are ignored."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    questions: int
+    fingerprint: str
+    answer_mode: AnswerMode
+    step_budget: int
+
+
+class ReadyStatus(StrEnum):
+    """Whether a server takes new sessions."""
+
+    READY = "ready"
+    DRAINING = "draining"
+
+
+class Ready(BaseModel):
+    """The answer to GET /ready; keys of newer servers are ignored."""
+
+    model_config = ConfigDict(frozen=True)
+
+    status: ReadyStatus
+    active_sessions: int
+    max_sessions: int
+    waiting: int
+    data: ServedData

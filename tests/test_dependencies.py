@@ -18,6 +18,25 @@ FORBIDDEN = {
     "inference": ("env_server", "trainer", "trl", "datasets"),
 }
 
+ROOMS = {
+    "env_server": ["top", "sql", "judging", "test_suites", "core", "data", "service", "client"],
+    "inference": ["top", "in_vllm", "hf", "vllm", "launch", "weights"],
+    "trainer": [
+        *("top", "chat", "policy", "tiny", "rollout", "results", "evaluation", "report", "shipping", "flags"),
+        *("training", "warmup", "core"),
+    ],
+}
+"""The rooms of each package from the bottom up: a room imports those before it, and never one after it. "top" are the
+modules beside the rooms that all of them use, "core" those that use the rooms."""
+
+CORE = {
+    "env_server": ("environment", "explorer", "reward", "progress", "scores", "factory"),
+    "inference": (),
+    "trainer": ("train", "play", "build_base"),
+}
+ALONE = {"client": ("top",)}
+"""Rooms that may import less than what lies below them."""
+
 IMPORT_ALL = """
 import importlib, pkgutil, sys
 package = importlib.import_module(sys.argv[1])
@@ -56,6 +75,66 @@ def test_the_source_imports_only_what_it_may(package: str) -> None:
     assert len(imported) > 3
     broken = {path: names & set(FORBIDDEN[package]) for path, names in imported.items()}
     assert not {path: names for path, names in broken.items() if names}
+
+
+def modules_of(package: str) -> dict[str, Path]:
+    """Each module of a package by its dotted name; a package's own name is that of its `__init__`."""
+    found = {}
+    for path in sorted((ROOT / package).rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def room_of(module: str, modules: dict[str, Path]) -> str:
+    package, name = module.split(".")[:2]
+    if modules[f"{package}.{name}"].name == "__init__.py":
+        return name
+    return "core" if name in CORE[package] else "top"
+
+
+def imports_inside(package: str) -> dict[str, set[str]]:
+    """The modules of its own package that each module imports, anywhere in its source."""
+    modules = modules_of(package)
+    found: dict[str, set[str]] = {}
+    for module, path in modules.items():
+        names = found.setdefault(module, set())
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module in modules and node.module != package:
+                inner = {f"{node.module}.{alias.name}" for alias in node.names} & modules.keys()
+                names |= inner or {node.module}
+    return found
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_no_arrow_between_rooms_runs_back_up(package: str) -> None:
+    modules, order = modules_of(package), ROOMS[package]
+    rooms = {module: room_of(module, modules) for module in modules if module != package}
+    assert set(rooms.values()) <= set(order), "a room that is not in the order"
+    wrong = [
+        f"{module} imports {other}"
+        for module, others in imports_inside(package).items()
+        if module != package
+        for other in others
+        if rooms[module] != rooms[other]
+        and rooms[other] not in ALONE.get(rooms[module], order[: order.index(rooms[module])])
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_no_module_imports_itself_by_way_of_others(package: str) -> None:
+    left = imports_inside(package)
+    while leaves := [module for module, others in left.items() if not others & left.keys()]:
+        for module in leaves:
+            del left[module]
+    assert not left, f"each of these imports another of them: {sorted(left)}"
+
+
+def test_the_client_needs_nothing_of_the_server() -> None:
+    loaded = loaded_by('import sys, env_server.client; print(*{name.partition(".")[0] for name in sys.modules})')
+    assert {"env_server", "pydantic", "websockets"} <= loaded
+    assert not loaded & {"apsw", "sqlglot", "fastapi", "uvicorn", "prometheus_client"}
 
 
 def test_trainer_imports_both() -> None:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from env_server.client.sync_client import SyncSQLEnvClient
+from env_server.client import SyncSQLEnvClient
 from env_server.data.loading import SYNTAX, load_dataset
 from env_server.dataset import Split
 from env_server.environment import SQLEnvironment

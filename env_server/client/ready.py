@@ -6,36 +6,16 @@ import asyncio
 import http.client
 import socket
 import ssl
-from enum import StrEnum
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from env_server.client.connection import refused, unreachable
 from env_server.client.errors import DeadlineError, ProtocolError
 from env_server.client.servers import Server
-from env_server.data.fingerprint import ServedData
+from env_server.types import Ready
 
 MAX_BYTES = 1_000_000
 """More than any /ready says."""
-
-
-class ReadyStatus(StrEnum):
-    """Whether a server takes new sessions."""
-
-    READY = "ready"
-    DRAINING = "draining"
-
-
-class Ready(BaseModel):
-    """The answer to GET /ready; keys of newer servers are ignored."""
-
-    model_config = ConfigDict(frozen=True)
-
-    status: ReadyStatus
-    active_sessions: int
-    max_sessions: int
-    waiting: int
-    data: ServedData
 
 
 async def fetch_ready(server: Server, token: str | None, timeout_s: float) -> Ready:

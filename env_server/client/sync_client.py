@@ -14,7 +14,8 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from env_server.client.async_client import EnvClient, Reply, SQLEnvClient, Timeouts
+from env_server.client.async_client import EnvClient, Reply, SQLEnvClient
+from env_server.client.connection import Timeouts
 from env_server.client.loop_thread import LoopThread
 from env_server.dataset import Split
 from env_server.types import SQLAction, SQLObservation, SQLState

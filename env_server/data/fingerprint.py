@@ -13,40 +13,26 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
 from env_server.dataset import Dataset
 from env_server.errors import DataError, SQLError
 from env_server.settings import SandboxSettings
 from env_server.sql.sandbox import Sandbox
 from env_server.sql.schema import quote_identifier
-from env_server.types import AnswerMode
+from env_server.types import AnswerMode, ServedData
 
 EDGE_ROWS = 3
 MAX_TABLES = 10_000
 
 
-class ServedData(BaseModel):
-    """What a server serves, as GET /ready tells it under `data`; keys of newer servers are ignored."""
-
-    model_config = ConfigDict(frozen=True)
-
-    name: str
-    questions: int
-    fingerprint: str
-    answer_mode: AnswerMode
-    step_budget: int
-
-    @classmethod
-    def of(cls, dataset: Dataset, answer_mode: AnswerMode, step_budget: int) -> ServedData:
-        """Describe what an environment of these plays. Raises DataError when a database cannot be opened."""
-        return cls(
-            name=dataset.name,
-            questions=len(dataset.questions),
-            fingerprint=dataset_fingerprint(dataset),
-            answer_mode=answer_mode,
-            step_budget=step_budget,
-        )
+def served_data(dataset: Dataset, answer_mode: AnswerMode, step_budget: int) -> ServedData:
+    """Describe what an environment of these plays. Raises DataError when a database cannot be opened."""
+    return ServedData(
+        name=dataset.name,
+        questions=len(dataset.questions),
+        fingerprint=dataset_fingerprint(dataset),
+        answer_mode=answer_mode,
+        step_budget=step_budget,
+    )
 
 
 def dataset_fingerprint(dataset: Dataset) -> str:

@@ -18,7 +18,7 @@ from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.routing import WebSocketRoute
 
-from env_server.data.fingerprint import dataset_fingerprint
+from env_server.data.fingerprint import served_data
 from env_server.dataset import Dataset
 from env_server.environment import SQLEnvironment
 from env_server.judging.verdict import Judgement
@@ -68,13 +68,7 @@ class Service:
         allowance = Allowance()
         databases = SessionDatabases(self.databases, allowance)
         self.throw_away = ThrowAway(databases, self._lanes_for(allowance), lambda: self._new_environment(databases))
-        self.data = {
-            "name": dataset.name,
-            "questions": len(dataset.questions),
-            "fingerprint": dataset_fingerprint(dataset),
-            "answer_mode": settings.answer_mode.value,
-            "step_budget": settings.step_budget,
-        }
+        self.data = served_data(dataset, settings.answer_mode, settings.step_budget).model_dump(mode="json")
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

@@ -13,30 +13,18 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import to_json
 
 from env_server.dataset import Split
-from env_server.types import SQLAction, SQLObservation, SQLState
+from env_server.types import ErrorCode, SQLAction, SQLObservation, SQLState
 
 MAX_ERRORS = 10
 """Validation errors listed in one reply."""
 _BESIDE = {"done", "reward", "metadata"}
 """What stands beside the observation's own fields."""
-
-
-class ErrorCode(StrEnum):
-    """Why a request was not carried out."""
-
-    INVALID_JSON = "INVALID_JSON"
-    UNKNOWN_TYPE = "UNKNOWN_TYPE"
-    VALIDATION_ERROR = "VALIDATION_ERROR"
-    EXECUTION_ERROR = "EXECUTION_ERROR"
-    CAPACITY_REACHED = "CAPACITY_REACHED"
-    SESSION_ERROR = "SESSION_ERROR"
 
 
 class FrameError(Exception):

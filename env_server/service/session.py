@@ -18,7 +18,6 @@ from env_server.errors import SQLEnvError
 from env_server.service.execution.databases import Job, OutcomeCache, Pending, RunJob, SessionDatabases, finish
 from env_server.service.protocol import (
     CloseRequest,
-    ErrorCode,
     FrameError,
     McpRequest,
     Request,
@@ -30,7 +29,7 @@ from env_server.service.protocol import (
     parse_frame,
     state_frame,
 )
-from env_server.types import ActionType, SQLAction, SQLObservation
+from env_server.types import ActionType, ErrorCode, SQLAction, SQLObservation
 
 _ACTIONS = frozenset(ActionType)
 

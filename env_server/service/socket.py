@@ -20,8 +20,9 @@ from typing import Any, Protocol, TypeVar
 from env_server.service.access import DRAINING, SUBPROTOCOL, Access, Refusal
 from env_server.service.capacity import Capacity, CapacityReachedError
 from env_server.service.metrics import Metrics
-from env_server.service.protocol import ErrorCode, error_frame
+from env_server.service.protocol import error_frame
 from env_server.service.session import Session
+from env_server.types import ErrorCode
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]

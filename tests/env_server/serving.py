@@ -22,7 +22,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
 from env_server.client.loop_thread import LoopThread
-from env_server.data.fingerprint import ServedData
+from env_server.data.fingerprint import served_data
 from env_server.dataset import Dataset, Split
 from env_server.environment import SQLEnvironment
 from env_server.errors import SQLEnvError
@@ -77,7 +77,7 @@ class PlayingServer:
         self.settings = settings or EnvSettings()
         self.token = token
         self.max_sessions = max_sessions
-        self.served: dict[str, Any] = ServedData.of(dataset, answer_mode, self.settings.step_budget).model_dump()
+        self.served: dict[str, Any] = served_data(dataset, answer_mode, self.settings.step_budget).model_dump()
         self.status = "ready"
         self.script: Script = lambda _: None
         self.refuse_with: int | None = None

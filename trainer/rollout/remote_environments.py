@@ -35,14 +35,14 @@ from env_server.client.errors import (
     ServerRefusesError,
 )
 from env_server.client.loop_thread import LoopThread
-from env_server.client.ready import ReadyStatus, fetch_ready
+from env_server.client.ready import fetch_ready
 from env_server.client.servers import Server
 from env_server.client.session_pool import SessionPool
-from env_server.data.fingerprint import ServedData
+from env_server.data.fingerprint import served_data
 from env_server.dataset import Dataset
 from env_server.errors import NoEpisodeError
 from env_server.settings import EnvSettings
-from env_server.types import AnswerMode, SQLAction, SQLObservation, SQLState
+from env_server.types import AnswerMode, ReadyStatus, ServedData, SQLAction, SQLObservation, SQLState
 
 _LOG = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class RemoteEnvironments:
         token: str | None = None,
         deadlines: RemoteSettings | None = None,
     ) -> None:
-        self._wanted = ServedData.of(dataset, answer_mode, (settings or EnvSettings()).step_budget)
+        self._wanted = served_data(dataset, answer_mode, (settings or EnvSettings()).step_budget)
         self._deadlines = deadlines or RemoteSettings()
         timeouts = Timeouts(self._deadlines.connect_s, self._deadlines.request_s)
         self._pool = SessionPool(urls, token, timeouts, check=self._check, notice=_LOG.warning)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from env_server.client.async_client import EnvClient, Reply, SessionPool, SQLEnvClient, Timeouts
+from env_server.client import EnvClient, Reply, SessionPool, SQLEnvClient, Timeouts
 from env_server.client.errors import (
     AddressError,
     AuthenticationError,

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from env_server.client.errors import AuthenticationError, ClientError, ConnectionLostError, DeadlineError, ProtocolError
-from env_server.client.ready import Ready, ReadyStatus, fetch_ready
+from env_server.client.ready import fetch_ready
 from env_server.client.servers import Server, parse_servers
-from env_server.data.fingerprint import ServedData
+from env_server.data.fingerprint import served_data
 from env_server.dataset import Dataset
-from env_server.types import AnswerMode
+from env_server.types import AnswerMode, Ready, ReadyStatus
 from tests.env_server.conftest import Serve
 from tests.env_server.serving import PlayingServer, running_server
 
@@ -31,14 +31,14 @@ def fetch(url: str, token: str | None = "geheim", timeout_s: float = 30.0) -> Re
 
 def test_load_and_data(server: PlayingServer, pets: Dataset) -> None:
     ready = fetch(server.url)
-    assert ready.data == ServedData.of(pets, AnswerMode.VALUE, 15)
+    assert ready.data == served_data(pets, AnswerMode.VALUE, 15)
     assert (ready.status, ready.active_sessions, ready.max_sessions) == (ReadyStatus.READY, 0, 1_000)
 
 
 def test_the_service_says_the_same(serve: Serve, pets: Dataset) -> None:
     real = serve(token="geheim", max_sessions=7)
     ready = fetch(real.http)
-    assert ready.data == ServedData.of(pets, AnswerMode.VALUE, 15)
+    assert ready.data == served_data(pets, AnswerMode.VALUE, 15)
     assert (ready.status, ready.active_sessions, ready.max_sessions, ready.waiting) == (ReadyStatus.READY, 0, 7, 0)
     with pytest.raises(AuthenticationError):
         fetch(real.http, token="wrong")

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from env_server.client.async_client import Reply
+from env_server.client import Reply, SyncEnvClient, SyncSQLEnvClient
 from env_server.client.errors import ConnectionLostError, RemoteActionError
-from env_server.client.sync_client import SyncEnvClient, SyncSQLEnvClient
 from env_server.dataset import Dataset, Split
 from env_server.environment import SQLEnvironment
 from env_server.errors import NoEpisodeError

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from env_server.data.fingerprint import ServedData, dataset_fingerprint
+from env_server.data.fingerprint import dataset_fingerprint, served_data
 from env_server.dataset import Dataset, Gold, Question
 from env_server.errors import DataError
-from env_server.types import AnswerMode
+from env_server.types import AnswerMode, ServedData
 
 
 def with_database(dataset: Dataset, path: Path) -> Dataset:
@@ -109,7 +109,7 @@ def test_a_database_that_is_none(tmp_path: Path, pets: Dataset) -> None:
 
 
 def test_what_is_served_is_described_in_a_line(pets: Dataset) -> None:
-    served = ServedData.of(pets, AnswerMode.SQL, 7)
+    served = served_data(pets, AnswerMode.SQL, 7)
     assert served.model_dump(mode="json") == {
         "name": "pets",
         "questions": 4,
