@@ -144,10 +144,9 @@ def main() -> None:
     queries = answers(dataset, args.questions, lambda question: question.gold_sql)
 
     suites = Suites(dataset.databases, settings.sandbox, default_cache_dir())
-    suites.prepare(
-        [answer.question for answer in queries],
-        lambda done, total: print(f"\rvariants {done}/{total}", end="", file=sys.stderr, flush=True),
-    )
+    for done, answer in enumerate(queries, 1):
+        suites.of(answer.question)
+        print(f"\rvariants {done}/{len(queries)}", end="", file=sys.stderr, flush=True)
     pool = DatabasePool(dataset.databases, settings.sandbox)
     single = SQLJudge(pool, None, settings.judging, settings.sandbox)
     several = SQLJudge(pool, suites, settings.judging, settings.sandbox)

@@ -24,7 +24,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from env_server.service.capacity import Capacity
 from env_server.service.shared_table import SharedTable
-from env_server.types import ActionType
+from env_server.types import ActionType, ErrorCode
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 """Of what `render` returns."""
@@ -32,19 +32,10 @@ CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 OTHER = "other"
 ACTIONS = (*(action.value for action in ActionType), "invalid", OTHER)
 OUTCOMES = ("ok", "error", "correct", "wrong", OTHER)
-LANES = ("none", "inline", "cached", "lane", "medium", "slow", "judge", OTHER)
-CLOSE_REASONS = ("client", "disconnect", "idle", "rate", "frame_size", "drain", "error", "worker_died", OTHER)
-REFUSALS = ("capacity", "queue_full", "draining", "token", "origin", "rate", "frame_size", OTHER)
-FRAME_ERRORS = (
-    "INVALID_JSON",
-    "UNKNOWN_TYPE",
-    "VALIDATION_ERROR",
-    "EXECUTION_ERROR",
-    "CAPACITY_REACHED",
-    "FACTORY_ERROR",
-    "SESSION_ERROR",
-    OTHER,
-)
+LANES = ("none", "inline", "cached", "lane", OTHER)
+CLOSE_REASONS = ("client", "disconnect", "idle", "drain", "error", "worker_died", OTHER)
+REFUSALS = ("capacity", "queue_full", "draining", "token", "origin", OTHER)
+FRAME_ERRORS = (*(code.value for code in ErrorCode), OTHER)
 SECONDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 """Upper bounds of the latency histograms' buckets; a last one is unbounded."""
 

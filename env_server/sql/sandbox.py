@@ -80,8 +80,8 @@ class QueryResult:
 class _Meter:
     """The budget of one statement; `tick` is SQLite's progress handler, in the thread that made the meter."""
 
-    def __init__(self, settings: SandboxSettings, interval: int) -> None:
-        self.interval = min(interval, settings.vm_steps)
+    def __init__(self, settings: SandboxSettings) -> None:
+        self.interval = min(STEP_INTERVAL, settings.vm_steps)
         self._limit = settings.vm_steps
         self._spent = 0
         self._deadline_s = settings.deadline_s
@@ -132,12 +132,10 @@ class Sandbox:
         settings: SandboxSettings,
         *,
         functions: Collection[str] | None = None,
-        step_interval: int = STEP_INTERVAL,
     ) -> None:
         """`functions`: the only ones that may be called, in lower case; None: all but those that nobody may."""
         self._database = database
         self._functions = functions
-        self._step_interval = step_interval
         self._settings = settings
         self._refusal = ""
         self._value_limit = settings.value_bytes
@@ -190,7 +188,7 @@ class Sandbox:
             # Their modules keep statements and caches, whose counters a new statement would inherit.
             self.close()
         connection = self._connected()
-        meter = _Meter(self._settings, self._step_interval)
+        meter = _Meter(self._settings)
         with self._metered(connection, meter):
             try:
                 columns, rows = self._fetch(connection, body, max_rows + 1)

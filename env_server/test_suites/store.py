@@ -12,7 +12,7 @@ import json
 import threading
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
@@ -77,14 +77,6 @@ class Suites:
             if suite is not None:
                 self._suites.move_to_end(place)
             return suite
-
-    def prepare(self, questions: Iterable[Question], progress: Callable[[int, int], None] | None = None) -> None:
-        """Make the suites of all the questions; `progress` is called with the number done and of all."""
-        distinct = {(question.db_id, question.gold_sql): question for question in questions}
-        for done, question in enumerate(distinct.values(), 1):
-            self.of(question)
-            if progress is not None:
-                progress(done, len(distinct))
 
     def _make(self, db_id: str, sql: str) -> Suite:
         if db_id not in self._makers:

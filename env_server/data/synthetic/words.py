@@ -92,7 +92,6 @@ PROJECTS = pool("Apollo Atlas Beacon Cobalt Compass Ember Falcon Helios Mercury 
 WORKOUTS = pool("yoga pilates boxing spinning rowing zumba crossfit karate judo swimming climbing")
 REPAIRS = pool("brakes battery tires clutch exhaust engine lights gearbox filter radiator windshield")
 COLORS = pool("red blue green black white brown gray yellow")
-SIZES = pool("small medium large huge")
 STATUSES = pool("open closed pending cancelled finished")
 PRIORITIES = pool("low normal high urgent")
 SEASONS = pool("spring summer autumn winter")

@@ -46,7 +46,6 @@ MAX_SHAPES = 2_000
 """Statements that are remembered as too long for a trial, apart from the numbers in them: up to a kilobyte each."""
 
 TRIAL_STEPS = 10_000
-TRIAL_INTERVAL = 1_000
 TRIAL_S = 0.003
 TRIAL_VALUE_BYTES = 20_000
 TRIAL_SQL_CHARS = 1_000
@@ -221,7 +220,7 @@ class ServiceDatabases:
     def _sandbox(self, db_id: str) -> Sandbox:
         sandbox = self._open.get(db_id)
         if sandbox is None:
-            sandbox = Sandbox(self._paths[db_id], self._trial, functions=TRIAL_FUNCTIONS, step_interval=TRIAL_INTERVAL)
+            sandbox = Sandbox(self._paths[db_id], self._trial, functions=TRIAL_FUNCTIONS)
             self._open[db_id] = sandbox
             if len(self._open) > MAX_IDLE:
                 self._open.popitem(last=False)[1].close()

@@ -97,14 +97,14 @@ def raised(error: Exception) -> Exception:
 
 
 def test_an_event_is_one_line(pipe: Pipe) -> None:
-    log(logging.INFO, "session_opened", session=3, seconds=0.5, reason="first\nsecond")
+    log(logging.INFO, "session_opened", worker=3, seconds=0.5, reason="first\nsecond")
     log(logging.WARNING, "session_closed", active=None)
     first, second = pipe.entries()
     assert first.pop("ts").endswith("Z")
     assert first == {
         "level": "info",
         "event": "session_opened",
-        "session": 3,
+        "worker": 3,
         "seconds": 0.5,
         "reason": "first\nsecond",
     }
@@ -132,10 +132,10 @@ def test_whatever_the_text_it_stays_one_line_of_json(text: str, name: str) -> No
 
 
 def test_a_field_that_is_not_known_is_named_and_not_logged(pipe: Pipe) -> None:
-    log(logging.INFO, "step", action=SECRET, steps=1)
+    log(logging.INFO, "step", action=SECRET, count=1)
     (entry,) = pipe.entries()
     assert entry["unknown_fields"] == ["action"]
-    assert entry["steps"] == 1
+    assert entry["count"] == 1
     assert SECRET not in json.dumps(entry)
 
 

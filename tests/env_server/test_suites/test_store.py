@@ -112,13 +112,6 @@ def test_no_more_suites_stay_in_memory_than_allowed(
     assert again is not first
 
 
-def test_prepare_counts_each_distinct_query_once(pets: Dataset, cats: Question, tmp_path: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    twins = [*pets.questions, replace(cats, question_id="twin")]
-    suites(pets.databases, tmp_path).prepare(twins, lambda done, total: seen.append((done, total)))
-    assert seen == [(n, 4) for n in range(1, 5)]
-
-
 def test_a_changed_database_gets_another_name(tmp_path: Path) -> None:
     path = tmp_path / "db.sqlite"
     connection = sqlite3.connect(path)
