@@ -1,9 +1,9 @@
-"""How long does a push of the weights take, by each way, and how many bytes does it move?
+"""How long does a push of the weights take, by each transport, and how many bytes does it move?
 
-    python benchmarks/weight_sync.py [--policy DIR] [--ways disk lora nccl ipc] [--rounds N]
+    python benchmarks/weight_sync.py [--policy DIR] [--transports disk lora nccl ipc] [--rounds N]
 
-One JSON line: for each way the seconds of a push with its proof, and the bytes that were written or sent. Each way gets
-its own server (`sqlenv inference --weight_sync WAY`). Ways that this machine cannot go are named with the reason.
+One JSON line: for each transport the seconds of a push with its proof, and the bytes that were written or sent. Each
+gets its own server (`sqlenv inference --weight_sync NAME`). What this machine cannot use is named with the reason.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from trainer.tiny import BASE_CHECKPOINT
 TIMEOUT_S = 120.0
 
 
-def transport(name: str, model: nn.Module, accelerator: Accelerator, folder: Path) -> Transport:
-    """Return a way by its name. Raises WeightSyncError where it cannot be gone."""
+def make_transport(name: str, model: nn.Module, accelerator: Accelerator, folder: Path) -> Transport:
+    """Return a transport by its name. Raises WeightSyncError where it cannot be used."""
     if name == "lora":
         return LoraTransport(lambda: adapter_weights(model, accelerator), folder)
     if name == "disk":
         return DiskTransport(lambda: full_weights(model, accelerator), folder)
-    way: Literal["nccl", "ipc"] = "nccl" if name == "nccl" else "ipc"
-    return DeviceTransport(way, lambda: full_weights(model, accelerator), accelerator.device, TIMEOUT_S, 1)
+    device: Literal["nccl", "ipc"] = "nccl" if name == "nccl" else "ipc"
+    return DeviceTransport(device, lambda: full_weights(model, accelerator), accelerator.device, TIMEOUT_S, 1)
 
 
 def size(weights: Mapping[str, Tensor]) -> int:
@@ -68,13 +68,13 @@ def change(model: nn.Module) -> None:
 
 
 def measure(name: str, policy: str, rounds: int, scratch: Path) -> dict[str, object]:
-    """Push `rounds` times, after the first push, which proves the way. Raises EngineError."""
+    """Push `rounds` times, after the first push, which proves the transport. Raises EngineError."""
     loaded, tokenizer = load_policy(policy)
     model: nn.Module = loaded
     if name == "lora":
         model = get_peft_model(loaded, LoraConfig(r=16, target_modules="all-linear"))
     accelerator = Accelerator(cpu=loaded.device.type == "cpu")
-    way = transport(name, model, accelerator, scratch / "weights")
+    transport = make_transport(name, model, accelerator, scratch / "weights")
     bytes_of: Callable[[], int] = (
         (lambda: size(adapter_weights(model, accelerator)[0]))
         if name == "lora"
@@ -82,7 +82,7 @@ def measure(name: str, policy: str, rounds: int, scratch: Path) -> dict[str, obj
     )
     command = [*INFERENCE, "--model", policy, "--weight_sync", name]
     with ServerProcess(command, scratch / f"{name}.log") as server:
-        pusher = pusher_to(server, model, tokenizer, loaded.config.vocab_size, way)
+        pusher = pusher_to(server, model, tokenizer, loaded.config.vocab_size, transport)
         pusher.push(0)
         seconds = []
         for version in range(1, rounds + 1):
@@ -94,7 +94,7 @@ def measure(name: str, policy: str, rounds: int, scratch: Path) -> dict[str, obj
 
 
 def pusher_to(
-    server: ServerProcess, model: nn.Module, tokenizer: PreTrainedTokenizerBase, vocab_size: int, way: Transport
+    server: ServerProcess, model: nn.Module, tokenizer: PreTrainedTokenizerBase, vocab_size: int, transport: Transport
 ) -> WeightPusher:
     """Return a pusher to one server."""
     renderer = ChatRenderer(tokenizer)
@@ -103,7 +103,7 @@ def pusher_to(
     pusher = WeightPusher(
         lambda: model,
         engine,
-        way,
+        transport,
         partial(token_logprobs, model),
         probe,
     )
@@ -115,18 +115,18 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--policy", default=str(BASE_CHECKPOINT), help="a checkpoint's folder")
-    parser.add_argument("--ways", nargs="+", default=["disk", "lora", "nccl", "ipc"])
+    parser.add_argument("--transports", nargs="+", default=["disk", "lora", "nccl", "ipc"])
     parser.add_argument("--rounds", type=int, default=10)
     args = parser.parse_args()
     results: dict[str, object] = {}
-    for name in args.ways:
+    for name in args.transports:
         print(f"\r{name}   ", end="", file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory() as scratch:
             try:
                 results[name] = measure(name, args.policy, args.rounds, Path(scratch))
             except EngineError as error:
                 results[name] = {"cannot": str(error)}
-    print(json.dumps({"benchmark": "weight_sync", "policy": args.policy, "rounds": args.rounds, "ways": results}))
+    print(json.dumps({"benchmark": "weight_sync", "policy": args.policy, "rounds": args.rounds, "transports": results}))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ trainer's own.
 Promises:
 - No server generates with earlier weights while another has the new ones: one that fails is left out until it has
   been brought up to date. When all fail, the push waits for one to come back, then gives up with one message.
-- The first push proves the way (`proof`): a server that takes only some of the tensors would pass a comparison of
+- The first push proves the transport (`proof`): a server that takes only some of the tensors would pass a comparison of
   weights that it had anyway. What it measures of the noise between trainer and server bounds what later pushes may
   differ by.
 - A mismatch raises WeightSyncError, which says what differs. There is no training on it.

@@ -25,7 +25,7 @@ class Pause(StrEnum):
 
 
 class Transport(Protocol):
-    """One way. `disk`, `lora`, `nccl` and `ipc` are there."""
+    """How weights get to a server. `disk`, `lora`, `nccl` and `ipc` are there."""
 
     name: str
 

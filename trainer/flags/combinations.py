@@ -119,14 +119,14 @@ def check_quantisation(config: TrainingArguments, model: ModelConfig, *, elsewhe
 
 def _check_adapters_on_servers(arguments: SQLEnvArguments, model: ModelConfig) -> None:
     """vLLM takes plain LoRA, and a push of whole weights needs weights that are whole. Raises ConfigError."""
-    way = arguments.weight_sync
+    transport = arguments.weight_sync
     quantised = model.load_in_4bit or model.load_in_8bit
-    if quantised and way not in ("auto", "lora"):
+    if quantised and transport not in ("auto", "lora"):
         raise ConfigError(
-            f"--weight_sync {way} sends whole weights, and quantised ones are not; use --weight_sync lora"
+            f"--weight_sync {transport} sends whole weights, and quantised ones are not; use --weight_sync lora"
         )
     special = "--use_dora" if model.use_dora else "--lora_modules_to_save" if model.lora_modules_to_save else ""
-    if model.use_peft and special and way in ("auto", "lora"):
+    if model.use_peft and special and transport in ("auto", "lora"):
         fix = "leave it out" if quantised else "add --weight_sync disk, which sends whole weights, or leave it out"
         raise ConfigError(f"{special}: vLLM serves no such adapter; {fix}")
 

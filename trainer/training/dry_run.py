@@ -265,9 +265,9 @@ class _Run:
         if served.max_model_len < needed:
             words.append(f"rows may be {needed:,}: longer episodes drop their oldest turns")
         device = torch.device("cuda" if self.device.on_gpu else "cpu")
-        way = choose_weight_sync(self._arguments.weight_sync, adapter is not None, device, (url,))
-        words.append(f"weights by {way.value}")
-        if way is WeightSyncMode.LORA and settings:
+        transport = choose_weight_sync(self._arguments.weight_sync, adapter is not None, device, (url,))
+        words.append(f"weights by {transport.value}")
+        if transport is WeightSyncMode.LORA and settings:
             allowed = (settings.get("lora_config") or {}).get("max_lora_rank", 0)
             rank = getattr(adapter, "r", 0)
             if rank > allowed:

@@ -50,7 +50,7 @@ class InferenceError(SQLEnvError):
 
 
 class PolicyEngine(Protocol):
-    """An engine, and its way to the trainer's weights."""
+    """An engine, and the transport of the trainer's weights to it."""
 
     @property
     def engine(self) -> Engine:
@@ -123,12 +123,12 @@ def hf_policy(
 def check_vllm_flags(arguments: SQLEnvArguments, grpo: GRPOConfig, model_config: ModelConfig) -> None:
     """Refuse what cannot work before anything is loaded. Raises ConfigError."""
     server_urls(grpo)
-    way = arguments.weight_sync
-    if way == "lora" and not model_config.use_peft:
+    transport = arguments.weight_sync
+    if transport == "lora" and not model_config.use_peft:
         raise ConfigError("--weight_sync lora pushes adapters, and this run trains none; add --use_peft")
-    if way in ("nccl", "ipc") and arguments.dry_run_gpu is None:  # else it is not this machine that will train
+    if transport in ("nccl", "ipc") and arguments.dry_run_gpu is None:  # else it is not this machine that will train
         has_cuda = torch.cuda.is_available() and not grpo.use_cpu
-        reason = refusal(way, has_vllm=find_spec("vllm") is not None, has_cuda=has_cuda, ranks=grpo.world_size)
+        reason = refusal(transport, has_vllm=find_spec("vllm") is not None, has_cuda=has_cuda, ranks=grpo.world_size)
         if reason:
             raise ConfigError(reason)
 
@@ -206,9 +206,9 @@ def _transport(
     match choose_weight_sync(arguments.weight_sync, adapter, trainer.model.device, urls):
         case WeightSyncMode.LORA:
             return LoraTransport(lambda: adapter_weights(model(), accelerator), folder)
-        case WeightSyncMode.NCCL | WeightSyncMode.IPC as way:
+        case WeightSyncMode.NCCL | WeightSyncMode.IPC as mode:
             return DeviceTransport(
-                "nccl" if way is WeightSyncMode.NCCL else "ipc",
+                "nccl" if mode is WeightSyncMode.NCCL else "ipc",
                 lambda: full_weights(model(), accelerator),
                 accelerator.device,
                 arguments.weight_sync_timeout,
@@ -221,7 +221,7 @@ def _transport(
 
 
 def choose_weight_sync(asked: str, adapter: bool, device: torch.device, urls: tuple[str, ...]) -> WeightSyncMode:
-    """Return the way that weights take.
+    """Return the transport of the weights.
 
     `auto`: adapters alone where there are any, from GPU to GPU where the trainer has one and vLLM's sending side is
     installed, else by disk.

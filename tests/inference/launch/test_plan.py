@@ -203,10 +203,10 @@ def test_what_a_run_saved_is_loaded_in_its_place() -> None:
     assert value(one(LaunchSettings("run"), replace(FOLDER, base="run/model")), "--model") == "run/model"
 
 
-@pytest.mark.parametrize("way", [WeightSyncMode.DISK, WeightSyncMode.NCCL, WeightSyncMode.IPC])
-def test_a_server_with_an_adapter_takes_adapters_only(way: WeightSyncMode) -> None:
+@pytest.mark.parametrize("transport", [WeightSyncMode.DISK, WeightSyncMode.NCCL, WeightSyncMode.IPC])
+def test_a_server_with_an_adapter_takes_adapters_only(transport: WeightSyncMode) -> None:
     with pytest.raises(LaunchError, match="serve the base, --model base"):
-        plan(LaunchSettings("a", weight_sync=way), ADAPTED, ON_GPUS)
+        plan(LaunchSettings("a", weight_sync=transport), ADAPTED, ON_GPUS)
 
 
 def test_an_adapter_that_vllm_computes_otherwise_is_to_be_merged() -> None:

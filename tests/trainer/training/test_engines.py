@@ -1,4 +1,4 @@
-"""Which servers and which way of the weights a run's flags mean; what the whole does is in tests/integration."""
+"""Which servers and which transport of the weights a run's flags mean; what the whole does is in tests/integration."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def test_auto_sends_adapters_alone_and_goes_by_disk_on_a_cpu() -> None:
 
 
 @pytest.mark.parametrize(
-    ("way", "complaint"),
+    ("transport", "complaint"),
     [("lora", "add --use_peft"), ("nccl", "the trainer has none"), ("ipc", "the trainer has none")],
 )
-def test_what_cannot_work_is_refused(grpo: GRPOConfig, way: str, complaint: str) -> None:
+def test_what_cannot_work_is_refused(grpo: GRPOConfig, transport: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
-        check_vllm_flags(SQLEnvArguments(weight_sync=way), grpo, ModelConfig())
+        check_vllm_flags(SQLEnvArguments(weight_sync=transport), grpo, ModelConfig())
 
 
 def test_what_works_is_not_refused(grpo: GRPOConfig) -> None:
