@@ -37,7 +37,7 @@ format: $(INSTALLED)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-base: $(INSTALLED)  ## rebuild the shipped base policy from nothing (about half an hour)
+base: $(INSTALLED)  ## train the shipped base policy from scratch (about half an hour)
 	$(BIN)/python -m trainer.build_base
 
 clean:

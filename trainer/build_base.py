@@ -1,6 +1,6 @@
-"""`make base`: rebuild the shipped base policy from nothing, and write down how well it plays.
+"""`make base`: train the shipped base policy from scratch, and write down how well it plays.
 
-A base model has seen good play and bad. So the tiny policy is raised in two stages: clean play on databases with
+A base model has seen good play and bad. So the tiny policy is trained in two stages: clean play on databases with
 random names and on the training databases, which teaches the moves; then play of mixed quality, after which it
 can, but mostly does not. Evaluation databases, and their questions, take part in neither.
 """
@@ -79,7 +79,7 @@ def evaluate(checkpoint: str) -> EvaluationSummary:
 def _notes(clean: EvaluationSummary, mixed: EvaluationSummary, epochs: float, mixed_epochs: float) -> str:
     return (
         "The base policy has the Qwen3 architecture, about a million parameters and a tokenizer of its own, and was "
-        "raised from random weights by `sqlenv warmup` (TRL's SFTTrainer) in two stages. Stage 1: "
+        "trained from random weights by `sqlenv warmup` (TRL's SFTTrainer) in two stages. Stage 1: "
         f"{epochs:g} epoch(s) of clean play by the oracle on `{CLEAN_DATA}`. Stage 2: {mixed_epochs:g} epoch(s) of "
         f"play of mixed quality on `{MIXED_DATA}`: {GOOD_SHARE:.0%} of the episodes clean, the others by a player who "
         "guesses from a sample, wanders, damages the right query or misreads its result. Only training databases "

@@ -24,7 +24,7 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}<act>{% endif %}"
 )
-"""Leaves the system prompt out: the policy was raised on the game, and each token costs time on a CPU."""
+"""Leaves the system prompt out: the policy was trained on the game, and each token costs time on a CPU."""
 
 SKELETONS = (
     *("DESCRIBE ", "SAMPLE ", "QUERY ", "ANSWER ", "Question: ", "Tables: ", "Error: "),

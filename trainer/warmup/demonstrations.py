@@ -1,7 +1,7 @@
 """Play to learn from: clean play by the oracle, and play of mixed quality, both verified by the environment.
 
 GRPO sharpens a skill that a policy has and uses badly; it does not teach a new one. A base model is exactly that:
-it has seen good and bad play. So a base policy is raised on clean episodes beside episodes of a player who knows
+it has seen good and bad play. So a base policy is trained on clean episodes beside episodes of a player who knows
 the moves and stumbles: who guesses from a sample, wanders, damages the right query, or misreads its result.
 Every episode is really played; what the environment answered is what the policy learns to expect.
 """
