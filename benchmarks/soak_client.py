@@ -148,7 +148,7 @@ class Client:
         cast(asyncio.Transport, self._writer.transport).pause_reading()
 
     def drop(self) -> None:
-        """Leave with a reset instead of a farewell."""
+        """Leave with a reset instead of a close frame."""
         own: socket.socket = self._writer.get_extra_info("socket")
         own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._writer.transport.abort()

@@ -156,17 +156,17 @@ def ending_together(command: str) -> Iterator[None]:
 
 def _end(command: str, error: BaseException) -> NoReturn:
     """Say what went wrong, unless another rank does, and exit."""
-    status, words = _last_words(command, error)
+    status, reason = _exit_reason(command, error)
     with _having_the_word() as speaks:
         if speaks:
-            sys.stderr.write(words)
+            sys.stderr.write(reason)
         sys.stdout.flush()
         sys.stderr.flush()
     # Not by `sys.exit`: at the interpreter's end, threads and process groups may wait for ranks that wait for this one.
     os._exit(status)
 
 
-def _last_words(command: str, error: BaseException) -> tuple[int, str]:
+def _exit_reason(command: str, error: BaseException) -> tuple[int, str]:
     """The exit status, as `sqlenv` has it for one process, and what to say."""
     rank = os.environ.get("RANK", "?")
     match error:

@@ -126,7 +126,7 @@ class StopRequest:
 
 
 class Stopping:
-    """Listens to SIGTERM in its `with` block, and says farewell at the block's end when the run was stopped.
+    """Listens to SIGTERM in its `with` block, and says at the block's end that the run was stopped.
 
     An end at once leaves the block as KeyboardInterrupt or CancelledError, and goes no further. On several ranks the
     process ends there; see `ranks.ending_together`.
@@ -223,7 +223,7 @@ class Stopping:
             signal.signal(signal.SIGTERM, self._before if self._request.heard_at is None else self._on_late_signal)
         explained = self._request.explains(error, self._alone)
         if explained or error is None:
-            self._say_farewell()
+            self._say_exit_reason()
         if explained and not self._alone:
             # Not by `sys.exit`, as in `ranks`: the interpreter's end may wait for ranks that wait for this one.
             sys.stdout.flush()
@@ -273,7 +273,7 @@ class Stopping:
         # Not through `sys.stderr`, which the signal may have found in the middle of a write.
         os.write(2, f"{self._command}: {words}\n".encode())
 
-    def _say_farewell(self) -> None:
+    def _say_exit_reason(self) -> None:
         if not self._speaks or not self._request.asked or self._request.stage is Stage.CONCLUDING:
             return
         if self.status:

@@ -147,13 +147,13 @@ class Connection:
         try:
             await self._socket.send(text)
         except ConnectionClosed as error:
-            return await self._last_words(error)
+            return await self._closing_frame(error)
         try:
             return await self._socket.recv()
         except ConnectionClosed as error:
             raise _why_closed(self.server, error) from error
 
-    async def _last_words(self, error: ConnectionClosed) -> str | bytes:
+    async def _closing_frame(self, error: ConnectionClosed) -> str | bytes:
         """Return the frame in which the server said why it closed, where it did."""
         try:
             return await self._socket.recv()

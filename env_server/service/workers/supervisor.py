@@ -279,7 +279,7 @@ class Supervisor:
 
     def _on_death(self, worker: _Worker, pid: int, exit_code: int) -> None:
         while worker.status >= 0:
-            self._on_status(worker)  # its last words
+            self._on_status(worker)  # its exit reason
         served_s = time.monotonic() - worker.serves_since if worker.serves_since is not None else 0.0
         lost = self._places.clear(worker.number)
         worker.pid = worker.serves_since = None
@@ -323,13 +323,13 @@ class Supervisor:
             exit_status = self._work(worker, status)
         except BaseException as error:  # noqa: BLE001
             with suppress(OSError):
-                os.write(status, self._last_words(worker, error))
+                os.write(status, self._exit_reason(worker, error))
             log(logging.ERROR, "worker_failed", error=error, worker=worker.number)
         finally:
             logging.shutdown()
             os._exit(exit_status)
 
-    def _last_words(self, worker: _Worker, error: BaseException) -> bytes:
+    def _exit_reason(self, worker: _Worker, error: BaseException) -> bytes:
         # Once it has served, what an error says may quote a statement.
         served = self._beats.row(worker.number)[0] > worker.beats
         return (type(error).__name__ + ("" if served else f": {error}"))[:4000].encode()

@@ -286,19 +286,19 @@ async def test_what_the_server_complains_about_does_not_end_the_session(
     assert server.opened == 1
 
 
-async def test_last_words_are_read_from_a_socket_that_was_closed_while_idle(server: PlayingServer) -> None:
+async def test_a_closing_frame_is_read_from_a_socket_that_was_closed_while_idle(server: PlayingServer) -> None:
     """As the service closes an idle session: an error frame nobody asked for, then the end."""
     async with opened(server) as connection:
-        farewell = asyncio.Event()
+        closed = asyncio.Event()
 
         def say_and_close() -> None:
             for socket in server._server.connections:  # type: ignore[union-attr]
                 server._thread.call(socket.send(error_frame("SESSION_ERROR", "the session was idle")))
                 server._thread.call(socket.close())
-            asyncio.run_coroutine_threadsafe(_set(farewell), loop)
+            asyncio.run_coroutine_threadsafe(_set(closed), loop)
 
         loop = asyncio.get_running_loop()
-        await asyncio.gather(asyncio.to_thread(say_and_close), farewell.wait())
+        await asyncio.gather(asyncio.to_thread(say_and_close), closed.wait())
         await connection._socket.wait_closed()
         assert not connection.usable
         with pytest.raises(ConnectionLostError, match="SESSION_ERROR: the session was idle"):
