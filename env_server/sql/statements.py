@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import apsw
@@ -39,10 +40,16 @@ _REFUSED_VERBS = frozenset(
 # One call is one step however long it takes, and its time grows with the product of its arguments' lengths.
 _QUADRATIC_FUNCTIONS = frozenset(("instr", "replace", "trim", "ltrim", "rtrim", "unhex"))
 _QUADRATIC_PREFIX = "geopoly_"
-_DATE_FUNCTIONS = frozenset(("date", "time", "datetime", "julianday", "unixepoch", "strftime"))
+FIRST_MODIFIER = {"date": 1, "time": 1, "datetime": 1, "julianday": 1, "unixepoch": 1, "strftime": 2}
+"""The date functions that take modifiers, and how many arguments come before them."""
+LOCAL_TIME = frozenset(("localtime", "utc"))
+"""The modifiers that convert to or from the machine's time zone."""
+MAX_ARGUMENTS = 100
+"""Arguments that any function may be called with."""
 
 # What only tokens can decide: where a statement ends, what is a comment, a date function.
 _NEEDS_TOKENS = re.compile(r";|--|/\*|(?:date|time|julianday|unixepoch)[\"`\]']?\s*\(", re.IGNORECASE)
+_DATE_NAME = re.compile(r"date|time|julianday|unixepoch", re.IGNORECASE)
 _FIRST_WORD = re.compile(r"[^\W\d]\w*")
 
 
@@ -86,11 +93,62 @@ def _refuse_verb(word: str) -> None:
 def _refuse_time_zones(seen: Sequence[Token]) -> None:
     """Refuse date functions with `localtime` or `utc`: the result would depend on the machine's time zone."""
     called = (token[0].strip("\"'`[]") for token, after in pairwise(seen) if after[0] == "(")
-    if not any(word.lower() in _DATE_FUNCTIONS for word in called):
+    if not any(word.lower() in FIRST_MODIFIER for word in called):
         return
     for token in seen:
-        if token[0][0] in "'\"" and token[0][1:-1].strip().lower() in ("localtime", "utc"):
-            raise SQLError("denied", f"the modifier {token[0]} is not allowed; times are in UTC")
+        if token[0][0] in "'\"" and token[0][1:-1].strip().lower() in LOCAL_TIME:
+            raise no_local_time(token[0])
+
+
+def no_local_time(modifier: str) -> SQLError:
+    """The error for a modifier, in quotes, that is one of LOCAL_TIME."""
+    return SQLError("denied", f"the modifier {modifier} is not allowed; times are in UTC")
+
+
+@dataclass(slots=True)
+class _Parentheses:
+    """What is known of a pair that is still open: the function it belongs to, and the argument that is being read."""
+
+    first_modifier: int | None
+    argument: int = 0
+    tokens: int = 0
+    harmless: bool = False
+    """Whether the argument's last token is a text that is none of LOCAL_TIME."""
+
+    def may_be_local_time(self) -> bool:
+        if self.first_modifier is None or self.argument < self.first_modifier:
+            return False
+        return self.tokens != 1 or not self.harmless
+
+
+def may_use_local_time(sql: str) -> bool:
+    """Tell whether a date function may be given a modifier of LOCAL_TIME when the statement runs.
+
+    False only where each modifier in the text is a literal that is none: whatever is not understood counts as True.
+    """
+    if not _DATE_NAME.search(sql):
+        return False
+    opened = [_Parentheses(None)]
+    before = ""
+    for token in tokens(sql):
+        word = token[0]
+        # SQLite takes a byte order mark for a blank.
+        if token.lastgroup in ("blank", "comment") or word == "\ufeff":
+            continue
+        innermost = opened[-1]
+        if word in (",", ")") and innermost.may_be_local_time():
+            return True
+        if word == ",":
+            opened[-1] = _Parentheses(innermost.first_modifier, innermost.argument + 1)
+        elif word == ")" and len(opened) > 1:
+            opened.pop()
+        else:
+            innermost.tokens += 1
+            innermost.harmless = word.startswith("'") and word[1:-1].strip().lower() not in LOCAL_TIME
+            if word == "(":
+                opened.append(_Parentheses(FIRST_MODIFIER.get(before.strip("\"'`[]").lower())))
+        before = word
+    return False
 
 
 def authorize(action: int, first: str | None, second: str | None, own_tables: Collection[str]) -> str:
