@@ -19,18 +19,15 @@ rows and no ANSWER; a wrong ANSWER at the end makes it 0.27). Pure; one object p
 from __future__ import annotations
 
 import re
-import string
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from env_server.dataset import Gold, Row
 from env_server.progress import ROW_LIMIT, Target
 from env_server.settings import RewardSettings
-from env_server.sql.lexer import GAPS, tokens
+from env_server.sql.lexer import GAPS, folded, tokens
 from env_server.types import ActionType, RewardComponents
 
-_FOLD = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
-"""SQLite ignores the case of ASCII letters only."""
 _TOUCHING = re.compile(r"[\w.$]{2}|[<>=!|]{2}")
 """Where two tokens meet that count as one word: `T1.name` is another text than `T1 . name`."""
 _MAX_REMEMBERED = 4_096
@@ -56,7 +53,7 @@ def _normalize_name(name: str) -> str:
     name = name.strip().rstrip(";").rstrip()
     if len(name) >= 2 and _NAME_QUOTES.get(name[0]) == name[-1]:
         name = name[1:-1]
-    return name.translate(_FOLD)
+    return folded(name)
 
 
 def _normalize_sql(sql: str) -> str:
@@ -65,7 +62,7 @@ def _normalize_sql(sql: str) -> str:
     for token in tokens(sql.strip()):
         if token.lastgroup in GAPS:
             continue
-        text = token[0] if token[0][0] in _NAME_QUOTES else token[0].translate(_FOLD)
+        text = token[0] if token[0][0] in _NAME_QUOTES else folded(token[0])
         if end == token.start() and words and _TOUCHING.match(words[-1][-1] + text[0]):
             words[-1] += text
         else:

@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from env_server.data.duplicates import folded, formatting_key, repeated
+from env_server.data.duplicates import formatting_key, repeated
 from env_server.data.raw import RawDataset, RawQuestion
 from env_server.dataset import Dataset, Exclusion, ExclusionReason, Gold, Question
 from env_server.errors import DataError, SQLError
@@ -29,6 +29,7 @@ from env_server.judging.submissions import runnable_query
 from env_server.settings import DisplaySettings, SandboxSettings
 from env_server.sql.display import MAX_COLUMNS, format_result
 from env_server.sql.hardness import hardness, orders_at_top_level
+from env_server.sql.lexer import folded
 from env_server.sql.sandbox import QueryResult, Sandbox
 from env_server.sql.schema import quote_identifier
 from env_server.types import AnswerMode

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 
 import apsw
 
-from env_server.sql.lexer import GAPS, tokens
+from env_server.sql.lexer import GAPS, folded, tokens
+from env_server.sql.schema import quote_identifier, unquoted
 
 _PLAIN_NAME = re.compile(r"[^\W\d][\w$]*\Z")
 _SAME_SYMBOL = {"<>": "!=", "==": "="}
@@ -56,17 +57,14 @@ def formatting_key(sql: str, names: Collection[str]) -> str:
         elif lexeme.kind == "literal":
             words.append(lexeme.text)
         elif lexeme.kind == "text" and name not in names:
-            words.append(_quoted(lexeme.text))
+            words.append(quote_identifier(lexeme.text))
         elif lexeme.is_name:
-            words.append(name if _PLAIN_NAME.match(name) and name.upper() not in apsw.keywords else _quoted(name))
+            words.append(
+                name if _PLAIN_NAME.match(name) and name.upper() not in apsw.keywords else quote_identifier(name)
+            )
         else:
             words.append(_SAME_SYMBOL.get(name, name))
     return " ".join(words)
-
-
-def folded(name: str) -> str:
-    """Return a name as SQLite compares it: without regard to the case of ASCII letters."""
-    return name.lower() if name.isascii() else "".join(c.lower() if c.isascii() else c for c in name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,17 +94,11 @@ class _Lexeme:
         return self.text if self.kind == "symbol" else ""
 
 
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
 def _lexemes(sql: str) -> Iterator[_Lexeme]:
     for token in tokens(sql):
         text = token[0]
         if token.lastgroup == "quoted":
-            closing = "]" if text[0] == "[" else text[0]
-            inner = text[1:].removesuffix(closing)
-            yield _Lexeme("text" if closing == '"' else "quoted", inner.replace(closing * 2, closing))
+            yield _Lexeme("text" if text[0] == '"' else "quoted", unquoted(text))
         elif token.lastgroup == "word":
             yield _Lexeme("keyword" if text.upper() in apsw.keywords else "name", text)
         elif token.lastgroup not in GAPS:

@@ -7,6 +7,7 @@ quotation or a comment that is never closed runs to the end of the text. Words a
 from __future__ import annotations
 
 import re
+import string
 from collections.abc import Iterator
 
 _RESERVED = """
@@ -33,6 +34,7 @@ Token = re.Match[str]
 GAPS = frozenset(("blank", "comment", "other_space"))
 """The kinds of tokens that only separate others."""
 
+_FOLD = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TOKEN = re.compile(
     rf"""(?P<blank> [{BLANKS}]+ )
@@ -55,3 +57,8 @@ def tokens(sql: str) -> Iterator[Token]:
 def is_plain_name(name: str) -> bool:
     """Tell whether SQLite reads the text as a name where one is expected, without quotes around it."""
     return _PLAIN_NAME.fullmatch(name) is not None and name.lower() not in RESERVED_WORDS
+
+
+def folded(text: str) -> str:
+    """Return names and keywords as SQLite compares them: without regard to the case of ASCII letters."""
+    return text.translate(_FOLD)

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from env_server.data.duplicates import folded, formatting_key, repeated
+from env_server.data.duplicates import formatting_key, repeated
+from env_server.sql.lexer import folded
 
 NAMES = {"owners", "owner_id", "name", "city", "pets", "pet_id", "species", "age", "weight", "order"}
 
