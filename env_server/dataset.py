@@ -101,19 +101,23 @@ class Dataset:
     questions: tuple[Question, ...]
     databases: Mapping[str, Path]
     excluded: tuple[Exclusion, ...] = ()
+    _by_id: Mapping[str, Question] = field(init=False, repr=False, compare=False)
+    _by_split: Mapping[Split, tuple[Question, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         by_id = {q.question_id: q for q in self.questions}
         if len(by_id) != len(self.questions):
             repeated = [i for i, n in Counter(q.question_id for q in self.questions).items() if n > 1]
             raise DataError(f"data set {self.name}: question ids occur more than once: {repeated[:5]}")
+        # A server selects at each reset, so no question is looked at then.
+        by_split = {split: tuple(q for q in self.questions if q.split is split) for split in (Split.TRAIN, Split.EVAL)}
         object.__setattr__(self, "_by_id", by_id)
+        object.__setattr__(self, "_by_split", {**by_split, Split.ALL: self.questions})
 
     def question(self, question_id: str) -> Question:
         """Return the question; raises UnknownQuestionError."""
-        by_id: dict[str, Question] = self._by_id  # type: ignore[attr-defined]
         try:
-            return by_id[question_id]
+            return self._by_id[question_id]
         except KeyError:
             raise UnknownQuestionError(
                 f"data set {self.name} holds no question {question_id!r}; "
@@ -122,9 +126,7 @@ class Dataset:
 
     def select(self, split: Split) -> Sequence[Question]:
         """Return the questions of a split, in the data set's order."""
-        if split is Split.ALL:
-            return self.questions
-        return tuple(q for q in self.questions if q.split is split)
+        return self._by_split[split]
 
     def splits(self) -> dict[str, tuple[Split, ...]]:
         """Return the split of each database; both, train first, where its questions are split among themselves."""
