@@ -1,4 +1,8 @@
-"""SQLEnvironment: one episode at a time, one question about one hidden database.
+"""The rules of the game: one episode at a time, one question about one hidden database. Pure, no I/O.
+
+A step has three parts. `plan` says what the action needs: a query run, a verdict reached, or nothing. Whoever plays
+runs it. `apply` takes the outcome and gives the observation. Planning changes nothing, so a step whose job was not run
+has not been taken; and no step is computed twice.
 
 Promises:
 - The same data set, question and actions give byte-identical observations and rewards.
@@ -6,25 +10,27 @@ Promises:
 - The gold SQL, the gold rows and anything derived from them leave only as reward numbers and, once done, as
   the verdict.
 
-Synchronous and free of global state. Many environments share one data set and one pool of databases; a single
-environment is used by one thread at a time.
+Free of global state. Used by one thread at a time.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 from env_server.dataset import Dataset, Question, Split
-from env_server.errors import EpisodeOverError, NoEpisodeError, SQLEnvError
-from env_server.explorer import ActionOutcome, Explorer, Outcomes, one_line
-from env_server.judging.verdict import judge_value
+from env_server.errors import EpisodeOverError, NoEpisodeError, SQLEnvError, StalePlanError
+from env_server.explorer import Explorer
+from env_server.jobs import Job, JudgeJob
+from env_server.judging.verdict import Judgement, judge_value
+from env_server.outcomes import ActionOutcome, Outcome, one_line
 from env_server.reward import EpisodeRewards
 from env_server.scores import Scores
 from env_server.settings import EnvSettings
-from env_server.sql.pool import Databases
-from env_server.test_suites.judge import QueryJudge, SQLJudge
+from env_server.sql.schema import Schema
 from env_server.types import (
     ActionType,
     AnswerMode,
@@ -54,32 +60,39 @@ class _Episode:
     done: bool = False
 
 
-class SQLEnvironment:
+class PlannedStep(NamedTuple):
+    """An action, and what it needs: the outcome of `job`; where that is None, `outcome` is what the action gives."""
+
+    kind: str
+    argument: str
+    job: Job | None
+    outcome: Outcome | None
+    episode: _Episode
+    number: int
+    """Steps that the episode had when the action was planned."""
+
+
+class Episodes:
     """Plays episodes over a data set.
 
-    `databases` must hold the data set's. `answer_mode` decides what ANSWER carries: a value, or a query
-    that yields it, which `sql_judge` judges (when None, on the database alone). `outcomes` may be shared by all
-    environments of the same databases and display settings, `scores` by all of one thread that play the same data set
-    with the same settings. `EnvironmentFactory` puts it together.
+    `schema` returns a database's schema. `answer_mode` decides what ANSWER carries: a value, or a query that yields it,
+    which takes a JudgeJob. `scores` may be shared by all of one thread that play the same data set with the same
+    settings.
     """
 
     def __init__(
         self,
         dataset: Dataset,
-        databases: Databases,
+        schema: Callable[[str], Schema],
         settings: EnvSettings | None = None,
         answer_mode: AnswerMode = AnswerMode.VALUE,
-        sql_judge: QueryJudge | None = None,
-        outcomes: Outcomes | None = None,
         scores: Scores | None = None,
     ) -> None:
         self._dataset = dataset
-        self._databases = databases
+        self._schema = schema
         self._settings = settings or EnvSettings()
         self._answer_mode = answer_mode
-        self._outcomes = outcomes
         self._scores = scores or Scores(max_scores=0)
-        self._sql_judge: QueryJudge = sql_judge or SQLJudge(databases, settings=self._settings.judging)
         self._episode: _Episode | None = None
 
     def reset(
@@ -92,14 +105,14 @@ class SQLEnvironment:
         """Start an episode and return its first observation: the question and the table names.
 
         The question is `question_id`, else one of `split` drawn by `seed` (unseeded when None). Raises
-        UnknownQuestionError, and SQLEnvError when the split is empty.
+        UnknownQuestionError, SQLEnvError when the split is empty, and what `schema` raises.
         """
         question = self._dataset.question(question_id) if question_id else self._draw(seed, split)
-        schema = self._databases.schema(question.db_id)
+        schema = self._schema(question.db_id)
         self._episode = episode = _Episode(
             episode_id=episode_id or f"{question.question_id}#{seed if seed is not None else 0}",
             question=question,
-            explorer=Explorer(self._databases, question.db_id, self._settings.display, self._outcomes),
+            explorer=Explorer(schema, question.db_id, self._settings.display),
             rewards=EpisodeRewards(
                 question.gold,
                 self._settings.reward,
@@ -110,38 +123,36 @@ class SQLEnvironment:
         )
         return self._observe(episode, ActionOutcome(), RewardComponents())
 
-    def step(self, action: SQLAction) -> SQLObservation:
-        """Take one action. Raises NoEpisodeError before `reset`, EpisodeOverError after the end.
+    def plan(self, action: SQLAction) -> PlannedStep:
+        """Return what an action needs; changes nothing.
 
-        What `databases` raises, but for SQLError, goes through; the step is then not taken.
+        Raises NoEpisodeError before `reset`, EpisodeOverError after the end.
         """
         episode = self._current()
         if episode.done:
             raise EpisodeOverError("the episode is over; call reset to start another one")
         kind = action.action_type.strip().upper()
         argument = action.argument.strip()
-        # Whatever can raise comes first, so that a step that raises has changed nothing and can be taken again.
-        if kind == ActionType.ANSWER and argument:
-            correct = self._judge(episode.question, argument)
-            self._count(episode, kind, argument)
-            return self._end(episode, argument, correct=correct)
-        outcome = self._explore(episode, kind, argument)
-        self._count(episode, kind, argument)
-        if kind == ActionType.DESCRIBE and outcome.ok and outcome.result not in episode.described:
-            episode.described.add(outcome.result)
-            episode.schema_info += "\n\n" + outcome.result
-        rows = outcome.rows if kind == ActionType.QUERY else None
-        reward = episode.rewards.explore(
-            kind,
-            argument,
-            ok=outcome.ok,
-            rows=None if rows is None else rows.rows,
-            row_count=None if rows is None else rows.row_count,
-        )
-        verdict = None
-        if episode.steps >= self._settings.step_budget:
-            episode.done, verdict = True, Verdict.OUT_OF_BUDGET
-        return self._observe(episode, outcome, reward, verdict)
+        need = self._need(episode, kind, argument)
+        if isinstance(need, Job):
+            return PlannedStep(kind, argument, need, None, episode, episode.steps)
+        return PlannedStep(kind, argument, None, need, episode, episode.steps)
+
+    def apply(self, step: PlannedStep, outcome: Outcome | None = None) -> SQLObservation:
+        """Take the step that was planned last; `outcome` is what its job gave, if it has one.
+
+        Raises StalePlanError when the episode has gone on since the step was planned, or another one has begun.
+        """
+        episode = step.episode
+        if episode is not self._episode or step.number != episode.steps:
+            raise StalePlanError("the step was planned for an earlier state of the episode; plan it again")
+        outcome = outcome or step.outcome
+        assert outcome is not None, "the outcome of the step's job is given"
+        episode.steps += 1
+        episode.history.append(_shorten(f"{step.kind} {step.argument}"))
+        if isinstance(outcome, Judgement):
+            return self._end(episode, step.argument, correct=outcome.correct)
+        return self._explore(episode, step, outcome)
 
     @property
     def state(self) -> SQLState:
@@ -160,7 +171,8 @@ class SQLEnvironment:
             raise SQLEnvError(f"data set {self._dataset.name} has no usable question in split {split.value!r}")
         return random.Random(seed).choice(questions)
 
-    def _explore(self, episode: _Episode, kind: str, argument: str) -> ActionOutcome:
+    def _need(self, episode: _Episode, kind: str, argument: str) -> Job | Outcome:
+        """Return what an action gives, or the job that tells."""
         match kind:
             case ActionType.DESCRIBE:
                 return episode.explorer.describe(argument)
@@ -169,12 +181,32 @@ class SQLEnvironment:
             case ActionType.QUERY:
                 return episode.explorer.query(argument)
             case ActionType.ANSWER:
-                return ActionOutcome(error="ANSWER needs the answer")
+                return self._judge(episode.question, argument)
         return ActionOutcome(error=one_line(f"unknown action {_shorten(kind)!r}; use one of {', '.join(ActionType)}"))
 
-    def _count(self, episode: _Episode, kind: str, argument: str) -> None:
-        episode.steps += 1
-        episode.history.append(_shorten(f"{kind} {argument}"))
+    def _judge(self, question: Question, argument: str) -> Job | Outcome:
+        if not argument:
+            return ActionOutcome(error="ANSWER needs the answer")
+        if self._answer_mode is AnswerMode.SQL:
+            return JudgeJob(question, argument)
+        return self._scores.judgements.get(question.question_id, argument, lambda: judge_value(argument, question.gold))
+
+    def _explore(self, episode: _Episode, step: PlannedStep, outcome: ActionOutcome) -> SQLObservation:
+        if step.kind == ActionType.DESCRIBE and outcome.ok and outcome.result not in episode.described:
+            episode.described.add(outcome.result)
+            episode.schema_info += "\n\n" + outcome.result
+        rows = outcome.rows if step.kind == ActionType.QUERY else None
+        reward = episode.rewards.explore(
+            step.kind,
+            step.argument,
+            ok=outcome.ok,
+            rows=None if rows is None else rows.rows,
+            row_count=None if rows is None else rows.row_count,
+        )
+        verdict = None
+        if episode.steps >= self._settings.step_budget:
+            episode.done, verdict = True, Verdict.OUT_OF_BUDGET
+        return self._observe(episode, outcome, reward, verdict)
 
     def _end(self, episode: _Episode, argument: str, *, correct: bool) -> SQLObservation:
         episode.done = True
@@ -182,13 +214,6 @@ class SQLEnvironment:
         verdict = Verdict.CORRECT if correct else Verdict.WRONG
         outcome = ActionOutcome(result=f"The answer is {verdict.value}.")
         return self._observe(episode, outcome, reward, verdict)
-
-    def _judge(self, question: Question, argument: str) -> bool:
-        if self._answer_mode is AnswerMode.VALUE:
-            return self._scores.correct.get(
-                question.question_id, argument, lambda: judge_value(argument, question.gold).correct
-            )
-        return self._sql_judge.judge(question, argument).correct
 
     def _observe(
         self,

@@ -29,6 +29,10 @@ class NoEpisodeError(SQLEnvError):
     """`step` or `state` was called before the first `reset`."""
 
 
+class StalePlanError(SQLEnvError):
+    """A planned step was applied to an episode that has gone on meanwhile. The episode's state is unchanged."""
+
+
 class SQLError(SQLEnvError):
     """A statement failed, or was refused, in the sandbox; the agent sees `message` in one line.
 

@@ -12,11 +12,13 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from env_server.judging.verdict import Judgement
+
 MAX_SCORES = 8_192
 LONGEST_TEXT = 1_000
 """Characters of a query or an answer that is remembered."""
 
-T = TypeVar("T", float, bool)
+T = TypeVar("T", float, Judgement)
 
 
 class ScoreCache(Generic[T]):
@@ -50,5 +52,5 @@ class Scores:
     def __init__(self, max_scores: int = MAX_SCORES) -> None:
         self.phi = ScoreCache[float](max_scores)
         """Of queries: how close their rows are to the gold rows."""
-        self.correct = ScoreCache[bool](max_scores)
+        self.judgements = ScoreCache[Judgement](max_scores)
         """Of typed answers."""

@@ -30,7 +30,7 @@ ROOMS = {
 modules beside the rooms that all of them use, "core" those that use the rooms."""
 
 CORE = {
-    "env_server": ("environment", "explorer", "reward", "progress", "scores", "factory"),
+    "env_server": ("environment", "episodes", "explorer", "outcomes", "reward", "progress", "scores", "factory"),
     "inference": (),
     "trainer": ("train", "play", "build_base"),
 }

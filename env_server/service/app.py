@@ -20,14 +20,13 @@ from starlette.routing import WebSocketRoute
 
 from env_server.data.fingerprint import served_data
 from env_server.dataset import Dataset
-from env_server.environment import SQLEnvironment
-from env_server.judging.verdict import Judgement
+from env_server.episodes import Episodes
 from env_server.scores import Scores
 from env_server.service import http, pages
 from env_server.service.access import Access
 from env_server.service.capacity import Capacity
 from env_server.service.execution.cpu_budget import Allowance
-from env_server.service.execution.databases import Job, RunJob, ServiceDatabases, SessionDatabases
+from env_server.service.execution.databases import ServiceDatabases, SessionJobs
 from env_server.service.execution.query_pool import Lanes
 from env_server.service.http import BodyLimit, ThrowAway
 from env_server.service.logs import log
@@ -35,8 +34,6 @@ from env_server.service.metrics import Metrics
 from env_server.service.session import Session
 from env_server.service.settings import ServiceSettings
 from env_server.service.socket import Sockets
-from env_server.sql.sandbox import QueryResult
-from env_server.types import AnswerMode
 
 DESCRIPTION = (
     "An agent answers a question about a database that it cannot see, by DESCRIBE, SAMPLE, QUERY and ANSWER, with "
@@ -56,7 +53,7 @@ class Service:
         self._capacity = capacity
         self._metrics = metrics
         self._environment_settings = settings.environment
-        self.databases = ServiceDatabases(dataset.databases, self._environment_settings.sandbox)
+        self.databases = ServiceDatabases(dataset.databases, self._environment_settings)
         self._scores = Scores()
         self.lanes = Lanes(
             dataset.databases, self._environment_settings, settings.answer_mode, settings.cache_dir, settings.lanes
@@ -65,9 +62,7 @@ class Service:
         self.access = Access(token, settings.allowed_origins)
         self.sockets = Sockets(settings, self.access, capacity, metrics, self._new_session)
         # All HTTP requests share one account.
-        allowance = Allowance()
-        databases = SessionDatabases(self.databases, allowance)
-        self.throw_away = ThrowAway(databases, self._lanes_for(allowance), lambda: self._new_environment(databases))
+        self.throw_away = ThrowAway(self._new_jobs(), self._new_episodes)
         self.data = served_data(dataset, settings.answer_mode, settings.step_budget).model_dump(mode="json")
 
     @asynccontextmanager
@@ -111,36 +106,20 @@ class Service:
             "data": self.data,
         }
 
-    def _new_environment(self, databases: SessionDatabases) -> SQLEnvironment:
-        judge = databases if self._settings.answer_mode is AnswerMode.SQL else None
-        return SQLEnvironment(
+    def _new_episodes(self) -> Episodes:
+        return Episodes(
             self._dataset,
-            databases,
+            self.databases.schema,
             self._environment_settings,
             self._settings.answer_mode,
-            judge,
-            self.databases.outcomes,
             self._scores,
         )
 
+    def _new_jobs(self) -> SessionJobs:
+        return SessionJobs(self.databases, self.lanes.run, Allowance())
+
     def _new_session(self) -> Session:
-        allowance = Allowance()
-        databases = SessionDatabases(self.databases, allowance)
-        return Session(
-            self._new_environment(databases),
-            databases,
-            self.databases.outcomes,
-            self._lanes_for(allowance),
-            self._metrics,
-        )
-
-    def _lanes_for(self, allowance: Allowance) -> RunJob:
-        """Return a way to the lanes on one account."""
-
-        async def run(job: Job) -> QueryResult | Judgement:
-            return await self.lanes.run(job, allowance)
-
-        return run
+        return Session(self._new_episodes(), self._new_jobs(), self._metrics)
 
     def _read_schemas(self) -> None:
         """Read every schema before the first session: it counts rows, which takes long in a large database."""

@@ -9,7 +9,8 @@ Behind the token, when there is one: everything but `/health`.
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Depends, HTTPException, Request
@@ -18,9 +19,9 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import to_json
 
-from env_server.environment import SQLEnvironment
+from env_server.episodes import Episodes
 from env_server.errors import SQLEnvError
-from env_server.service.execution.databases import Pending, RunJob, SessionDatabases, finish
+from env_server.service.execution.databases import SessionJobs
 from env_server.service.metrics import CONTENT_TYPE
 from env_server.service.protocol import ResetRequest, is_unicode, mcp_reply, observation_data, state_data
 from env_server.types import SQLAction, SQLObservation, SQLState
@@ -80,45 +81,45 @@ def schemas() -> dict[str, Any]:
 
 
 class ThrowAway:
-    """Carries out requests on environments of their own."""
+    """Carries out requests in episodes of their own."""
 
-    def __init__(
-        self, databases: SessionDatabases, run_job: RunJob, new_environment: Callable[[], SQLEnvironment]
-    ) -> None:
-        self._databases = databases
-        self._run_job = run_job
-        self._new_environment = new_environment
+    def __init__(self, jobs: SessionJobs, new_episodes: Callable[[], Episodes]) -> None:
+        self._jobs = jobs
+        self._new_episodes = new_episodes
         self._running = 0
 
-    async def reset(self, request: ResetRequest) -> SQLObservation:
+    def reset(self, request: ResetRequest) -> SQLObservation:
         """Start an episode. Raises HTTPException."""
-        return await self._carry_out(lambda: _reset(self._new_environment(), request))
+        with self._counted():
+            return _reset(self._new_episodes(), request)
 
     async def step(self, action: SQLAction) -> SQLObservation:
         """Take an action in a new episode. Raises HTTPException."""
-        environment = self._new_environment()
-        _reset(environment, ResetRequest(seed=0))
-        return await self._carry_out(lambda: environment.step(action))
+        with self._counted():
+            episodes = self._new_episodes()
+            _reset(episodes, ResetRequest(seed=0))
+            step = episodes.plan(action)
+            if step.job is None:
+                return episodes.apply(step)
+            done = self._jobs.at_once(step.job) or await self._jobs.in_lane(step.job)
+            return episodes.apply(step, done.outcome)
 
-    async def _carry_out(self, call: Callable[[], SQLObservation]) -> SQLObservation:
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Hold one of the places for a request, and word its errors for HTTP."""
         if self._running >= MAX_AT_ONCE:
             raise HTTPException(503, "too many requests at once; play episodes over /ws instead")
         self._running += 1
         try:
-            return call()
-        except Pending as pending:
-            try:
-                return await finish(self._databases, self._run_job, pending.job, call)
-            except SQLEnvError as error:
-                raise HTTPException(409, str(error)) from None
+            yield
         except SQLEnvError as error:
             raise HTTPException(409, str(error)) from None
         finally:
             self._running -= 1
 
 
-def _reset(environment: SQLEnvironment, request: ResetRequest) -> SQLObservation:
-    return environment.reset(request.seed, request.episode_id, request.question_id, request.split)
+def _reset(episodes: Episodes, request: ResetRequest) -> SQLObservation:
+    return episodes.reset(request.seed, request.episode_id, request.question_id, request.split)
 
 
 def router(
@@ -156,7 +157,7 @@ def router(
 
     @guarded.post("/reset", summary="The first observation of an episode that is thrown away")
     async def reset(request: Annotated[ResetRequest | None, Body()] = None) -> StepReply:
-        observation = await throw_away.reset(request or ResetRequest())
+        observation = throw_away.reset(request or ResetRequest())
         return StepReply(**observation_data(observation))
 
     @guarded.post("/step", summary="One action in an episode that is thrown away")

@@ -1,21 +1,25 @@
-"""One session: an environment, and what each of its client's frames is answered with. No sockets.
+"""One session: its episodes, and what each of its client's frames is answered with. No sockets.
 
 Promises:
 - Every frame but `close` gets one reply, and no frame ends the session; replies come in the order of the frames.
-- A step whose query needs a lane waits for it, without holding anything else up, and leaves the episode as it was when
-  the wait is cancelled.
+- A step whose query or verdict needs a lane waits for it, without holding anything else up, and leaves the episode as
+  it was when the wait is cancelled.
 - Nothing of the gold is in a reply, but for the rewards and the verdict.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Awaitable
 from typing import Protocol
 
-from env_server.environment import SQLEnvironment
-from env_server.errors import SQLEnvError
-from env_server.service.execution.databases import Job, OutcomeCache, Pending, RunJob, SessionDatabases, finish
+from env_server.episodes import Episodes, PlannedStep
+from env_server.errors import DataError, SQLEnvError
+from env_server.jobs import Job
+from env_server.outcomes import Outcome
+from env_server.service.execution.databases import SessionJobs
+from env_server.service.logs import log
 from env_server.service.protocol import (
     CloseRequest,
     FrameError,
@@ -47,18 +51,9 @@ class Observer(Protocol):
 class Session:
     """Answers the frames of one client, one at a time."""
 
-    def __init__(
-        self,
-        environment: SQLEnvironment,
-        databases: SessionDatabases,
-        outcomes: OutcomeCache,
-        run_job: RunJob,
-        observer: Observer,
-    ) -> None:
-        self._environment = environment
-        self._databases = databases
-        self._outcomes = outcomes
-        self._run_job = run_job
+    def __init__(self, episodes: Episodes, jobs: SessionJobs, observer: Observer) -> None:
+        self._episodes = episodes
+        self._jobs = jobs
         self._observer = observer
         self.playing = False
         """Whether an episode has begun and is not over."""
@@ -73,53 +68,57 @@ class Session:
             return error.reply
         if isinstance(request, CloseRequest):
             return None
-        return self._carry_out(request)
+        try:
+            return self._carry_out(request)
+        except SQLEnvError as error:
+            return self._failed(error)
 
     def _carry_out(self, request: Request) -> str | Awaitable[str]:
-        began = time.perf_counter()
-        try:
-            return self._attempt(request, began)
-        except Pending as pending:
-            return self._wait_for(pending.job, request, began)
-        except SQLEnvError as error:
-            return self._failed(error)
-
-    async def _wait_for(self, job: Job, request: Request, began: float) -> str:
-        try:
-            return await finish(self._databases, self._run_job, job, lambda: self._attempt(request, began))
-        except SQLEnvError as error:
-            return self._failed(error)
-
-    def _attempt(self, request: Request, began: float) -> str:
         match request:
             case SQLAction():
-                self._databases.way = "none"
-                hits = self._outcomes.hits
-                observation = self._environment.step(request)
-                way = "cached" if self._outcomes.hits > hits else self._databases.way
-                self.playing = not observation.done
-                self._observer.step(*_labels(request, observation), time.perf_counter() - began, way)
-                return observation_frame(observation)
+                return self._step(request)
             case ResetRequest():
-                observation = self._environment.reset(
-                    request.seed, request.episode_id, request.question_id, request.split
-                )
+                observation = self._episodes.reset(request.seed, request.episode_id, request.question_id, request.split)
                 self.playing = self._started = True
                 return observation_frame(observation)
             case StateRequest():
-                return state_frame(self._environment.state if self._started else None)
+                return state_frame(self._episodes.state if self._started else None)
             case McpRequest():
                 return mcp_frame(request.message)
         raise AssertionError(request)
 
-    def _failed(self, error: Exception) -> str:
+    def _step(self, action: SQLAction) -> str | Awaitable[str]:
+        began = time.perf_counter()
+        step = self._episodes.plan(action)
+        if step.job is None:
+            return self._apply(step, None, "none", began)
+        done = self._jobs.at_once(step.job)
+        if done is None:
+            return self._wait_for(step, step.job, began)
+        return self._apply(step, done.outcome, done.way, began)
+
+    async def _wait_for(self, step: PlannedStep, job: Job, began: float) -> str:
+        try:
+            done = await self._jobs.in_lane(job)
+            return self._apply(step, done.outcome, done.way, began)
+        except SQLEnvError as error:
+            return self._failed(error)
+
+    def _apply(self, step: PlannedStep, outcome: Outcome | None, way: str, began: float) -> str:
+        observation = self._episodes.apply(step, outcome)
+        self.playing = not observation.done
+        self._observer.step(*_labels(step.kind, observation), time.perf_counter() - began, way)
+        return observation_frame(observation)
+
+    def _failed(self, error: SQLEnvError) -> str:
+        if isinstance(error, DataError):
+            log(logging.ERROR, "a database cannot be used", error=error)
         self._observer.frame_error(ErrorCode.EXECUTION_ERROR)
         return error_frame(ErrorCode.EXECUTION_ERROR, str(error))
 
 
-def _labels(action: SQLAction, observation: SQLObservation) -> tuple[str, str]:
+def _labels(kind: str, observation: SQLObservation) -> tuple[str, str]:
     """Return what kind of action it was and how it came out, in words of our own."""
-    kind = action.action_type.strip().upper()
     verdict = observation.metadata.get("verdict")
     if observation.error:
         outcome = "error"

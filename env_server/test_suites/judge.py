@@ -6,7 +6,8 @@ Promises:
 - A query that fails, is refused or needs too much work is wrong, on whichever database that happens.
 - The same query gets the same verdict, in any order and on any server.
 
-Variants are tried after the database itself, and no further than the first that tells the query from the gold.
+Variants are tried after the database itself, and no further than the first that tells the query from the gold. The two
+halves can be asked for one by one, by whoever runs the query on the database by other means.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from typing import Protocol
 
 from env_server.dataset import Question
 from env_server.errors import SQLError
+from env_server.jobs import QueryJob
 from env_server.judging.submissions import submitted_query
 from env_server.judging.verdict import Judgement, judge_rows
 from env_server.settings import JudgingSettings, SandboxSettings
 from env_server.sql.pool import Databases
-from env_server.sql.sandbox import Sandbox
+from env_server.sql.sandbox import QueryResult, Sandbox
 from env_server.test_suites.images import MAX_RESULT_ROWS
 from env_server.test_suites.store import Suites
 from env_server.test_suites.suite import Variant
@@ -53,25 +55,37 @@ class SQLJudge:
 
     def judge(self, question: Question, answer: str) -> Judgement:
         """Judge the text of an ANSWER. Raises DataError when a database cannot be opened."""
-        query = submitted_query(answer)
-        verdict = self._on_database(question, query)
-        if not verdict.correct or self._suites is None:
-            return verdict
-        for number, variant in enumerate(self._suites.of(question).variants, 1):
-            if not self._on_variant(variant, query):
-                return Judgement(False, f"right on the database, wrong on variant {number}")
-        return verdict
-
-    def _on_database(self, question: Question, query: str) -> Judgement:
-        # Under Spider's rule, one more row than the gold has makes a query wrong already.
-        limit = BIRD_ROWS if self._rule is SQLRule.BIRD else len(question.gold.rows) + 1
+        job = self.query(question, answer)
         try:
-            result = self._databases.query(question.db_id, query, limit)
+            judgement = self.on_database(question, self._databases.query(job.db_id, job.sql, job.max_rows))
         except SQLError as error:
-            return Judgement(False, f"the query fails: {error}")
+            judgement = self.on_database(question, error)
+        return self.on_variants(question, answer) if judgement.correct else judgement
+
+    def query(self, question: Question, answer: str) -> QueryJob:
+        """Return what is to be run on the question's database."""
+        return QueryJob(question.db_id, submitted_query(answer), self._row_limit(question))
+
+    def on_database(self, question: Question, result: QueryResult | SQLError) -> Judgement:
+        """Judge what `query` gave on the question's database. Pure."""
+        if isinstance(result, SQLError):
+            return Judgement(False, f"the query fails: {result}")
         if result.more:
-            return Judgement(False, f"more than {limit} rows")
+            return Judgement(False, f"more than {self._row_limit(question)} rows")
         return judge_rows(result.rows, question.gold, self._rule)
+
+    def on_variants(self, question: Question, answer: str) -> Judgement:
+        """Judge an ANSWER that is right on the question's database."""
+        variants = self._suites.of(question).variants if self._suites is not None else ()
+        sql = submitted_query(answer)
+        for number, variant in enumerate(variants, 1):
+            if not self._on_variant(variant, sql):
+                return Judgement(False, f"right on the database, wrong on variant {number}")
+        return Judgement(True, "equal")
+
+    def _row_limit(self, question: Question) -> int:
+        # Under Spider's rule, one more row than the gold has makes a query wrong already.
+        return BIRD_ROWS if self._rule is SQLRule.BIRD else len(question.gold.rows) + 1
 
     def _on_variant(self, variant: Variant, query: str) -> bool:
         sandbox = Sandbox(variant.image, self._sandbox)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,15 @@ from hypothesis import strategies as st
 
 from env_server.dataset import Dataset, Gold, Hardness, Question, Split
 from env_server.environment import SQLEnvironment
-from env_server.errors import EpisodeOverError, NoEpisodeError, SQLEnvError, UnknownQuestionError
+from env_server.errors import (
+    DataError,
+    EpisodeOverError,
+    NoEpisodeError,
+    SQLEnvError,
+    StalePlanError,
+    UnknownQuestionError,
+)
+from env_server.jobs import JudgeJob, QueryJob
 from env_server.reward import wrong_total_bound
 from env_server.settings import EnvSettings
 from env_server.sql.pool import DatabasePool
@@ -117,6 +126,60 @@ def test_a_step_after_the_end_raises_and_changes_nothing(environment: SQLEnviron
 def test_a_step_before_reset_raises(environment: SQLEnvironment) -> None:
     with pytest.raises(NoEpisodeError):
         act(environment, "DESCRIBE pets")
+
+
+def test_planning_changes_nothing_and_a_step_is_taken_once(environment: SQLEnvironment) -> None:
+    first = environment.reset(question_id="cats")
+    action = SQLAction(action_type="describe", argument=" pets ")
+    environment.plan(SQLAction(action_type="ANSWER", argument="2"))
+    planned = environment.plan(action)
+    assert environment.plan(action) == planned
+    assert environment.state.step_count == first.step_count
+    observation = environment.apply(planned)
+    assert observation.action_history == ["DESCRIBE pets"]
+    with pytest.raises(StalePlanError):
+        environment.apply(planned)
+    assert environment.state.step_count == 1
+    late = environment.plan(action)
+    environment.reset(question_id="cats")
+    with pytest.raises(StalePlanError):
+        environment.apply(late)
+
+
+def test_a_step_needs_at_most_one_query_or_verdict(pets: Dataset) -> None:
+    pool = DatabasePool(pets.databases, EnvSettings().sandbox)
+    needs = {
+        "DESCRIBE pets": None,
+        "SAMPLE owners": QueryJob("pets", 'SELECT * FROM main."owners" NOT INDEXED LIMIT 3', 3),
+        "SAMPLE dragons": None,
+        "QUERY SELECT 1": QueryJob("pets", "SELECT 1", 20),
+        "QUERY": None,
+        "ANSWER": None,
+        "DANCE": None,
+    }
+    verdicts = {AnswerMode.VALUE: None, AnswerMode.SQL: JudgeJob(pets.question("cats"), "SELECT 2")}
+    for mode, verdict in verdicts.items():
+        environment = SQLEnvironment(pets, pool, answer_mode=mode)
+        environment.reset(question_id="cats")
+        for text, job in {**needs, "ANSWER SELECT 2": verdict}.items():
+            kind, _, argument = text.partition(" ")
+            assert environment.plan(SQLAction(action_type=kind, argument=argument)).job == job, text
+    pool.close()
+
+
+def test_a_broken_file_is_the_callers_error(tmp_path: Path, pets: Dataset) -> None:
+    path = tmp_path / "broken.sqlite"
+    path.write_bytes(pets.databases["pets"].read_bytes())
+    pool = DatabasePool({"pets": path}, EnvSettings().sandbox, max_idle=0)
+    environment = SQLEnvironment(pets, pool)
+    environment.reset(question_id="cats")
+    path.write_bytes(b"no database at all" * 100)
+    with pytest.raises(DataError):
+        act(environment, "QUERY SELECT 1")
+    assert environment.state.step_count == 0, "the step is not taken"
+    with pytest.raises(DataError):
+        SQLEnvironment(pets, DatabasePool({"pets": path}, EnvSettings().sandbox)).reset(question_id="cats")
+    pool.close()
 
 
 def test_unknown_questions_and_empty_splits_are_refused(pets: Dataset) -> None:

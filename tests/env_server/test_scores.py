@@ -70,7 +70,7 @@ def test_environments_share_what_they_remember(pets: Dataset) -> None:
     scores = Scores()
     for _ in range(3):
         play(SQLEnvironment(pets, pool, scores=scores), "cats", [ACTIONS[0], ACTIONS[3], ACTIONS[7]])
-    assert (len(scores.phi), len(scores.correct)) == (2, 1)
+    assert (len(scores.phi), len(scores.judgements)) == (2, 1)
     pool.close()
 
 

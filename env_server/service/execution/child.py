@@ -15,7 +15,8 @@ from contextlib import suppress
 from typing import Any, cast
 
 from env_server.errors import SQLEnvError
-from env_server.service.execution.query_process import CANCEL, HEADER, Answer, Job, LaneSetup, frame
+from env_server.jobs import Job
+from env_server.service.execution.query_process import CANCEL, HEADER, Answer, LaneSetup, frame
 
 START_S = 60.0
 """Longest start of a child; on an idle machine it takes 0.2 s."""

@@ -1,10 +1,9 @@
-"""A worker's databases: answers that need no waiting are given at once, on the event loop; the others are jobs.
+"""A worker's queries: what needs no waiting is answered at once, on the event loop; the rest goes to the lanes, once.
 
-`SessionDatabases.query` tries the statement under bounds so narrow that it ends within about
-three milliseconds whatever it is: few steps, small values, a small database, functions whose time is linear, a short
-text with few wildcards. Most statements of an agent fit. What does not, or differs only in its numbers from one that
-did not, raises `Pending`, with the job for the lanes; once `supply` has been given the lane's answer, the same query
-gives it. A session whose allowance is used up is not tried: everybody else waits meanwhile.
+`SessionJobs.at_once` tries a statement under bounds so narrow that it ends within about three milliseconds whatever it
+is: few steps, small values, a small database, functions whose time is linear, a short text with few wildcards. Most
+statements of an agent fit. What does not, or differs only in its numbers from one that did not, is for `in_lane`. A
+session whose allowance is used up is not tried: everybody else waits meanwhile.
 
 Promises:
 - The answer does not depend on the way: tried or from a lane, it has the same bytes, the same row count and the same
@@ -21,20 +20,17 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, NamedTuple
 
-from env_server.dataset import Question
 from env_server.errors import DataError, SQLError
-from env_server.explorer import ActionOutcome
+from env_server.jobs import Job, JudgeJob, QueryJob
 from env_server.judging.verdict import Judgement
+from env_server.outcomes import ActionOutcome, Outcome, query_outcome
 from env_server.service.execution.cpu_budget import Allowance
-from env_server.service.execution.query_process import JudgeJob, QueryJob
-from env_server.settings import SandboxSettings
+from env_server.settings import EnvSettings
 from env_server.sql.pool import DatabasePool
 from env_server.sql.sandbox import QueryResult, Sandbox
 from env_server.sql.schema import Schema
-
-Job = QueryJob | JudgeJob
 
 CACHE_BYTES = 64_000_000
 LARGEST_ENTRY = 256_000
@@ -69,46 +65,31 @@ _STOPPED = frozenset(("budget", "size", "denied"))
 """Errors that the narrow bounds may have caused."""
 
 
-class Pending(Exception):  # noqa: N818
-    """No error: the answer needs a lane. Run `job`, `supply` its outcome, and ask again."""
-
-    def __init__(self, job: Job) -> None:
-        super().__init__()
-        self.job = job
-
-
-Outcome = QueryResult | SQLError
-
-
 class OutcomeCache:
     """What statements gave, as agents read it; the least recently used are given up first when they take too much."""
 
     def __init__(self, max_bytes: int = CACHE_BYTES) -> None:
         self._max_bytes = max_bytes
-        self._entries: OrderedDict[tuple[str, str, int], tuple[ActionOutcome, int]] = OrderedDict()
+        self._entries: OrderedDict[QueryJob, tuple[ActionOutcome, int]] = OrderedDict()
         self.bytes = 0
-        self.hits = 0
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def get(self, db_id: str, sql: str, max_rows: int) -> ActionOutcome | None:
+    def get(self, job: QueryJob) -> ActionOutcome | None:
         """Return what a statement gave, if it is remembered."""
-        key = (db_id, sql, max_rows)
-        entry = self._entries.get(key)
+        entry = self._entries.get(job)
         if entry is None:
             return None
-        self._entries.move_to_end(key)
-        self.hits += 1
+        self._entries.move_to_end(job)
         return entry[0]
 
-    def put(self, db_id: str, sql: str, max_rows: int, outcome: ActionOutcome) -> None:
-        """Remember what a statement gave, unless it is too large."""
-        key = (db_id, sql, max_rows)
-        size = _ENTRY_BYTES + 4 * (len(sql) + len(outcome.result) + len(outcome.error)) + _size(outcome.rows)
-        if size > LARGEST_ENTRY or key in self._entries:
+    def put(self, job: QueryJob, outcome: ActionOutcome) -> None:
+        """Remember what a statement gave, which it gives every time, unless it is too large."""
+        size = _ENTRY_BYTES + 4 * (len(job.sql) + len(outcome.result) + len(outcome.error)) + _size(outcome.rows)
+        if size > LARGEST_ENTRY or job in self._entries:
             return
-        self._entries[key] = (outcome, size)
+        self._entries[job] = (outcome, size)
         self.bytes += size
         while self.bytes > self._max_bytes:
             _, (_, freed) = self._entries.popitem(last=False)
@@ -122,77 +103,55 @@ def _size(result: QueryResult | None) -> int:
     return sum(60 + 4 * len(cell) if isinstance(cell, str | bytes) else 32 for cell in cells)
 
 
-RunJob = Callable[[Job], Awaitable["QueryResult | Judgement"]]
-"""Runs a job in a lane; raises SQLError."""
-
-T = TypeVar("T")
-
-
-async def finish(databases: SessionDatabases, run_job: RunJob, job: Job, call: Callable[[], T]) -> T:
-    """Call again what raised `Pending`, once the lanes have answered; raises what `call` raises.
-
-    `call` may need more than one answer, one after the other.
-    """
-    done: list[Job] = []
-    try:
-        while True:
-            outcome: Outcome | Judgement
-            try:
-                outcome = await run_job(job)
-            except SQLError as error:
-                outcome = error
-            databases.supply(job, outcome)
-            done.append(job)
-            try:
-                return call()
-            except Pending as pending:
-                job = pending.job
-    finally:
-        for each in done:
-            databases.withdraw(each)
-
-
 class ServiceDatabases:
     """The databases of one worker, and what statements on them gave; see the module's promises."""
 
-    def __init__(self, databases: Mapping[str, Path], settings: SandboxSettings) -> None:
-        self._pool = DatabasePool(databases, settings, max_idle=1)
+    def __init__(self, databases: Mapping[str, Path], settings: EnvSettings) -> None:
+        sandbox = settings.sandbox
+        self._pool = DatabasePool(databases, sandbox, max_idle=1)
         self._paths = dict(databases)
-        self._trial = settings.model_copy(
+        self._display = settings.display
+        self._trial = sandbox.model_copy(
             update={
-                "vm_steps": min(TRIAL_STEPS, settings.vm_steps),
+                "vm_steps": min(TRIAL_STEPS, sandbox.vm_steps),
                 "deadline_s": TRIAL_S,
-                "value_bytes": min(TRIAL_VALUE_BYTES, settings.value_bytes),
+                "value_bytes": min(TRIAL_VALUE_BYTES, sandbox.value_bytes),
             }
         )
         self._open: OrderedDict[str, Sandbox] = OrderedDict()
         self._small: dict[str, bool] = {}
         self._too_long: OrderedDict[tuple[str, str], None] = OrderedDict()
         self.outcomes = OutcomeCache()
-        """What statements gave; for the environments that play on these databases."""
+        """What statements gave."""
 
     def schema(self, db_id: str) -> Schema:
         """Return the database's schema, read once. Raises DataError."""
         return self._pool.schema(db_id)
 
-    def attempt(self, job: QueryJob) -> QueryResult:
-        """Answer a statement within the narrow bounds. Raises SQLError, DataError, and Pending."""
+    def attempt(self, job: QueryJob) -> QueryResult | SQLError | None:
+        """Run a statement within the narrow bounds; None: they do not tell what it gives. Raises DataError."""
         if not self._is_tried(job):
-            raise Pending(job)
+            return None
         shape = (job.db_id, _NUMBERS.sub("0", job.sql))
         if shape in self._too_long:
-            raise Pending(job)
+            return None
         try:
             result = self._sandbox(job.db_id).query(job.sql, job.max_rows)
         except SQLError as error:
-            if error.kind in _STOPPED or not error.deterministic:
-                self._remember(shape)
-                raise Pending(job) from None
-            raise
-        if result.row_count is None:  # counting was stopped
-            self._remember(shape)
-            raise Pending(job)
-        return result
+            if error.deterministic and error.kind not in _STOPPED:
+                return error
+        else:
+            if result.row_count is not None:
+                return result
+        self._remember(shape)
+        return None
+
+    def outcome(self, job: QueryJob, result: QueryResult | SQLError) -> ActionOutcome:
+        """Return what a statement gave, as the agent reads it, and remember it unless the machine decided it."""
+        outcome = query_outcome(result, self._display)
+        if not isinstance(result, SQLError) or result.deterministic:
+            self.outcomes.put(job, outcome)
+        return outcome
 
     def close(self) -> None:
         """Close the databases."""
@@ -214,7 +173,10 @@ class ServiceDatabases:
             path = self._paths.get(job.db_id)
             if path is None:
                 raise DataError(f"no database {job.db_id!r}; there are {len(self._paths)}")
-            small = self._small[job.db_id] = path.stat().st_size <= TRIAL_DATABASE_BYTES
+            try:
+                small = self._small[job.db_id] = path.stat().st_size <= TRIAL_DATABASE_BYTES
+            except OSError as error:
+                raise DataError(f"database {job.db_id!r} cannot be read: {error.strerror}") from error
         return small
 
     def _sandbox(self, db_id: str) -> Sandbox:
@@ -229,53 +191,54 @@ class ServiceDatabases:
         return sandbox
 
 
-class SessionDatabases:
-    """The databases as one session sees them. An environment's `Databases`, and its judge of submitted queries."""
+class Done(NamedTuple):
+    """A job that has been done."""
 
-    def __init__(self, shared: ServiceDatabases, allowance: Allowance) -> None:
-        self._shared = shared
+    outcome: Outcome
+    way: Literal["cached", "inline", "lane"]
+    """Remembered, tried on the event loop, or run in a lane."""
+
+
+RunInLane = Callable[[Job, Allowance], Awaitable[QueryResult | Judgement]]
+"""Runs a job in a lane, on an account; `Lanes.run` is one."""
+
+
+class SessionJobs:
+    """Does the jobs of one session, on its account."""
+
+    def __init__(self, databases: ServiceDatabases, run_in_lane: RunInLane, allowance: Allowance) -> None:
+        self._databases = databases
+        self._run_in_lane = run_in_lane
         self._allowance = allowance
-        self._supplied: dict[Job, Outcome | Judgement] = {}
-        self.way = "none"
-        """How the last statement was answered: `inline` or `lane`. Whoever reads it resets it to `none`."""
 
-    def schema(self, db_id: str) -> Schema:
-        """Return the database's schema. Raises DataError."""
-        return self._shared.schema(db_id)
-
-    def query(self, db_id: str, sql: str, max_rows: int) -> QueryResult:
-        """Answer a statement. Raises SQLError, DataError, and Pending."""
-        job = QueryJob(db_id, sql, max_rows)
-        if self._supplied and (supplied := self._supplied.get(job)) is not None:
-            self.way = "lane"
-            if isinstance(supplied, SQLError):
-                raise supplied
-            assert isinstance(supplied, QueryResult)
-            return supplied
+    def at_once(self, job: Job) -> Done | None:
+        """Do a job that needs no waiting; None: it is one for `in_lane`. Raises DataError."""
+        if not isinstance(job, QueryJob):
+            return None
+        known = self._databases.outcomes.get(job)
+        if known is not None:
+            return Done(known, "cached")
         if self._allowance.left_s <= 0:
-            raise Pending(job)
-        self.way = "inline"
+            return None
         began = time.thread_time()
         try:
-            return self._shared.attempt(job)
+            result = self._databases.attempt(job)
         finally:
             self._allowance.charge(time.thread_time() - began)
+        return None if result is None else Done(self._databases.outcome(job, result), "inline")
 
-    def judge(self, question: Question, answer: str) -> Judgement:
-        """Judge a submitted query. Raises Pending the first time, SQLError when the lanes came to no verdict."""
-        job = JudgeJob(question, answer)
-        self.way = "lane"
-        judgement = self._supplied.get(job)
-        if isinstance(judgement, SQLError):
-            raise judgement
-        if isinstance(judgement, Judgement):
-            return judgement
-        raise Pending(job)
+    async def in_lane(self, job: Job) -> Done:
+        """Have a job done in a lane.
 
-    def supply(self, job: Job, outcome: Outcome | Judgement) -> None:
-        """Take the answer of a lane. It is given until `withdraw`."""
-        self._supplied[job] = outcome
-
-    def withdraw(self, job: Job) -> None:
-        """Forget the answer of a lane."""
-        self._supplied.pop(job, None)
+        Raises DataError, LanesClosedError, and SQLError when the lanes came to no verdict.
+        """
+        if isinstance(job, JudgeJob):
+            judgement = await self._run_in_lane(job, self._allowance)
+            assert isinstance(judgement, Judgement)
+            return Done(judgement, "lane")
+        try:
+            result = await self._run_in_lane(job, self._allowance)
+        except SQLError as error:
+            return Done(self._databases.outcome(job, error), "lane")
+        assert isinstance(result, QueryResult)
+        return Done(self._databases.outcome(job, result), "lane")

@@ -28,15 +28,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import overload
 
+from env_server.jobs import Job, JudgeJob, QueryJob
 from env_server.judging.verdict import Judgement
 from env_server.service.execution.cpu_budget import Allowance
-from env_server.service.execution.query_process import Failure, Job, JudgeJob, LaneSetup, QueryJob
+from env_server.service.execution.query_process import Failure, LaneSetup
 from env_server.service.execution.query_queue import Entry, Lane, LanesClosedError, LaneStats, Outcome, Place
 from env_server.settings import EnvSettings
 from env_server.sql.sandbox import QueryResult
 from env_server.types import AnswerMode
 
-__all__ = ["JudgeJob", "LaneStats", "Lanes", "LanesClosedError", "QueryJob"]
+__all__ = ["LaneStats", "Lanes", "LanesClosedError"]
 
 MEDIUM_VM_STEPS = 2_000_000
 """About 40 ms; no gold query of Spider needs more than 1.2 million."""
@@ -122,6 +123,8 @@ class Lanes:
     async def run(self, job: QueryJob, allowance: Allowance | None = None) -> QueryResult: ...
     @overload
     async def run(self, job: JudgeJob, allowance: Allowance | None = None) -> Judgement: ...
+    @overload
+    async def run(self, job: Job, allowance: Allowance | None = None) -> QueryResult | Judgement: ...
     async def run(self, job: Job, allowance: Allowance | None = None) -> QueryResult | Judgement:
         """Answer a job, on the account of `allowance`. Raises SQLError, DataError, LanesClosedError.
 

@@ -23,8 +23,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-from env_server.dataset import Question
 from env_server.errors import DataError, SQLError
+from env_server.jobs import Job, JudgeJob, QueryJob
 from env_server.judging.verdict import Judgement
 from env_server.settings import JudgingSettings, SandboxSettings
 from env_server.sql.pool import DatabasePool
@@ -46,26 +46,6 @@ CANCEL = "cancel"
 _INTERRUPT_INTERVAL_S = 0.005
 _BOUNDED = frozenset(("budget", "size"))
 """Errors that the bounds of a trial may have caused."""
-
-
-@dataclass(frozen=True, slots=True)
-class QueryJob:
-    """Run one statement and return at most `max_rows` of its rows."""
-
-    db_id: str
-    sql: str
-    max_rows: int
-
-
-@dataclass(frozen=True, slots=True)
-class JudgeJob:
-    """Judge the text of an ANSWER that carries a query."""
-
-    question: Question
-    answer: str
-
-
-Job = QueryJob | JudgeJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,40 +89,21 @@ class Answer(NamedTuple):
     cpu_s: float
 
 
-class _StoppedError(Exception):
-    """A statement was stopped by a bound that is not the job's own, so what it would answer is not known.
-
-    It is no SQLError, so that a judge does not take it for the query's own failure.
-    """
-
-    def __init__(self, error: SQLError) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
 class _Databases:
     """The databases, with the statement that runs in reach of `interrupt`."""
 
     def __init__(self, setup: LaneSetup) -> None:
         self._pool = DatabasePool(setup.databases, setup.sandbox, MAX_IDLE)
-        self._trial = setup.trial
         self._running: Sandbox | None = None
 
     def query(self, db_id: str, sql: str, max_rows: int) -> QueryResult:
-        """Run one statement. Raises SQLError, DataError, and _StoppedError."""
+        """Run one statement. Raises SQLError, DataError."""
         with self._pool.lease(db_id) as sandbox:
             self._running = sandbox
             try:
-                result = sandbox.query(sql, max_rows)
-            except SQLError as error:
-                if not error.deterministic or (self._trial and error.kind in _BOUNDED):
-                    raise _StoppedError(error) from None
-                raise
+                return sandbox.query(sql, max_rows)
             finally:
                 self._running = None
-        if self._trial and result.row_count is None:
-            raise _StoppedError(SQLError("budget", "the rows have not been counted"))
-        return result
 
     def schema(self, db_id: str) -> Schema:
         """Return the database's schema. Raises DataError."""
@@ -166,17 +127,32 @@ class JobRunner:
     def run(self, job: Job) -> Reply:
         """Run a job and return its answer; None when, on trial, it needs more than the bounds allow."""
         try:
-            if isinstance(job, QueryJob):
-                return self._databases.query(job.db_id, job.sql, job.max_rows)
-            if self._judge is None:
-                raise DataError("this process does not judge")
-            return self._judge.judge(job.question, job.answer)
-        except _StoppedError as stopped:
-            return None if self._setup.trial else _failure(stopped.error)
-        except SQLError as error:
-            return _failure(error)
+            return self._query(job) if isinstance(job, QueryJob) else self._verdict(job)
         except DataError as error:
             return Failure("", str(error))
+
+    def _query(self, job: QueryJob) -> Reply:
+        result = self._result(job)
+        if self._setup.trial and _is_stopped(result):
+            return None
+        return _failure(result) if isinstance(result, SQLError) else result
+
+    def _verdict(self, job: JudgeJob) -> Reply:
+        if self._judge is None:
+            raise DataError("this process does not judge")
+        result = self._result(self._judge.query(job.question, job.answer))
+        if self._setup.trial and _is_stopped(result):
+            return None
+        if isinstance(result, SQLError) and not result.deterministic:
+            return _failure(result)  # it is not the query's own, so it tells nothing of the query
+        judgement = self._judge.on_database(job.question, result)
+        return self._judge.on_variants(job.question, job.answer) if judgement.correct else judgement
+
+    def _result(self, job: QueryJob) -> QueryResult | SQLError:
+        try:
+            return self._databases.query(job.db_id, job.sql, job.max_rows)
+        except SQLError as error:
+            return error
 
     def interrupt(self) -> None:
         """Stop the running statement on a question's database, from another thread. Without one, do nothing."""
@@ -192,6 +168,13 @@ class JobRunner:
         if setup.suites_dir is not None:
             suites = Suites(setup.databases, setup.sandbox, setup.suites_dir)
         return SQLJudge(self._databases, suites, judging, setup.sandbox)
+
+
+def _is_stopped(result: QueryResult | SQLError) -> bool:
+    """Tell whether the bounds of a trial, or the machine, may have decided the result."""
+    if isinstance(result, SQLError):
+        return not result.deterministic or result.kind in _BOUNDED
+    return result.row_count is None
 
 
 def _failure(error: SQLError) -> Failure:

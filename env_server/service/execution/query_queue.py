@@ -14,9 +14,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from env_server.errors import SQLEnvError
+from env_server.jobs import Job
 from env_server.service.execution.child import ChildLostError, LaneChild
 from env_server.service.execution.cpu_budget import Allowance
-from env_server.service.execution.query_process import Answer, Failure, Job, LaneSetup, Reply
+from env_server.service.execution.query_process import Answer, Failure, LaneSetup, Reply
 
 OVERRUN_S = 1.0
 """A process gets this long beyond the lane's patience, and to stop a job that is not wanted any more."""

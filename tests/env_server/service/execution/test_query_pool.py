@@ -17,13 +17,14 @@ import pytest
 
 from env_server.dataset import Dataset
 from env_server.errors import DataError, SQLEnvError, SQLError
+from env_server.jobs import JudgeJob, QueryJob
 from env_server.judging.verdict import Judgement
 from env_server.service.execution import child as lane_child
 from env_server.service.execution import query_pool as lanes
 from env_server.service.execution import query_queue as lane
 from env_server.service.execution.child import ChildLostError, LaneChild
 from env_server.service.execution.cpu_budget import LEAST_S, Allowance
-from env_server.service.execution.query_pool import JudgeJob, Lanes, LanesClosedError, QueryJob
+from env_server.service.execution.query_pool import Lanes, LanesClosedError
 from env_server.settings import EnvSettings, SandboxSettings
 from env_server.sql.pool import DatabasePool
 from env_server.sql.sandbox import QueryResult
@@ -512,7 +513,8 @@ def test_a_start_that_fails_says_so_and_leaves_nothing(
 _SERVER = """
 import asyncio, sys
 from pathlib import Path
-from env_server.service.execution.query_pool import Lanes, QueryJob
+from env_server.jobs import QueryJob
+from env_server.service.execution.query_pool import Lanes
 from env_server.settings import EnvSettings, SandboxSettings
 from env_server.types import AnswerMode
 

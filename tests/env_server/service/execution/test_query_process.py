@@ -14,6 +14,7 @@ import pytest
 
 from env_server.dataset import Dataset
 from env_server.errors import DataError, SQLError
+from env_server.jobs import JudgeJob, QueryJob
 from env_server.judging.verdict import Judgement
 from env_server.service.execution.query_process import (
     CANCEL,
@@ -22,9 +23,7 @@ from env_server.service.execution.query_process import (
     Answer,
     Failure,
     JobRunner,
-    JudgeJob,
     LaneSetup,
-    QueryJob,
     Reply,
     frame,
 )
