@@ -7,6 +7,8 @@ Promises:
 - An idle session is told so, closed, and never stepped afterwards; so is every session when the server shuts down, once
   its episode is over or the grace period has passed.
 - A client that sends faster than it may is read more slowly; nothing is dropped.
+- Only its own socket's errors mean that a client has gone. Any other error ends the session, which is told so, and goes
+  on to the server, which logs it.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ _FAREWELLS = {
     "idle": "the session was idle for longer than the server's idle_timeout_s; connect again, then reset",
     "drain": DRAINING.text,
 }
+_FAILED = "the server failed to answer; its log says why. Connect again, then reset"
 
 
 class SocketSettings(Protocol):
@@ -58,12 +61,8 @@ class SocketSettings(Protocol):
         """Frames that a session may send each second; 0: no limit."""
 
 
-class _Closed(Exception):  # noqa: N818
-    """How a session ends; no error."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+class _ClientGoneError(Exception):
+    """The client has closed its socket, or cannot be reached any more."""
 
 
 class Sockets:
@@ -100,12 +99,16 @@ class Sockets:
             self._metrics.refused(refusal.reason)
             await _deny(scope, send, refusal)
             return
-        with suppress(OSError):  # the client is gone
-            offered = SUBPROTOCOL if SUBPROTOCOL in subprotocols else None
-            await send({"type": "websocket.accept", "subprotocol": offered})
-            link = _Link(receive, send, self._settings.messages_per_s)
-            if await self._get_place(link):
-                await self._serve(link)
+        link = _Link(receive, send, self._settings.messages_per_s)
+        try:
+            await link.send(
+                {"type": "websocket.accept", "subprotocol": SUBPROTOCOL if SUBPROTOCOL in subprotocols else None}
+            )
+            has_place = await self._get_place(link)
+        except _ClientGoneError:
+            return
+        if has_place:
+            await self._serve(link)
 
     @property
     def sessions(self) -> int:
@@ -141,13 +144,11 @@ class Sockets:
             await self._gone.wait()
 
     async def _get_place(self, link: _Link) -> bool:
-        """Wait for a place; False when there is none, which the client is told, or the client is gone."""
+        """Wait for a place; False when there is none, which the client is told. Raises _ClientGoneError."""
         if self._capacity.try_acquire():
             return True
         try:
             waited = await link.unless_gone(self._capacity.acquire(self._settings.queue_timeout_s))
-        except _Closed:
-            return False
         except CapacityReachedError as error:
             self._metrics.refused(error.reason)
             self._metrics.frame_error(ErrorCode.CAPACITY_REACHED)
@@ -156,7 +157,7 @@ class Sockets:
                 {"type": "websocket.send", "text": error_frame(ErrorCode.CAPACITY_REACHED, str(error), **details)}
             )
             # Some clients send before they read, and a socket that is closed by then hides the error from them.
-            with suppress(TimeoutError, _Closed):
+            with suppress(TimeoutError):
                 async with asyncio.timeout(LAST_WORD_S):
                     await link.frame()
             await link.send({"type": "websocket.close", "code": 1000})
@@ -167,39 +168,42 @@ class Sockets:
     async def _serve(self, link: _Link) -> None:
         self._metrics.session_opened()
         self._links.add(link)
-        reason = "error"
+        reason, farewell = "error", ""
         try:
-            await self._play(link, self._new_session())
-        except _Closed as closed:
-            reason = closed.reason
-        except OSError:
+            reason = await self._play(link, self._new_session())
+            farewell = _FAREWELLS.get(reason, "")
+        except _ClientGoneError:
             reason = "disconnect"
         except asyncio.CancelledError:
             if not link.farewell:
                 raise
             link.task.uncancel()
             reason = link.farewell
+            farewell = _FAREWELLS[reason]
+        except Exception:
+            farewell = _FAILED
+            raise
         finally:
             self._links.discard(link)
             self._capacity.release()
             self._metrics.session_closed(reason)
             self._gone.set()
-            if reason in _FAREWELLS:
-                await link.tell(ErrorCode.SESSION_ERROR, _FAREWELLS[reason])
+            if farewell:
+                await link.tell(ErrorCode.SESSION_ERROR, farewell)
 
-    async def _play(self, link: _Link, session: Session) -> None:
-        """Answer frames until the session ends, which raises _Closed."""
+    async def _play(self, link: _Link, session: Session) -> str:
+        """Answer frames until the session ends; return why it does. Raises _ClientGoneError."""
         while True:
             reply = session.answer(await link.frame())
             if reply is None:
                 await link.send({"type": "websocket.close", "code": 1000})
-                raise _Closed("client")
+                return "client"
             if not isinstance(reply, str):
                 reply = await link.unless_gone(reply)
             link.playing = session.playing
             await link.send({"type": "websocket.send", "text": reply})
             if self.draining and not session.playing:
-                raise _Closed("drain")
+                return "drain"
 
 
 class _Link:
@@ -207,7 +211,7 @@ class _Link:
 
     def __init__(self, receive: Receive, send: Send, messages_per_s: float) -> None:
         self._receive = receive
-        self.send = send
+        self._send = send
         self._loop = asyncio.get_running_loop()
         self.task = _current_task()
         self._inbox: deque[Message] = deque()
@@ -226,14 +230,21 @@ class _Link:
         """Whether frames are taken in besides work."""
 
     async def frame(self) -> str | bytes:
-        """Return the next frame; raises _Closed."""
+        """Return the next frame. Raises _ClientGoneError."""
         message = self._inbox.popleft() if self._inbox else await self._next()
         if message["type"] == "websocket.disconnect":
-            raise _Closed("disconnect")
+            raise _ClientGoneError
         if self._rate:
             await self._pace()
         frame: str | bytes | None = message.get("text")
         return bytes(message["bytes"]) if frame is None else frame
+
+    async def send(self, message: Message) -> None:
+        """Send a message. Raises _ClientGoneError."""
+        try:
+            await self._send(message)
+        except OSError as error:
+            raise _ClientGoneError from error
 
     def close(self, reason: str) -> None:
         """End the session, whatever it waits for."""
@@ -243,17 +254,17 @@ class _Link:
 
     async def tell(self, code: ErrorCode, message: str, **details: object) -> None:
         """Send an error frame and close the socket."""
-        with suppress(OSError):
+        with suppress(_ClientGoneError):
             await self.send({"type": "websocket.send", "text": error_frame(code, message, **details)})
             await self.send({"type": "websocket.close", "code": 1000})
 
     async def unless_gone(self, work: Awaitable[T]) -> T:
-        """Wait for work and take in frames meanwhile; cancels it and raises _Closed when the client goes."""
+        """Wait for work and take in frames meanwhile; cancels it and raises _ClientGoneError when the client goes."""
         if self._receiving is not None and self._receiving.done():
             self._take_in(self._receiving)
         if self._is_gone():
             asyncio.ensure_future(work).cancel()
-            raise _Closed("disconnect")
+            raise _ClientGoneError
         self._watching = True
         self._watch()
         try:
@@ -262,7 +273,7 @@ class _Link:
             if not self._is_gone():
                 raise
             self.task.uncancel()
-            raise _Closed("disconnect") from None
+            raise _ClientGoneError from None
         finally:
             self._watching = False
 
@@ -299,6 +310,8 @@ class _Link:
                 return await self._receive()
             message, self._receiving = await self._receiving, None
             return message
+        except OSError as error:
+            raise _ClientGoneError from error
         finally:
             self.reading = False
 

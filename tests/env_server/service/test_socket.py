@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import errno
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, MutableMapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +19,10 @@ from websockets.typing import Origin, Subprotocol
 
 from env_server.dataset import Dataset
 from env_server.environment import SQLEnvironment
+from env_server.service.access import Access
+from env_server.service.session import Session
+from env_server.service.settings import ServiceSettings
+from env_server.service.socket import Sockets
 from env_server.settings import EnvSettings
 from env_server.sql.pool import DatabasePool
 from env_server.types import SQLAction
@@ -262,3 +270,79 @@ async def test_in_sql_mode_a_query_is_judged_in_a_lane(serve: Serve) -> None:
             await ask(client, reset())
             last = await ask(client, step("ANSWER", query))
             assert last["data"]["metadata"]["verdict"] == verdict
+
+
+async def test_a_database_that_vanished_is_an_error_frame_and_a_line_in_the_log(
+    serve: Serve, pets: Dataset, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "moved.sqlite"
+    path.write_bytes(pets.databases["pets"].read_bytes())
+    server = serve(replace(pets, databases={"pets": path}))
+    async with connect(server.ws) as client:
+        await ask(client, reset())
+        path.unlink()
+        reply = await ask(client, step("QUERY", "SELECT 1"))
+        assert (reply["type"], reply["data"]["code"]) == ("error", "EXECUTION_ERROR")
+        assert "'pets' cannot be read" in reply["data"]["message"]
+        assert (await ask(client, {"type": "state"}))["data"]["step_count"] == 0
+    assert "a database cannot be used" in [record.msg for record in caplog.records]
+
+
+class Socket:
+    """The server's end of a socket: a client that connects and sends nothing; `error` is raised by what `at` names."""
+
+    def __init__(self, at: str, error: OSError) -> None:
+        self._at = at
+        self._error = error
+        self.sent: list[MutableMapping[str, Any]] = []
+        self._connected = False
+
+    async def receive(self) -> MutableMapping[str, Any]:
+        if not self._connected:
+            self._connected = True
+            return {"type": "websocket.connect"}
+        if self._at == "receive":
+            raise self._error
+        return {"type": "websocket.receive", "text": '{"type": "state"}'}
+
+    async def send(self, message: MutableMapping[str, Any]) -> None:
+        if self._at == "send" and self._connected and self.sent:
+            raise self._error
+        self.sent.append(message)
+
+
+@pytest.mark.parametrize("at", ["receive", "send"])
+async def test_an_error_of_the_socket_is_a_client_that_left(serve: Serve, at: str) -> None:
+    server = serve()
+    socket = Socket(at, ConnectionResetError("gone"))
+    sockets = sockets_of(server, server.service.sockets._new_session)
+    await sockets({"type": "websocket", "headers": []}, socket.receive, socket.send)
+    assert closed_for(server) == {"disconnect": 1.0}
+    assert server.capacity.active() == 0
+
+
+async def test_an_error_of_the_environment_is_not(serve: Serve) -> None:
+    server = serve()
+
+    def broken() -> Session:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    socket = Socket("nowhere", OSError())
+    with pytest.raises(OSError, match="too many open files"):
+        await sockets_of(server, broken)({"type": "websocket", "headers": []}, socket.receive, socket.send)
+    _accepted, told, closed = socket.sent
+    assert json.loads(told["text"])["data"]["code"] == "SESSION_ERROR"
+    assert closed["type"] == "websocket.close"
+    assert closed_for(server) == {"error": 1.0}
+    assert server.capacity.active() == 0
+
+
+def sockets_of(server: Any, new_session: Callable[[], Session]) -> Sockets:
+    """More sockets of a server, served on this thread's event loop."""
+    return Sockets(ServiceSettings(), Access(None, ()), server.capacity, server.metrics, new_session)
+
+
+def closed_for(server: Any) -> dict[str, float]:
+    """How many sessions were closed, by reason."""
+    found = re.findall(r'sqlenv_sessions_closed_total{reason="(\w+)"} (\S+)', server.metrics.render().decode())
+    return {reason: float(count) for reason, count in found if float(count)}
