@@ -12,7 +12,7 @@ import asyncio
 import random
 import socket
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from env_server.client.errors import AddressError, ConnectionLostError
@@ -108,6 +108,13 @@ async def look_up(servers: Iterable[Server]) -> tuple[Server, ...]:
     return tuple(found)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Loan:
+    """A session that is lent on a server, from `lend` to `give_back`."""
+
+    server: Server
+
+
 @dataclass(slots=True)
 class _Standing:
     """How a server is doing."""
@@ -116,15 +123,15 @@ class _Standing:
     failures: int = 0
     """In a row."""
     awake_at: float = 0.0
-    on_trial: bool = False
-    """Whether a first session after a rest is under way."""
+    trials: set[Loan] = field(default_factory=set)
+    """The first sessions since it failed, as long as they have told nothing."""
 
 
 class ServerBoard:
     """The standing of each server. Times are seconds of any one clock, given by the caller.
 
-    The caller says `lend` before it opens or reuses a session; `failed`, `succeeded` or `abandoned` when a new one has
-    told, or never will; and `give_back` in the end, once for each `lend`.
+    The caller says `lend` before it opens or reuses a session, `succeeded` or `failed` when that has told something of
+    the server, and `give_back` in the end, once for each `lend`.
     """
 
     def __init__(self, servers: Iterable[Server], chance: random.Random) -> None:
@@ -153,7 +160,7 @@ class ServerBoard:
         waiting = [
             (standing.in_flight, self._chance.random(), server)
             for server, standing in self._standings.items()
-            if server not in skip and (server in ready or (standing.awake_at <= now and not standing.on_trial))
+            if server not in skip and (server in ready or (standing.awake_at <= now and not standing.trials))
         ]
         return min(waiting, key=lambda entry: entry[:2])[2] if waiting else None
 
@@ -166,32 +173,31 @@ class ServerBoard:
         """Return the seconds until the next server that rests is awake; 0 when none rests."""
         return min((s.awake_at - now for s in self._standings.values() if s.awake_at > now), default=0.0)
 
-    def lend(self, server: Server, *, reused: bool = False) -> None:
+    def lend(self, server: Server, *, reused: bool = False) -> Loan:
         """Count a session there. One that is not `reused` is on trial when the server has failed before."""
+        loan = Loan(server)
         standing = self._standings[server]
         standing.in_flight += 1
-        if not reused:
-            standing.on_trial = standing.failures > 0
+        if not reused and standing.failures:
+            standing.trials.add(loan)
+        return loan
 
-    def give_back(self, server: Server) -> None:
-        """Count the session no longer."""
-        if (standing := self._standings.get(server)) is not None:
+    def give_back(self, loan: Loan) -> None:
+        """Count the session no longer. A trial that has told nothing makes room for another one."""
+        if (standing := self._standings.get(loan.server)) is not None:
             standing.in_flight = max(0, standing.in_flight - 1)
+            standing.trials.discard(loan)
 
-    def abandoned(self, server: Server) -> None:
-        """Note that a new session was given up before anything could be told from it."""
-        if (standing := self._standings.get(server)) is not None:
-            standing.on_trial = False
-
-    def succeeded(self, server: Server) -> bool:
-        """Note a new session that works; return whether the server had failed.
+    def succeeded(self, loan: Loan) -> bool:
+        """Note a session that works; return whether it was on trial.
 
         One that was begun before the failure proves nothing.
         """
-        standing = self._standings.get(server)
-        if standing is None or not standing.on_trial:
+        standing = self._standings.get(loan.server)
+        if standing is None or loan not in standing.trials:
             return False
-        standing.failures, standing.awake_at, standing.on_trial = 0, 0.0, False
+        standing.failures, standing.awake_at = 0, 0.0
+        standing.trials.clear()
         return True
 
     def failed(self, server: Server, now: float) -> bool:
@@ -199,9 +205,9 @@ class ServerBoard:
         standing = self._standings.get(server)
         if standing is None:
             return False
-        standing.on_trial = False
         if now < standing.awake_at:
             return False
+        standing.trials.clear()
         bound = min(LONGEST_REST_S, FIRST_REST_S * 2.0 ** min(standing.failures, 30))
         standing.failures += 1
         standing.awake_at = now + bound * (0.5 + 0.5 * self._chance.random())

@@ -28,7 +28,7 @@ from env_server.client.errors import (
     ServerBusyError,
     ServerRefusesError,
 )
-from env_server.client.servers import Server, ServerBoard, look_up, parse_servers
+from env_server.client.servers import Loan, Server, ServerBoard, look_up, parse_servers
 
 T = TypeVar("T")
 
@@ -73,7 +73,7 @@ class SessionPool:
         self._down: set[Server] = set()
         self._said_busy: dict[Server, float] = {}
         self._idle: dict[Server, list[Connection]] = defaultdict(list)
-        self._lent: set[Connection] = set()
+        self._lent: dict[Connection, Loan] = {}
         self._changed = asyncio.Event()
 
     @property
@@ -130,12 +130,12 @@ class SessionPool:
             server = doubted or await self._next(search)
             connection = None if doubted else self._take_idle(server)
             reused = connection is not None
-            self._board.lend(server, reused=reused)
+            loan = self._board.lend(server, reused=reused)
             try:
                 connection = connection or await self._open(server)
                 result = await work(connection)
             except (RetryableError, ServerRefusesError) as error:
-                self._drop(server, connection)
+                self._drop(loan, connection)
                 if reused and isinstance(error, ConnectionLostError):
                     # It may have been closed for being idle: a new connection shows how the server is.
                     search.doubted = server
@@ -147,35 +147,30 @@ class SessionPool:
                 if search.losses >= LOSSES_ALLOWED:
                     raise
             except RemoteActionError:
-                self._works(server, reused)
-                if connection is not None:
-                    self.release(connection)
+                self._works(loan)
+                self._take_back(loan, connection)
                 raise
             except BaseException:
-                self._drop(server, connection)
-                self._board.abandoned(server)
+                self._drop(loan, connection)
                 self._wake()
                 raise
             else:
-                self._works(server, reused)
-                self._lent.add(connection)
+                self._works(loan)
+                self._lent[connection] = loan
                 return connection, result
 
     def release(self, connection: Connection) -> None:
         """Take a session back; its socket is kept for another episode when it can be used."""
-        server = connection.server
-        self._lent.discard(connection)
-        self._board.give_back(server)
-        if connection.usable and server in self.servers:
-            self._idle[server].append(connection)
-        else:
-            connection.abort()
-        self._wake()
+        loan = self._lent.pop(connection, None)
+        if loan is not None:  # else the pool was closed, and has dropped it
+            self._take_back(loan, connection)
 
     def lost(self, connection: Connection, error: RetryableError) -> None:
         """Take back a session that failed after it had begun."""
-        self._drop(connection.server, connection)
-        self._failed(connection.server, error)
+        loan = self._lent.pop(connection, None)
+        if loan is not None:
+            self._drop(loan, connection)
+            self._failed(loan.server, error)
 
     async def aclose(self) -> None:
         """Close the idle sockets, and drop those that are still lent."""
@@ -234,14 +229,22 @@ class SessionPool:
         idle = self._idle.get(server)
         return idle.pop() if idle else None
 
-    def _drop(self, server: Server, connection: Connection | None) -> None:
-        self._board.give_back(server)
+    def _take_back(self, loan: Loan, connection: Connection | None) -> None:
+        if connection is not None and connection.usable and loan.server in self.servers:
+            self._board.give_back(loan)
+            self._idle[loan.server].append(connection)
+        else:
+            self._drop(loan, connection)
+        self._wake()
+
+    def _drop(self, loan: Loan, connection: Connection | None) -> None:
+        self._board.give_back(loan)
         if connection is not None:
-            self._lent.discard(connection)
             connection.abort()
 
-    def _works(self, server: Server, reused: bool) -> None:
-        if not reused and self._board.succeeded(server) and server in self._down:
+    def _works(self, loan: Loan) -> None:
+        server = loan.server
+        if self._board.succeeded(loan) and server in self._down:
             self._down.discard(server)
             self._notice(f"environment server {server.name}: it takes sessions again")
         self._wake()

@@ -15,6 +15,7 @@ from env_server.client.errors import AddressError, ConnectionLostError
 from env_server.client.servers import (
     FIRST_REST_S,
     LONGEST_REST_S,
+    Loan,
     Server,
     ServerBoard,
     apart,
@@ -103,13 +104,14 @@ async def test_a_name_that_does_not_exist() -> None:
 
 def test_sessions_go_where_the_least_is_in_flight() -> None:
     board = board_of(A, B, C)
+    loans = []
     for _ in range(30):
         server = board.choose(0.0)
         assert server is not None
-        board.lend(server)
+        loans.append(board.lend(server))
     assert [board.in_flight(server) for server in (A, B, C)] == [10, 10, 10]
-    for _ in range(4):
-        board.give_back(B)
+    for loan in [loan for loan in loans if loan.server == B][:4]:
+        board.give_back(loan)
     assert board.choose(0.0) == B
 
 
@@ -120,17 +122,16 @@ def test_equals_are_chosen_among_at_random() -> None:
 
 def test_one_failure_is_news_and_the_next_ones_of_the_same_outage_are_not() -> None:
     board = board_of(A, B)
-    for _ in range(3):
-        board.lend(A)
+    early = [board.lend(A) for _ in range(3)]
     assert [board.failed(A, 0.0) for _ in range(3)] == [True, False, False]
     assert board.choose(0.0) == B
     rest = board.rest(0.0)
     assert FIRST_REST_S / 2 <= rest <= FIRST_REST_S, "the three were one outage"
     assert not board.failed(A, rest), "still the same outage"
-    assert not board.succeeded(A), "it was begun before"
-    board.lend(A)
-    assert board.succeeded(A)
-    assert not board.succeeded(A)
+    trial = board.lend(A)
+    assert not board.succeeded(early[0]), "it was begun before"
+    assert board.succeeded(trial)
+    assert not board.succeeded(trial)
     assert board.failed(A, 100.0), "another outage"
 
 
@@ -151,9 +152,9 @@ def test_after_a_rest_one_session_tries_first() -> None:
     awake = board.rest(0.0)
     assert board.choose(awake - 0.001) is None
     assert board.choose(awake) == A
-    board.lend(A)
+    trial = board.lend(A)
     assert board.choose(awake) is None, "it is on trial"
-    board.succeeded(A)
+    board.succeeded(trial)
     assert board.choose(awake) == A
 
 
@@ -161,20 +162,32 @@ def test_a_trial_that_told_nothing_does_not_block_the_server() -> None:
     board = board_of(A)
     board.failed(A, 0.0)
     awake = board.rest(0.0)
-    board.lend(A)
-    board.give_back(A)
-    board.abandoned(A)
+    board.give_back(board.lend(A))
     assert board.choose(awake) == A
+
+
+def test_a_trial_is_not_over_when_another_session_ends() -> None:
+    board = board_of(A)
+    early, idle = board.lend(A), board.lend(A, reused=True)
+    board.failed(A, 0.0)
+    awake = board.rest(0.0)
+    trial = board.lend(A)
+    assert not board.failed(A, awake / 2), "of the same outage"
+    for loan in (early, idle):
+        assert not board.succeeded(loan)
+        board.give_back(loan)
+        assert board.choose(awake) is None
+    assert board.succeeded(trial)
 
 
 def test_a_session_to_reuse_is_no_trial_and_may_be_on_a_server_that_rests() -> None:
     board = board_of(A, B)
     board.failed(A, 0.0)
-    board.lend(B)
+    loan = board.lend(B)
     assert board.choose(0.0) == B
     assert board.choose(0.0, ready=[A]) == A
     board.lend(A, reused=True)
-    board.give_back(B)
+    board.give_back(loan)
     awake = board.rest(0.0)
     board.lend(B)
     assert board.choose(awake) in (A, B)
@@ -194,15 +207,15 @@ def test_the_one_that_wakes_first_when_all_rest() -> None:
 def test_what_is_known_of_a_server_survives_another_look_up() -> None:
     board = board_of(A, B)
     board.lend(A)
+    gone = board.lend(B)
     board.failed(A, 0.0)
     board.replace([A, C])
     assert board.servers == (A, C)
     assert board.choose(0.0) == C
     assert board.in_flight(A) == 1
-    board.give_back(B)
-    board.abandoned(B)
     assert not board.failed(B, 0.0)
-    assert not board.succeeded(B)
+    assert not board.succeeded(gone)
+    board.give_back(gone)
     assert board.in_flight(B) == 0
 
 
@@ -226,8 +239,8 @@ class BoardMachine(RuleBasedStateMachine):
         self.servers = [Server("ws", f"host{n}", 1) for n in range(count)]
         self.board = ServerBoard(self.servers, random.Random(seed))
         self.now = 0.0
-        self.lent: list[Server] = []
-        self.trials: set[Server] = set()
+        self.lent: list[Loan] = []
+        self.trials: set[Loan] = set()
         self.failing: set[Server] = set()
         self.failed_at: dict[Server, float] = {}
 
@@ -243,54 +256,71 @@ class BoardMachine(RuleBasedStateMachine):
             return
         working = [s for s in self.servers if s not in self.failing]
         assert all(self.board.in_flight(server) <= self.board.in_flight(other) for other in working)
-        assert server not in self.trials
+        assert server not in {loan.server for loan in self.trials}
         if server in self.failing:
             assert self.now - self.failed_at[server] >= FIRST_REST_S / 2
-            self.trials.add(server)
-        self.board.lend(server)
-        self.lent.append(server)
+        self.lend(server)
 
     @rule()
     def open_on_one_that_may_rest(self) -> None:
         server = self.board.soonest()
         assert server is not None
-        self.trials |= {server} & self.failing
-        self.board.lend(server)
-        self.lent.append(server)
+        self.lend(server)
+
+    def lend(self, server: Server) -> None:
+        loan = self.board.lend(server)
+        self.lent.append(loan)
+        if server in self.failing:
+            self.trials.add(loan)
+
+    @precondition(lambda self: self.lent)
+    @rule()
+    def reuse(self) -> None:
+        self.lent.append(self.board.lend(self.lent[0].server, reused=True))
 
     @precondition(lambda self: self.lent)
     @rule(data=st.data(), works=st.booleans())
     def tell(self, data: st.DataObject, works: bool) -> None:
-        server = data.draw(st.sampled_from(self.lent))
+        loan = data.draw(st.sampled_from(self.lent))
+        server = loan.server
         if works:
-            assert self.board.succeeded(server) == (server in self.trials)
-            self.failing -= self.trials & {server}
-            self.trials.discard(server)
+            assert self.board.succeeded(loan) == (loan in self.trials)
+            if loan in self.trials:
+                self.failing.discard(server)
+                self.end_trials(server)
             return
+        rests = self.now < self.board._standings[server].awake_at
         news = self.board.failed(server, self.now)
         assert news == (server not in self.failing)
+        if not rests:
+            self.end_trials(server)
         if news:
             self.failed_at[server] = self.now
         self.failing.add(server)
-        self.trials.discard(server)
+
+    def end_trials(self, server: Server) -> None:
+        self.trials -= {loan for loan in self.trials if loan.server == server}
 
     @precondition(lambda self: self.lent)
     @rule(data=st.data())
     def give_back(self, data: st.DataObject) -> None:
-        server = data.draw(st.sampled_from(self.lent))
-        self.lent.remove(server)
-        self.board.give_back(server)
+        loan = data.draw(st.sampled_from(self.lent))
+        self.lent.remove(loan)
+        self.trials.discard(loan)
+        self.board.give_back(loan)
 
     @invariant()
     def every_session_is_counted(self) -> None:
         if hasattr(self, "board"):
-            assert [self.board.in_flight(s) for s in self.servers] == [self.lent.count(s) for s in self.servers]
+            assert [self.board.in_flight(s) for s in self.servers] == [
+                sum(loan.server == s for loan in self.lent) for s in self.servers
+            ]
 
     @invariant()
     def nobody_rests_for_longer_than_the_bound(self) -> None:
         if hasattr(self, "board"):
             assert 0.0 <= self.board.rest(self.now) <= LONGEST_REST_S
-            for server in set(self.servers) - self.trials:
+            for server in set(self.servers) - {loan.server for loan in self.trials}:
                 others = [other for other in self.servers if other != server]
                 assert self.board.choose(self.now + LONGEST_REST_S, skip=others) == server
 

@@ -346,6 +346,36 @@ async def test_a_search_that_is_cancelled_leaves_nothing_behind(
     assert pool._board.in_flight(pool.servers[0]) == 0
 
 
+async def test_a_session_that_ends_does_not_end_another_ones_trial(
+    make_pool: MakePool, servers: list[PlayingServer]
+) -> None:
+    def hold() -> tuple[asyncio.Event, asyncio.Event, Callable[[Connection], Awaitable[None]]]:
+        begun, end = asyncio.Event(), asyncio.Event()
+
+        async def work(_: Connection) -> None:
+            begun.set()
+            await end.wait()
+
+        return begun, end, work
+
+    pool = make_pool(servers[0])
+    first, _ = await pool.begin(reset)
+    begun, _, work = hold()
+    early = asyncio.create_task(pool.begin(work))
+    await begun.wait()
+    pool.lost(first, ConnectionLostError(first.server.name, "it failed"))
+    begun, end, work = hold()
+    trial = asyncio.create_task(pool.begin(work, PATIENCE_S))
+    await begun.wait()
+    early.cancel()
+    await asyncio.wait({early})
+    assert pool._board.choose(asyncio.get_running_loop().time()) is None, "the trial is still under way"
+    following = asyncio.create_task(pool.begin(reset, PATIENCE_S))
+    end.set()
+    for connection, _ in (await trial, await following):
+        pool.release(connection)
+
+
 async def test_a_bug_in_the_work_gives_the_session_back(make_pool: MakePool, servers: list[PlayingServer]) -> None:
     async def fail(_: Connection) -> None:
         raise KeyError("a bug")
