@@ -32,11 +32,6 @@ _SLACK = 1e-9
 """Keeps a score that is exactly a multiple of 1/4 from falling a bin through float rounding."""
 
 
-def phi(rows: Sequence[Row], row_count: int | None, gold: Gold, *, row_limit: int = ROW_LIMIT) -> float:
-    """Score a query's rows. `row_count` is their true number, or None when it is not known."""
-    return Target(gold, row_limit).phi(rows, row_count)
-
-
 class Target:
     """Gold rows, ready for many queries to be scored against them."""
 

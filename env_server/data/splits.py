@@ -14,22 +14,22 @@ from env_server.dataset import Split
 EVAL_FRACTION = 0.25
 
 
-def split_databases(db_ids: Iterable[str], eval_fraction: float = EVAL_FRACTION) -> dict[str, Split]:
-    """Assign each database to TRAIN or EVAL by the SHA-256 of its id: about `eval_fraction` of them to EVAL.
+def split_databases(db_ids: Iterable[str]) -> dict[str, Split]:
+    """Assign each database to TRAIN or EVAL by the SHA-256 of its id: about EVAL_FRACTION of them to EVAL.
 
     Each id is decided on its own, so a database stays on its side when others come or go, except that of two or
     more databases neither side is left empty: the one whose hash is nearest to the threshold then changes sides.
     """
     places = {db_id: _unit_hash(db_id) for db_id in db_ids}
-    splits = {db_id: Split.EVAL if place < eval_fraction else Split.TRAIN for db_id, place in places.items()}
+    splits = {db_id: Split.EVAL if place < EVAL_FRACTION else Split.TRAIN for db_id, place in places.items()}
     if len(places) > 1 and len(set(splits.values())) == 1:
-        nearest = min(places, key=lambda db_id: abs(places[db_id] - eval_fraction))
+        nearest = min(places, key=lambda db_id: abs(places[db_id] - EVAL_FRACTION))
         splits[nearest] = Split.TRAIN if splits[nearest] is Split.EVAL else Split.EVAL
     return splits
 
 
-def split_queries(queries: Sequence[str], eval_fraction: float = EVAL_FRACTION) -> list[Split]:
-    """Assign questions, given as their queries, to TRAIN or EVAL: no more than `eval_fraction` of them to EVAL.
+def split_queries(queries: Sequence[str]) -> list[Split]:
+    """Assign questions, given as their queries, to TRAIN or EVAL: no more than EVAL_FRACTION of them to EVAL.
 
     Questions with the same query, up to layout and case, are on the same side. They go to EVAL in the order of
     their hashes, as far as there is room, so that even few questions are divided as asked; of two or more different
@@ -37,7 +37,7 @@ def split_queries(queries: Sequence[str], eval_fraction: float = EVAL_FRACTION) 
     """
     keys = [" ".join(query.split()).rstrip("; ").casefold() for query in queries]
     counts = Counter(keys)
-    room = int(len(keys) * eval_fraction)
+    room = int(len(keys) * EVAL_FRACTION)
     chosen: set[str] = set()
     for key in sorted(counts, key=lambda key: (_unit_hash(key), key)):
         if counts[key] <= room:

@@ -153,12 +153,12 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
-def read_settings(argv: Sequence[str], prog: str = "sqlenv serve") -> tuple[ServiceSettings, str]:
+def read_settings(argv: Sequence[str]) -> tuple[ServiceSettings, str]:
     """Return the settings for the flags and this process's variables, and a text that shows them resolved.
 
     Raises SettingsError for a wrong value; exits as argparse does for --help and flags that do not exist.
     """
-    given = {name: value for name, value in vars(_parser(prog).parse_args(argv)).items() if value is not None}
+    given = {name: value for name, value in vars(_parser().parse_args(argv)).items() if value is not None}
     try:
         settings = ServiceSettings(**given)
     except ValidationError as error:
@@ -183,9 +183,9 @@ the server at once. Events are logged on stderr, one JSON object a line.
 """
 
 
-def _parser(prog: str) -> argparse.ArgumentParser:
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog=prog,
+        prog="sqlenv serve",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -10,11 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from env_server.dataset import Gold, Row, SQLValue
-from env_server.progress import phi
+from env_server.progress import ROW_LIMIT, Target
 
 
 def gold(*rows: Row) -> Gold:
     return Gold(rows=rows, ordered=False)
+
+
+def phi(rows: list[Row], row_count: int | None, wanted: Gold, row_limit: int = ROW_LIMIT) -> float:
+    return Target(wanted, row_limit).phi(rows, row_count)
 
 
 VALUES: st.SearchStrategy[SQLValue] = st.one_of(

@@ -114,9 +114,9 @@ def clause(table: Table, column: Column, rng: Random) -> Clause | None:
     return None
 
 
-def equals(table: Table, column: Column, rng: Random, value: Cell = None) -> Clause | None:
-    """Return "is dog", for `value` or for a drawn value of the column."""
-    value = rng.choice(present(table, column)) if value is None else value
+def equals(table: Table, column: Column, rng: Random) -> Clause | None:
+    """Draw "is dog"."""
+    value = rng.choice(present(table, column))
     counted = column.kind is Kind.FLAG or (column.kind is Kind.INTEGER and column.plural)
     words = f"equal to {value}" if counted else str(value)
     return _restricting(table, column, f"= {literal(value)}", words, lambda cell: cell == value)

@@ -50,7 +50,7 @@ def test_sql_selects_the_rows_that_the_condition_names(domain: int, seed: int) -
 
 
 def test_both_styles_of_text() -> None:
-    age, seats = equals(PETS, AGE, Random(0), 5), equals(PETS, SEATS, Random(0), 2)
+    age, seats = equals(PETS, AGE, Random(0)), equals(PETS, SEATS, Random(1))
     assert age is not None
     assert seats is not None
     condition = Condition((age, seats), "OR")
