@@ -1,0 +1,175 @@
+"""The README and docs/: what they name exists, what they link to is there, and what they show is what happens."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import sqlenv
+from env_server.cache import CACHE_VARIABLE
+from env_server.client import SyncSQLEnvClient
+from env_server.data.cli.commands import run as run_data
+from env_server.data.loading import load_dataset
+from env_server.dataset import Dataset
+from env_server.environment import SQLEnvironment
+from env_server.factory import EnvironmentFactory
+from tests.integration.service import serving
+from trainer.chat.parsing import parse_action
+from trainer.chat.prompts import first_message, observation_message
+
+ROOT = Path(__file__).parents[2]
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
+}
+README = PAGES["README.md"]
+SHOWN = "synthetic-farm_1-0024"
+"""The question of the README's episode."""
+
+TOP = ("env_server", "inference", "trainer", "tests", "benchmarks", "configs", "docker", "docs")
+NAMED_FILE = re.compile(
+    rf"(?<![\w./:-])((?:{'|'.join(TOP)})/[\w./-]*|[a-z][\w-]*(?:/[\w-]+)*\.(?:py|ya?ml|toml))(?![\w*])"
+)
+"""A path from the root of this project."""
+ELSEWHERE = {"docker-compose.four-gpus.yml", "exec_eval.py"}
+"""Files that a page tells its reader to write, or that are another project's."""
+COMMAND = re.compile(r"(?<![\w.-])sqlenv ([a-z]+)(?: ([a-z]+))?")
+FLAG = re.compile(r"(?<=\s)--[a-z][a-z_]+")
+LINK = re.compile(r"\]\((?!https?:)([^)#]*)(?:#([^)]+))?\)")
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dataset]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CACHE_VARIABLE, str(tmp_path_factory.mktemp("cache")))
+        yield load_dataset("synthetic")
+
+
+@pytest.fixture
+def environment(dataset: Dataset) -> Iterator[SQLEnvironment]:
+    with EnvironmentFactory(dataset) as factory:
+        yield factory.make()
+
+
+def code(text: str) -> list[str]:
+    """What stands in fences and backticks."""
+    return re.findall(r"```.*?```|`[^`\n]+`", text, re.DOTALL)
+
+
+def block(text: str, language: str, part: str) -> str:
+    """The one fenced block of a language that has a part."""
+    (found,) = (body for body in re.findall(rf"^```{language}\n(.*?)^```$", text, re.M | re.S) if part in body)
+    return str(found)
+
+
+def is_there(name: str) -> bool:
+    path = ROOT / name
+    return path.exists() or (path.suffix == "" and path.with_suffix(".py").exists())
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_files_that_a_page_names_exist(page: str) -> None:
+    text = re.sub(r"--(?:output_dir|out|data|png)[ =]\S+", "", "\n".join(code(PAGES[page])))
+    named = {name.rstrip(".") for name in NAMED_FILE.findall(text)} - ELSEWHERE
+    assert not {name for name in named if not is_there(name) and "NAME" not in name}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_commands_that_a_page_names_exist(page: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run_data(["--help"])
+    listed = capsys.readouterr().out
+    of_data = set(re.findall(r"^    (\w+) ", listed, re.M))
+    assert of_data == {"inspect", "validate", "export", "fetch"}
+    for command, subcommand in COMMAND.findall("\n".join(code(PAGES[page]))):
+        assert command in sqlenv._COMMANDS, command
+        if command == "data" and subcommand:
+            assert subcommand in of_data, subcommand
+
+
+def anchors(page: Path) -> set[str]:
+    """The names that GitHub gives a page's headings."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_a_page_links_to_is_there(page: str) -> None:
+    place = ROOT / page
+    for file, anchor in LINK.findall(PAGES[page]):
+        target = place.parent / file if file else place
+        assert target.is_file(), file
+        assert not anchor or anchor in anchors(target), f"{file}#{anchor}"
+
+
+def flags_of(command: str, capsys: pytest.CaptureFixture[str]) -> set[str]:
+    with pytest.raises(SystemExit):
+        sqlenv.main([*command.split(), "--help"])
+    return set(re.findall(r"--[a-z][a-z_]+", capsys.readouterr().out))
+
+
+@pytest.mark.parametrize("command", ["evaluate", "export", "inference", "play", "report", "serve", "train", "warmup"])
+def test_the_flags_that_pages_give_a_command_exist(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    known = flags_of(command, capsys)
+    for page, text in PAGES.items():
+        for line in re.sub(r" *\\\n *", " ", "\n".join(code(text))).splitlines():
+            for given in re.findall(rf"sqlenv {command}\b([^`#&|)]*)", line):
+                own = given.partition(" -- ")[0]
+                assert set(FLAG.findall(own)) <= known, f"{page}: {line}"
+
+
+def test_every_page_can_be_found_from_the_readme() -> None:
+    found, to_read = set(), ["README.md"]
+    while to_read:
+        page = to_read.pop()
+        if page not in found and page in PAGES:
+            found.add(page)
+            links = (file for file, _ in LINK.findall(PAGES[page]) if file.endswith(".md"))
+            to_read += [str(((ROOT / page).parent / file).resolve().relative_to(ROOT)) for file in links]
+    assert found == set(PAGES)
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 140
+
+
+def test_the_layout_has_every_room() -> None:
+    rooms = {path.parent.relative_to(ROOT) for name in TOP[:3] for path in (ROOT / name).rglob("__init__.py")}
+    assert not {f"{room}/" for room in rooms if f"`{room}/`" not in PAGES["docs/layout.md"]}
+
+
+def test_the_episode_of_the_readme_is_what_happens(environment: SQLEnvironment) -> None:
+    shown = block(README, "", "> DESCRIBE")
+    opening, *turns = re.split(r"^> ", shown, flags=re.M)
+    observation = environment.reset(question_id=SHOWN)
+    assert opening.strip() == first_message(observation)
+    assert len(turns) > 3
+    for turn in turns:
+        said, _, reply = turn.strip().partition("\n")
+        written = re.fullmatch(r"(.*) \(([+-]\d\.\d\d)\)", said)
+        assert written is not None
+        observation = environment.step(parse_action(written[1]).action)
+        assert reply == observation_message(observation)
+        assert f"{observation.reward:+.2f}" == written[2]
+    assert observation.done
+
+
+def test_the_size_of_the_data_set_is_what_the_pages_say(dataset: Dataset) -> None:
+    said = f"{len(dataset.databases)} databases over 16 domains, {len(dataset.questions):,} questions"
+    assert said in PAGES["docs/commands.md"]
+    assert said in PAGES["docs/results.md"]
+
+
+def test_the_scripts_in_python_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], dataset: Dataset) -> None:
+    page = PAGES["docs/commands.md"]
+    exec(compile(block(page, "python", "EnvironmentFactory"), "commands.md", "exec"), {})
+    out = capsys.readouterr().out
+    assert out.startswith("Tables: ")
+    assert out.endswith("1\n1\n")
+    script = block(page, "python", SyncSQLEnvClient.__name__)
+    with serving(tmp_path, Path("synthetic")) as server:
+        exec(compile(script.replace("127.0.0.1:8000", f"127.0.0.1:{server.port}"), "commands.md", "exec"), {})
+    assert capsys.readouterr().out.endswith("1\n1\n")
