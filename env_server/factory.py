@@ -14,6 +14,7 @@ from env_server.dataset import Dataset
 from env_server.environment import SQLEnvironment
 from env_server.settings import EnvSettings
 from env_server.sql.pool import DatabasePool
+from env_server.sql.sandbox import limit_memory
 from env_server.test_suites.judge import SQLJudge
 from env_server.test_suites.store import Suites
 from env_server.types import AnswerMode
@@ -21,6 +22,8 @@ from env_server.types import AnswerMode
 
 class EnvironmentFactory:
     """Makes environments over one data set. A context manager; `close` closes the databases.
+
+    SQLite's memory is bounded in the whole process, as `settings.sandbox` says.
 
     `cache_dir` is where variants are kept, `default_cache_dir()` when None. In `value` mode none are used.
     """
@@ -35,6 +38,7 @@ class EnvironmentFactory:
         self.dataset = dataset
         self.settings = settings or EnvSettings()
         self.answer_mode = answer_mode
+        limit_memory(self.settings.sandbox)
         self.pool = DatabasePool(dataset.databases, self.settings.sandbox)
         self.suites: Suites | None = None
         if answer_mode is AnswerMode.SQL and self.settings.judging.variants:

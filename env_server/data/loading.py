@@ -27,6 +27,7 @@ from env_server.data.synthetic import GENERATOR_VERSION, build_scrambled, build_
 from env_server.dataset import Dataset
 from env_server.errors import DataError
 from env_server.settings import EnvSettings
+from env_server.sql.sandbox import limit_memory
 from env_server.types import AnswerMode
 
 DEFAULT_SPEC = "synthetic"
@@ -48,6 +49,7 @@ def load_dataset(
     cannot be used.
     """
     limits = settings or EnvSettings()
+    limit_memory(limits.sandbox)
     raw = _read(spec, cache_dir or default_cache_dir())
     return curate(raw, answer_mode=answer_mode, sandbox=limits.sandbox, display=limits.display, progress=progress)
 

@@ -34,6 +34,7 @@ from env_server.service.metrics import Metrics
 from env_server.service.session import Session
 from env_server.service.settings import ServiceSettings
 from env_server.service.socket import Sockets
+from env_server.sql.sandbox import limit_memory
 
 DESCRIPTION = (
     "An agent answers a question about a database that it cannot see, by DESCRIBE, SAMPLE, QUERY and ANSWER, with "
@@ -142,6 +143,7 @@ class Service:
 
 def create_app(settings: ServiceSettings, dataset: Dataset, *, capacity: Capacity, metrics: Metrics) -> FastAPI:
     """Return the application of one worker. `dataset` must be loaded for the settings' answer mode."""
+    limit_memory(settings.environment.sandbox)
     service = Service(settings, dataset, capacity, metrics)
 
     @asynccontextmanager

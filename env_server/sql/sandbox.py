@@ -6,8 +6,9 @@ The text comes from a language model and is treated as hostile. Promises:
   other file is read or written, and the connection serves the next statement as if it were new.
 - The same text on the same file gives the same columns, rows, row count and error, on a fresh connection and on
   a used one. What decides is counted (virtual-machine steps, bytes), not timed; the deadline, in processor time,
-  and the process's heap limit are last resorts for a slow or small machine. Sources of chance, of the date and of
-  the time zone are refused or fixed (`env_server.sql.vfs`, `env_server.sql.date_functions`).
+  and the process's heap limit, which `limit_memory` sets, are last resorts for a slow or small machine. Sources of
+  chance, of the date and of the time zone are refused or fixed (`env_server.sql.vfs`,
+  `env_server.sql.date_functions`).
 - At most `max_rows + 1` rows are fetched, and no more than a bounded number of bytes.
 
 Layers, from the outside in: the text's admission (`statement_body`), the authorizer (`authorize`), SQLite's own
@@ -68,6 +69,14 @@ _LIMITS = {
 
 _memory_hungry = threading.Lock()
 """Held by a statement that ran out of memory while it runs again: one at a time, since the heap is shared."""
+
+
+def limit_memory(settings: SandboxSettings) -> None:
+    """Bound what SQLite may allocate in this process, in all sandboxes together; for whoever starts or sets up one.
+
+    The bound is `heap_bytes`; a later call replaces it.
+    """
+    apsw.hard_heap_limit(settings.heap_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +166,6 @@ class Sandbox:
         self._connection: apsw.Connection | None = None
         # Held to close the connection and to interrupt it, which must not meet.
         self._closing = threading.Lock()
-        if apsw.hard_heap_limit(-1) != settings.heap_bytes:
-            apsw.hard_heap_limit(settings.heap_bytes)
         with suppress(MemoryError):  # the first query tries again, and waits for its turn
             self._connected()
 
@@ -182,8 +189,10 @@ class Sandbox:
     def interrupt(self) -> None:
         """Stop the running statement, from another thread; it raises SQLError. Without one, do nothing."""
         with self._closing:
-            if self._meter is not None and self._connection is not None:
-                self._meter.interrupted = True
+            # Read once: the statement may end at any moment.
+            meter = self._meter
+            if meter is not None and self._connection is not None:
+                meter.interrupted = True
                 self._connection.interrupt()
 
     def close(self) -> None:

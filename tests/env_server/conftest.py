@@ -18,6 +18,14 @@ from env_server.service.app import Service, create_app
 from env_server.service.capacity import Capacity, PlaceTable
 from env_server.service.metrics import Metrics
 from env_server.service.settings import ServiceSettings
+from env_server.settings import SandboxSettings
+from env_server.sql.sandbox import limit_memory
+
+
+@pytest.fixture(scope="session", autouse=True)
+def bounded_memory() -> None:
+    """What every process that runs SQL does at its start."""
+    limit_memory(SandboxSettings())
 
 
 class RunningServer:

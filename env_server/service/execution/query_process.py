@@ -28,7 +28,7 @@ from env_server.jobs import Job, JudgeJob, QueryJob
 from env_server.judging.verdict import Judgement
 from env_server.settings import JudgingSettings, SandboxSettings
 from env_server.sql.pool import DatabasePool
-from env_server.sql.sandbox import QueryResult, Sandbox
+from env_server.sql.sandbox import QueryResult, Sandbox, limit_memory
 from env_server.sql.schema import Schema
 
 if TYPE_CHECKING:
@@ -196,7 +196,9 @@ def main() -> None:
     replies = os.fdopen(os.dup(1), "wb")
     # Nothing that prints may get between the messages.
     os.dup2(2, 1)
-    runner = JobRunner(_receive(requests))
+    setup = _receive(requests)
+    limit_memory(setup.sandbox)
+    runner = JobRunner(setup)
     jobs: SimpleQueue[Job] = SimpleQueue()
     idle = threading.Event()
     idle.set()

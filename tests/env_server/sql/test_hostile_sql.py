@@ -270,10 +270,12 @@ MEMORY_SCRIPT = """
 import json, resource, sys
 from pathlib import Path
 from env_server.errors import SQLError
-from env_server.sql.sandbox import Sandbox
+from env_server.sql.sandbox import Sandbox, limit_memory
 from env_server.settings import SandboxSettings
 
-box = Sandbox(Path(sys.argv[1]), SandboxSettings(sql_bytes=60_000))
+settings = SandboxSettings(sql_bytes=60_000)
+limit_memory(settings)
+box = Sandbox(Path(sys.argv[1]), settings)
 box.query("SELECT 1", 1)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 kinds = []

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
+from typing import Any
 
 import apsw
 import pytest
@@ -214,6 +216,54 @@ def test_interrupt_stops_the_running_statement_and_only_that(pets: Path) -> None
     assert (error.kind, error.message) == ("budget", "the query was interrupted")
     assert box.query("SELECT count(*) FROM pets", 5).rows == ((3,),)
     box.close()
+
+
+@pytest.mark.parametrize("line", range(1, 7))
+def test_a_statement_may_end_at_any_moment_of_an_interrupt(pets: Path, line: int) -> None:
+    box = Sandbox(pets, SandboxSettings(vm_steps=10**15, deadline_s=60))
+    errors: list[SQLError] = []
+
+    def run() -> None:
+        errors.append(
+            failure(box, "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n")
+        )
+
+    statement = threading.Thread(target=run)
+    executed = itertools.count(1)
+
+    def end_statement() -> None:
+        while statement.is_alive():
+            assert box._connection is not None
+            box._connection.interrupt()
+            statement.join(0.001)
+
+    def before_line(_frame: FrameType, event: str, _: object) -> Any:
+        if event == "line" and next(executed) == line:
+            end_statement()
+        return before_line
+
+    def trace(frame: FrameType, _event: str, _: object) -> Any:
+        return before_line if frame.f_code is Sandbox.interrupt.__code__ else None
+
+    box.query("SELECT 1", 1)
+    statement.start()
+    while box._meter is None:
+        statement.join(0.001)
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        box.interrupt()
+    finally:
+        sys.settrace(before)
+    end_statement()
+    assert [error.message for error in errors] == ["the query was interrupted"]
+    box.close()
+
+
+def test_a_sandbox_leaves_the_memory_of_its_process_as_it_was_bounded(pets: Path) -> None:
+    bound = apsw.hard_heap_limit(-1)
+    Sandbox(pets, SandboxSettings(heap_bytes=bound + 1_000_000)).close()
+    assert apsw.hard_heap_limit(-1) == bound
 
 
 def test_a_large_sort_spills_into_bounded_memory(pets: Path) -> None:

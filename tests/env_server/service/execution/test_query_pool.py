@@ -123,6 +123,21 @@ def every_pid(both: Lanes) -> list[int]:
     return [pid for stats in both.stats.values() for pid in stats.pids]
 
 
+def test_a_child_bounds_its_memory(runner: asyncio.Runner, databases: dict[str, Path], tmp_path: Path) -> None:
+    sandbox = SandboxSettings(vm_steps=4_000_000, deadline_s=60, heap_bytes=8_000_000)
+    many = f"SELECT {', '.join(['hex(zeroblob(400000))'] * 40)}"
+
+    async def run() -> object:
+        both = Lanes(databases, EnvSettings(sandbox=sandbox), AnswerMode.VALUE, tmp_path)
+        await both.start()
+        try:
+            return await outcome(both, QueryJob("pets", many, 1))
+        finally:
+            await both.aclose()
+
+    assert runner.run(run()) == ("size", "the query needs too much memory", False)
+
+
 # --- answers -------------------------------------------------------------------------------------------------
 
 
