@@ -17,13 +17,14 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from env_server.service.access import DRAINING, SUBPROTOCOL, Access, Refusal
 from env_server.service.capacity import Capacity, CapacityReachedError
 from env_server.service.metrics import Metrics
 from env_server.service.protocol import error_frame
 from env_server.service.session import Session
+from env_server.service.settings import ServiceSettings
 from env_server.types import ErrorCode
 
 Message = MutableMapping[str, Any]
@@ -45,22 +46,6 @@ _FAREWELLS = {
 _FAILED = "the server failed to answer; its log says why. Connect again, then reset"
 
 
-class SocketSettings(Protocol):
-    """What a socket asks of the settings."""
-
-    @property
-    def queue_timeout_s(self) -> float:
-        """Seconds that a socket waits for a place."""
-
-    @property
-    def idle_timeout_s(self) -> float:
-        """Seconds without a frame after which a session is closed."""
-
-    @property
-    def messages_per_s(self) -> float:
-        """Frames that a session may send each second; 0: no limit."""
-
-
 class _ClientGoneError(Exception):
     """The client has closed its socket, or cannot be reached any more."""
 
@@ -70,7 +55,7 @@ class Sockets:
 
     def __init__(
         self,
-        settings: SocketSettings,
+        settings: ServiceSettings,
         access: Access,
         capacity: Capacity,
         metrics: Metrics,
