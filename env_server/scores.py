@@ -8,11 +8,11 @@ Memory is bounded: by a number of scores, and by `LONGEST_TEXT`. Used by one thr
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from env_server.judging.verdict import Judgement
+from env_server.lru import LRUCache
 
 MAX_SCORES = 8_192
 LONGEST_TEXT = 1_000
@@ -25,8 +25,7 @@ class ScoreCache(Generic[T]):
     """Scores of texts; the least recently used are given up first."""
 
     def __init__(self, max_scores: int) -> None:
-        self._max_scores = max_scores
-        self._scores: OrderedDict[tuple[str, str], T] = OrderedDict()
+        self._scores: LRUCache[tuple[str, str], T] = LRUCache(max_scores)
 
     def __len__(self) -> int:
         return len(self._scores)
@@ -35,14 +34,10 @@ class ScoreCache(Generic[T]):
         """Return what a text is worth to a question; computed, and remembered, when it is not known."""
         key = (question_id, text)
         score = self._scores.get(key)
-        if score is not None:
-            self._scores.move_to_end(key)
-            return score
-        score = compute()
-        if len(text) <= LONGEST_TEXT:
-            self._scores[key] = score
-            if len(self._scores) > self._max_scores:
-                self._scores.popitem(last=False)
+        if score is None:
+            score = compute()
+            if len(text) <= LONGEST_TEXT:
+                self._scores.put(key, score)
         return score
 
 

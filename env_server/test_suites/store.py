@@ -11,9 +11,9 @@ import hashlib
 import json
 import threading
 import zlib
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import cast
 
@@ -21,6 +21,7 @@ import apsw
 
 from env_server.dataset import Gold, Question, SQLValue
 from env_server.errors import DataError
+from env_server.lru import LRUCache
 from env_server.settings import SandboxSettings
 from env_server.sql.sandbox import Sandbox
 from env_server.test_suites.database_profile import read_blueprint
@@ -28,7 +29,7 @@ from env_server.test_suites.suite import SUITE_VERSION, Strictness, Suite, Suite
 
 KEPT_SUITES = 256
 """Suites kept in memory, the most recently used ones; one is about 100 kB."""
-_MAKERS = 4
+_KEPT_MAKERS = 4
 _HASHED_BLOCKS = 64
 _BLOCK_BYTES = 65_536
 _BUSY_MS = 60_000
@@ -50,8 +51,8 @@ class Suites:
         self._folder = cache_dir / f"variants-v{SUITE_VERSION}-sqlite{apsw.sqlite_lib_version()}"
         self._lock = threading.Lock()
         self._making = threading.Lock()
-        self._suites: OrderedDict[tuple[str, str], Suite] = OrderedDict()
-        self._makers: OrderedDict[str, SuiteMaker | None] = OrderedDict()
+        self._suites: LRUCache[tuple[str, str], Suite] = LRUCache(KEPT_SUITES)
+        self._maker = lru_cache(_KEPT_MAKERS)(self._new_maker)
         self._files: dict[str, Path] = {}
 
     def of(self, question: Question) -> Suite:
@@ -66,27 +67,18 @@ class Suites:
                 suite = self._make(*place)
                 self._save(*place, suite)
             with self._lock:
-                self._suites[place] = suite
-                while len(self._suites) > KEPT_SUITES:
-                    self._suites.popitem(last=False)
+                self._suites.put(place, suite)
         return suite
 
     def _known(self, place: tuple[str, str]) -> Suite | None:
         with self._lock:
-            suite = self._suites.get(place)
-            if suite is not None:
-                self._suites.move_to_end(place)
-            return suite
+            return self._suites.get(place)
 
     def _make(self, db_id: str, sql: str) -> Suite:
-        if db_id not in self._makers:
-            self._makers[db_id] = self._maker(db_id)
-            while len(self._makers) > _MAKERS:
-                self._makers.popitem(last=False)
-        maker = self._makers[db_id]
+        maker = self._maker(db_id)
         return Suite(()) if maker is None else maker.make(sql)
 
-    def _maker(self, db_id: str) -> SuiteMaker | None:
+    def _new_maker(self, db_id: str) -> SuiteMaker | None:
         sandbox = Sandbox(self._path(db_id), self._settings)
         try:
             return SuiteMaker(read_blueprint(sandbox), self._settings)

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -25,6 +24,7 @@ from typing import Literal, NamedTuple
 from env_server.errors import DataError, SQLError
 from env_server.jobs import Job, JudgeJob, QueryJob
 from env_server.judging.verdict import Judgement
+from env_server.lru import LRUCache
 from env_server.outcomes import ActionOutcome, Outcome, query_outcome
 from env_server.service.execution.cpu_budget import Allowance
 from env_server.settings import EnvSettings
@@ -69,31 +69,25 @@ class OutcomeCache:
     """What statements gave, as agents read it; the least recently used are given up first when they take too much."""
 
     def __init__(self, max_bytes: int = CACHE_BYTES) -> None:
-        self._max_bytes = max_bytes
-        self._entries: OrderedDict[QueryJob, tuple[ActionOutcome, int]] = OrderedDict()
-        self.bytes = 0
+        self._entries: LRUCache[QueryJob, ActionOutcome] = LRUCache(max_bytes)
 
     def __len__(self) -> int:
         return len(self._entries)
 
+    @property
+    def bytes(self) -> int:
+        """What the entries take."""
+        return self._entries.size
+
     def get(self, job: QueryJob) -> ActionOutcome | None:
         """Return what a statement gave, if it is remembered."""
-        entry = self._entries.get(job)
-        if entry is None:
-            return None
-        self._entries.move_to_end(job)
-        return entry[0]
+        return self._entries.get(job)
 
     def put(self, job: QueryJob, outcome: ActionOutcome) -> None:
         """Remember what a statement gave, which it gives every time, unless it is too large."""
         size = _ENTRY_BYTES + 4 * (len(job.sql) + len(outcome.result) + len(outcome.error)) + _size(outcome.rows)
-        if size > LARGEST_ENTRY or job in self._entries:
-            return
-        self._entries[job] = (outcome, size)
-        self.bytes += size
-        while self.bytes > self._max_bytes:
-            _, (_, freed) = self._entries.popitem(last=False)
-            self.bytes -= freed
+        if size <= LARGEST_ENTRY:
+            self._entries.put(job, outcome, size)
 
 
 def _size(result: QueryResult | None) -> int:
@@ -118,9 +112,9 @@ class ServiceDatabases:
                 "value_bytes": min(TRIAL_VALUE_BYTES, sandbox.value_bytes),
             }
         )
-        self._open: OrderedDict[str, Sandbox] = OrderedDict()
+        self._open: LRUCache[str, Sandbox] = LRUCache(MAX_IDLE)
         self._small: dict[str, bool] = {}
-        self._too_long: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._too_long: LRUCache[tuple[str, str], bool] = LRUCache(MAX_SHAPES)
         self.outcomes = OutcomeCache()
         """What statements gave."""
 
@@ -133,7 +127,7 @@ class ServiceDatabases:
         if not self._is_tried(job):
             return None
         shape = (job.db_id, _NUMBERS.sub("0", job.sql))
-        if shape in self._too_long:
+        if self._too_long.get(shape):
             return None
         try:
             result = self._sandbox(job.db_id).query(job.sql, job.max_rows)
@@ -143,7 +137,7 @@ class ServiceDatabases:
         else:
             if result.row_count is not None:
                 return result
-        self._remember(shape)
+        self._too_long.put(shape, True)
         return None
 
     def outcome(self, job: QueryJob, result: QueryResult | SQLError) -> ActionOutcome:
@@ -156,14 +150,8 @@ class ServiceDatabases:
     def close(self) -> None:
         """Close the databases."""
         self._pool.close()
-        for sandbox in self._open.values():
+        for sandbox in self._open.clear():
             sandbox.close()
-        self._open.clear()
-
-    def _remember(self, shape: tuple[str, str]) -> None:
-        self._too_long[shape] = None
-        if len(self._too_long) > MAX_SHAPES:
-            self._too_long.popitem(last=False)
 
     def _is_tried(self, job: QueryJob) -> bool:
         if len(job.sql) > TRIAL_SQL_CHARS or job.sql.count("%") > TRIAL_WILDCARDS or _SLOW_WORDS.search(job.sql):
@@ -183,11 +171,8 @@ class ServiceDatabases:
         sandbox = self._open.get(db_id)
         if sandbox is None:
             sandbox = Sandbox(self._paths[db_id], self._trial, functions=TRIAL_FUNCTIONS)
-            self._open[db_id] = sandbox
-            if len(self._open) > MAX_IDLE:
-                self._open.popitem(last=False)[1].close()
-        else:
-            self._open.move_to_end(db_id)
+            for surplus in self._open.put(db_id, sandbox):
+                surplus.close()
         return sandbox
 
 

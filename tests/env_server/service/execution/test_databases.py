@@ -123,8 +123,10 @@ async def test_who_has_used_up_the_allowance_is_not_tried(worker: ServiceDatabas
 
 
 def test_what_differs_in_numbers_alone_from_a_long_statement_is_not_tried(
-    jobs: SessionJobs, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
+    monkeypatch.setattr(service_databases, "MAX_SHAPES", 2)
+    jobs: SessionJobs = request.getfixturevalue("jobs")
     tried: list[str] = []
     run = Sandbox.query
 
@@ -133,7 +135,6 @@ def test_what_differs_in_numbers_alone_from_a_long_statement_is_not_tried(
         return run(sandbox, sql, max_rows)
 
     monkeypatch.setattr(Sandbox, "query", recorded)
-    monkeypatch.setattr(service_databases, "MAX_SHAPES", 2)
     long = "SELECT COUNT(*) FROM pets a, pets b, pets c, pets d, pets e, pets f WHERE a.age > {}"
 
     def is_tried(sql: str) -> bool:
@@ -144,7 +145,7 @@ def test_what_differs_in_numbers_alone_from_a_long_statement_is_not_tried(
     assert not is_tried(long.format(23))
     assert is_tried(long.format(1).replace("a.age", "b.age"))
     assert is_tried(long.format(1).replace("a.age", "c.age"))
-    assert is_tried(long.format(2)), "the oldest is forgotten"
+    assert is_tried(long.format(2)), "the least recently used is forgotten"
     assert jobs.at_once(query("SELECT COUNT(*) FROM pets WHERE age > 2")) is not None
 
 
