@@ -25,9 +25,9 @@ from env_server.scores import Scores
 from env_server.service import http, pages
 from env_server.service.access import Access
 from env_server.service.capacity import Capacity
-from env_server.service.execution.cpu_budget import Allowance
+from env_server.service.execution.cpu_budget import CpuBudget
 from env_server.service.execution.databases import ServiceDatabases, SessionJobs
-from env_server.service.execution.query_pool import Lanes
+from env_server.service.execution.query_pool import QueryPool
 from env_server.service.http import BodyLimit, ThrowAway
 from env_server.service.logs import log
 from env_server.service.metrics import Metrics
@@ -56,7 +56,7 @@ class Service:
         self._environment_settings = settings.environment
         self.databases = ServiceDatabases(dataset.databases, self._environment_settings)
         self._scores = Scores()
-        self.lanes = Lanes(
+        self.query_pool = QueryPool(
             dataset.databases, self._environment_settings, settings.answer_mode, settings.cache_dir, settings.lanes
         )
         token = settings.token.get_secret_value() if settings.token is not None else None
@@ -68,9 +68,9 @@ class Service:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Start the lanes and what runs in the background; end them."""
+        """Start the query pool and what runs in the background; end them."""
         await asyncio.to_thread(self._read_schemas)
-        async with self.lanes:
+        async with self.query_pool:
             background = [asyncio.ensure_future(self.sockets.close_idle()), asyncio.ensure_future(self._gauge())]
             try:
                 yield
@@ -117,7 +117,7 @@ class Service:
         )
 
     def _new_jobs(self) -> SessionJobs:
-        return SessionJobs(self.databases, self.lanes.run, Allowance())
+        return SessionJobs(self.databases, self.query_pool.run, CpuBudget())
 
     def _new_session(self) -> Session:
         return Session(self._new_episodes(), self._new_jobs(), self._metrics)
@@ -134,7 +134,7 @@ class Service:
                 "cache_entries": len(self.databases.outcomes),
                 "cache_bytes": self.databases.outcomes.bytes,
             }
-            for name, stats in self.lanes.stats.items():
+            for name, stats in self.query_pool.stats.items():
                 gauges[f"{name}_waiting"] = stats.waiting
                 gauges[f"{name}_running"] = stats.running
                 self._metrics.set_lane_restarts(name, stats.restarts)

@@ -101,7 +101,7 @@ class ThrowAway:
             step = episodes.plan(action)
             if step.job is None:
                 return episodes.apply(step)
-            done = self._jobs.at_once(step.job) or await self._jobs.in_lane(step.job)
+            done = self._jobs.at_once(step.job) or await self._jobs.in_pool(step.job)
             return episodes.apply(step, done.outcome)
 
     @contextmanager

@@ -2,8 +2,8 @@
 
 Promises:
 - Every frame but `close` gets one reply, and no frame ends the session; replies come in the order of the frames.
-- A step whose query or verdict needs a lane waits for it, without holding anything else up, and leaves the episode as
-  it was when the wait is cancelled.
+- A step whose query or verdict needs the query pool waits for it, without holding anything else up, and leaves the
+  episode as it was when the wait is cancelled.
 - Nothing of the gold is in a reply, but for the rewards and the verdict.
 """
 
@@ -41,7 +41,7 @@ _ACTIONS = frozenset(ActionType)
 class Observer(Protocol):
     """Is told what a session does; `Metrics` is one."""
 
-    def step(self, action_type: str, outcome: str, seconds: float, lane: str) -> None:
+    def step(self, action_type: str, outcome: str, seconds: float, route: str) -> None:
         """One step was taken."""
 
     def frame_error(self, code: str) -> None:
@@ -95,19 +95,19 @@ class Session:
         done = self._jobs.at_once(step.job)
         if done is None:
             return self._wait_for(step, step.job, began)
-        return self._apply(step, done.outcome, done.way, began)
+        return self._apply(step, done.outcome, done.route, began)
 
     async def _wait_for(self, step: PlannedStep, job: Job, began: float) -> str:
         try:
-            done = await self._jobs.in_lane(job)
-            return self._apply(step, done.outcome, done.way, began)
+            done = await self._jobs.in_pool(job)
+            return self._apply(step, done.outcome, done.route, began)
         except SQLEnvError as error:
             return self._failed(error)
 
-    def _apply(self, step: PlannedStep, outcome: Outcome | None, way: str, began: float) -> str:
+    def _apply(self, step: PlannedStep, outcome: Outcome | None, route: str, began: float) -> str:
         observation = self._episodes.apply(step, outcome)
         self.playing = not observation.done
-        self._observer.step(*_labels(step.kind, observation), time.perf_counter() - began, way)
+        self._observer.step(*_labels(step.kind, observation), time.perf_counter() - began, route)
         return observation_frame(observation)
 
     def _failed(self, error: SQLEnvError) -> str:

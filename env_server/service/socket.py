@@ -3,7 +3,7 @@
 Promises:
 - A socket gets a place before it gets an environment; the place comes back the moment the socket is gone, and a query
   that runs for it is interrupted.
-- Replies come in the order of the requests. While a request waits for a lane, up to `MAX_WAITING` more are taken in.
+- Replies come in the order of the requests. While one waits for the query pool, up to `MAX_WAITING` more are taken in.
 - An idle session is told so, closed, and never stepped afterwards; so is every session when the server shuts down, once
   its episode is over or the grace period has passed.
 - A client that sends faster than it may is read more slowly; nothing is dropped.
@@ -202,7 +202,7 @@ class _Link:
         self._inbox: deque[Message] = deque()
         self._receiving: asyncio.Future[Message] | None = None
         self._rate = messages_per_s
-        self._allowance = messages_per_s * BURST_S
+        self._cpu_budget = messages_per_s * BURST_S
         self._refilled = self._loop.time()
         self.farewell = ""
         """Why the session was ended from this side."""
@@ -303,11 +303,11 @@ class _Link:
     async def _pace(self) -> None:
         """Wait until one more message is allowed."""
         now = self._loop.time()
-        self._allowance = min(self._rate * BURST_S, self._allowance + (now - self._refilled) * self._rate)
+        self._cpu_budget = min(self._rate * BURST_S, self._cpu_budget + (now - self._refilled) * self._rate)
         self._refilled = now
-        self._allowance -= 1
-        if self._allowance < 0:
-            await asyncio.sleep(-self._allowance / self._rate)
+        self._cpu_budget -= 1
+        if self._cpu_budget < 0:
+            await asyncio.sleep(-self._cpu_budget / self._rate)
 
 
 def _current_task() -> asyncio.Task[Any]:

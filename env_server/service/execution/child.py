@@ -1,4 +1,4 @@
-"""The server's side of one child process (`lane_process`): started, asked, and ended without leaving a trace.
+"""The server's side of one child process (`query_process`): started, asked, and ended without leaving a trace.
 
 An answer is handed on from the callback of the process's pipe, and the next job can be sent from there: on a busy event
 loop every task in between would wait its turn, and the process with it.
@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from env_server.errors import SQLEnvError
 from env_server.jobs import Job
-from env_server.service.execution.query_process import CANCEL, HEADER, Answer, LaneSetup, frame
+from env_server.service.execution.query_process import CANCEL, HEADER, Answer, ProcessSetup, frame
 
 START_S = 60.0
 """Longest start of a child; on an idle machine it takes 0.2 s."""
@@ -35,7 +35,7 @@ class ChildLostError(SQLEnvError):
     """A child process ended, or did not start."""
 
 
-class LaneChild(asyncio.SubprocessProtocol):
+class ChildProcess(asyncio.SubprocessProtocol):
     """One child process. It is asked one job at a time."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class LaneChild(asyncio.SubprocessProtocol):
         self._gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @classmethod
-    async def start(cls, setup: LaneSetup, niceness: int) -> LaneChild:
+    async def start(cls, setup: ProcessSetup, niceness: int) -> ChildProcess:
         """Start a child and wait until it is ready. Raises ChildLostError."""
         command = (sys.executable, "-c", _PROGRAM, str(niceness), *sys.path)
         loop = asyncio.get_running_loop()
@@ -132,7 +132,7 @@ class LaneChild(asyncio.SubprocessProtocol):
         if not self._gone.done():
             self._gone.set_result(None)
 
-    async def _is_ready(self, setup: LaneSetup) -> None:
+    async def _is_ready(self, setup: ProcessSetup) -> None:
         ready: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         self._tell = lambda message: None if ready.done() else ready.set_result(message)
         if self._at_end:

@@ -1,8 +1,8 @@
 """What a session may use of the processor while others wait for it: a token bucket of CPU seconds.
 
-Statements that cost next to nothing are free. Whoever has used up the allowance is not refused anything and waits only
+Statements that cost next to nothing are free. Whoever has used up the cpu_budget is not refused anything and waits only
 for others like itself: its statements are not tried on the event loop, and have no place in the processes that are kept
-for the rest (`lanes`). The time is that of the processor, so a crowded machine makes nobody look greedy.
+for the rest (`query_pool`). The time is that of the processor, so a crowded machine makes nobody look greedy.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ FREE_S = 0.001
 """A statement that takes less costs nothing: it holds nobody up."""
 
 
-class Allowance:
-    """The allowance of one session."""
+class CpuBudget:
+    """The cpu_budget of one session."""
 
     __slots__ = ("_clock", "_left_s", "_since")
 

@@ -1,13 +1,13 @@
-"""A worker's queries: what needs no waiting is answered at once, on the event loop; the rest goes to the lanes, once.
+"""A worker's queries: answered at once on the event loop where that takes no waiting, else by the query pool, once.
 
 `SessionJobs.at_once` tries a statement under bounds so narrow that it ends within about three milliseconds whatever it
 is: few steps, small values, a small database, functions whose time is linear, a short text with few wildcards. Most
-statements of an agent fit. What does not, or differs only in its numbers from one that did not, is for `in_lane`. A
-session whose allowance is used up is not tried: everybody else waits meanwhile.
+statements of an agent fit. What does not, or differs only in its numbers from one that did not, is for `in_pool`. A
+session whose cpu_budget is used up is not tried: everybody else waits meanwhile.
 
 Promises:
-- The answer does not depend on the way: tried or from a lane, it has the same bytes, the same row count and the same
-  virtual-machine steps. What the narrow bounds stop is never an answer.
+- The answer does not depend on the route: tried or from the pool, it has the same bytes, the same row count and the
+  same virtual-machine steps. What the narrow bounds stop is never an answer.
 - Memory is bounded: by `CACHE_BYTES` for what statements gave, `MAX_IDLE` connections, `MAX_SHAPES` texts.
 
 Used by one thread, the event loop's.
@@ -26,7 +26,7 @@ from env_server.jobs import Job, JudgeJob, QueryJob
 from env_server.judging.verdict import Judgement
 from env_server.lru import LRUCache
 from env_server.outcomes import ActionOutcome, Outcome, query_outcome
-from env_server.service.execution.cpu_budget import Allowance
+from env_server.service.execution.cpu_budget import CpuBudget
 from env_server.settings import EnvSettings
 from env_server.sql.pool import DatabasePool
 from env_server.sql.sandbox import QueryResult, Sandbox
@@ -180,49 +180,49 @@ class Done(NamedTuple):
     """A job that has been done."""
 
     outcome: Outcome
-    way: Literal["cached", "inline", "lane"]
-    """Remembered, tried on the event loop, or run in a lane."""
+    route: Literal["cached", "inline", "lane"]
+    """Remembered, tried on the event loop, or run in the query pool."""
 
 
-RunInLane = Callable[[Job, Allowance], Awaitable[QueryResult | Judgement]]
-"""Runs a job in a lane, on an account; `Lanes.run` is one."""
+RunInPool = Callable[[Job, CpuBudget], Awaitable[QueryResult | Judgement]]
+"""Runs a job in the query pool, on an account; `QueryPool.run` is one."""
 
 
 class SessionJobs:
     """Does the jobs of one session, on its account."""
 
-    def __init__(self, databases: ServiceDatabases, run_in_lane: RunInLane, allowance: Allowance) -> None:
+    def __init__(self, databases: ServiceDatabases, run_in_pool: RunInPool, cpu_budget: CpuBudget) -> None:
         self._databases = databases
-        self._run_in_lane = run_in_lane
-        self._allowance = allowance
+        self._run_in_pool = run_in_pool
+        self._cpu_budget = cpu_budget
 
     def at_once(self, job: Job) -> Done | None:
-        """Do a job that needs no waiting; None: it is one for `in_lane`. Raises DataError."""
+        """Do a job that needs no waiting; None: it is one for `in_pool`. Raises DataError."""
         if not isinstance(job, QueryJob):
             return None
         known = self._databases.outcomes.get(job)
         if known is not None:
             return Done(known, "cached")
-        if self._allowance.left_s <= 0:
+        if self._cpu_budget.left_s <= 0:
             return None
         began = time.thread_time()
         try:
             result = self._databases.attempt(job)
         finally:
-            self._allowance.charge(time.thread_time() - began)
+            self._cpu_budget.charge(time.thread_time() - began)
         return None if result is None else Done(self._databases.outcome(job, result), "inline")
 
-    async def in_lane(self, job: Job) -> Done:
-        """Have a job done in a lane.
+    async def in_pool(self, job: Job) -> Done:
+        """Have a job done in the query pool.
 
-        Raises DataError, LanesClosedError, and SQLError when the lanes came to no verdict.
+        Raises DataError, PoolClosedError, and SQLError when the pool came to no verdict.
         """
         if isinstance(job, JudgeJob):
-            judgement = await self._run_in_lane(job, self._allowance)
+            judgement = await self._run_in_pool(job, self._cpu_budget)
             assert isinstance(judgement, Judgement)
             return Done(judgement, "lane")
         try:
-            result = await self._run_in_lane(job, self._allowance)
+            result = await self._run_in_pool(job, self._cpu_budget)
         except SQLError as error:
             return Done(self._databases.outcome(job, error), "lane")
         assert isinstance(result, QueryResult)

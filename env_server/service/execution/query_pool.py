@@ -1,21 +1,21 @@
-"""Lanes: SQL and verdicts that may take long, in child processes, so that no session waits for another one's.
+"""The query pool: SQL and verdicts that may take long, in child processes, so that no session waits for another one's.
 
-A query first runs in the `medium` lane, under bounds that ordinary ones hardly ever meet. One that meets them runs
-afresh in the `slow` lane under the full budget; results are deterministic, so its answer and its cost are those of
+A query first runs in the `medium` queue, under bounds that ordinary ones hardly ever meet. One that meets them runs
+afresh in the `slow` queue under the full budget; results are deterministic, so its answer and its cost are those of
 the second run, as if there had been no other. A submitted query is judged the same way on the question's database;
-only where it is right there, variants of the database have their say, in the `judge` lane: making a question's
+only where it is right there, variants of the database have their say, in the `judge` queue: making a question's
 variants takes up to seconds of Python, the first time.
 
 Promises:
 - `run` answers as `DatabasePool.query` and `SQLJudge.judge` do, once. First come, first served; but sessions whose
-  allowance is used up let others go first, as if they had come `HANDICAP_S` later, and half of the
-  medium lane's processes take nothing from them.
+  CPU budget is used up let others go first, as if they had come `HANDICAP_S` later, and half of the medium queue's
+  processes take nothing from them.
 - A job that is there already is not run twice: who asks for the same waits for the one answer, as the sessions of a
   group do, which ask the same at the same moment.
 - When nobody awaits a job any more, the statement is stopped at once and its process takes the next job.
   A process that does not react, or that takes `CROWDED` times the deadline by the clock, is killed and replaced.
 - A job whose process is lost runs again, once. Then it fails with an SQLError that is not deterministic.
-- `aclose` fails what waits or runs with LanesClosedError and leaves no process behind. Should the server die instead,
+- `aclose` fails what waits or runs with PoolClosedError and leaves no process behind. Should the server die instead,
   its processes end as well.
 """
 
@@ -30,14 +30,14 @@ from typing import overload
 
 from env_server.jobs import Job, JudgeJob, QueryJob
 from env_server.judging.verdict import Judgement
-from env_server.service.execution.cpu_budget import Allowance
-from env_server.service.execution.query_process import Failure, LaneSetup
-from env_server.service.execution.query_queue import Entry, Lane, LanesClosedError, LaneStats, Outcome, Place
+from env_server.service.execution.cpu_budget import CpuBudget
+from env_server.service.execution.query_process import Failure, ProcessSetup
+from env_server.service.execution.query_queue import Entry, PoolClosedError, QueryQueue, QueueStats, Result, Slot
 from env_server.settings import EnvSettings
 from env_server.sql.sandbox import QueryResult
 from env_server.types import AnswerMode
 
-__all__ = ["LaneStats", "Lanes", "LanesClosedError"]
+__all__ = ["PoolClosedError", "QueryPool", "QueueStats"]
 
 MEDIUM_VM_STEPS = 2_000_000
 """About 40 ms; no gold query of Spider needs more than 1.2 million."""
@@ -56,10 +56,10 @@ SLOW_NICENESS = 19
 """The server and those who ask little of it come first, then what answers soon."""
 
 
-class Lanes:
-    """The lanes of one server process. An async context manager; or `start`, then `aclose`.
+class QueryPool:
+    """The query processes of one server process. An async context manager; or `start`, then `aclose`.
 
-    `sizes`: processes in the medium and in the slow lane.
+    `sizes`: processes in the medium and in the slow queue.
     """
 
     def __init__(
@@ -77,23 +77,23 @@ class Lanes:
             "deadline_s": min(MEDIUM_DEADLINE_S, sandbox.deadline_s),
             "value_bytes": min(MEDIUM_VALUE_BYTES, sandbox.value_bytes),
         }
-        medium = LaneSetup(files, sandbox.model_copy(update=bounds), trial=True, judging=judging)
+        medium = ProcessSetup(files, sandbox.model_copy(update=bounds), trial=True, judging=judging)
         kept = sizes[0] // 2
-        places = [Place(KEPT_NICENESS, kept=True)] * kept + [Place(NICENESS)] * (sizes[0] - kept)
-        self._medium = Lane("medium", medium, places, CROWDED * bounds["deadline_s"])
-        slow = LaneSetup(files, sandbox, judging=judging)
-        self._slow = Lane("slow", slow, [Place(SLOW_NICENESS)] * sizes[1], CROWDED * sandbox.deadline_s)
-        self._lanes = [self._medium, self._slow]
-        self._joint: dict[Job, _Joint] = {}
-        self._judge: Lane | None = None
+        slots = [Slot(KEPT_NICENESS, kept=True)] * kept + [Slot(NICENESS)] * (sizes[0] - kept)
+        self._medium = QueryQueue("medium", medium, slots, CROWDED * bounds["deadline_s"])
+        slow = ProcessSetup(files, sandbox, judging=judging)
+        self._slow = QueryQueue("slow", slow, [Slot(SLOW_NICENESS)] * sizes[1], CROWDED * sandbox.deadline_s)
+        self._queues = [self._medium, self._slow]
+        self._flights: dict[Job, _Flight] = {}
+        self._judge: QueryQueue | None = None
         if judging is not None and judging.variants:
-            judge = LaneSetup(files, sandbox, judging=judging, suites_dir=cache_dir)
-            self._judge = Lane("judge", judge, [Place(NICENESS)], JUDGING_S)
-            self._lanes.append(self._judge)
+            judge = ProcessSetup(files, sandbox, judging=judging, suites_dir=cache_dir)
+            self._judge = QueryQueue("judge", judge, [Slot(NICENESS)], JUDGING_S)
+            self._queues.append(self._judge)
 
     async def start(self) -> None:
         """Start all processes and wait until they are ready. Raises ChildLostError."""
-        starts = [asyncio.ensure_future(lane.open(place)) for lane in self._lanes for place in lane.places]
+        starts = [asyncio.ensure_future(queue.open(slot)) for queue in self._queues for slot in queue.slots]
         try:
             await asyncio.gather(*starts)
         except BaseException:
@@ -103,9 +103,9 @@ class Lanes:
 
     async def aclose(self) -> None:
         """End all processes; jobs that wait or run fail."""
-        await asyncio.gather(*(lane.aclose() for lane in self._lanes))
+        await asyncio.gather(*(queue.aclose() for queue in self._queues))
 
-    async def __aenter__(self) -> Lanes:
+    async def __aenter__(self) -> QueryPool:
         await self.start()
         return self
 
@@ -115,78 +115,78 @@ class Lanes:
         await self.aclose()
 
     @property
-    def stats(self) -> dict[str, LaneStats]:
-        """Each lane by name: `medium`, `slow`, and `judge` where variants are used."""
-        return {lane.name: lane.stats for lane in self._lanes}
+    def stats(self) -> dict[str, QueueStats]:
+        """Each queue by name: `medium`, `slow`, and `judge` where variants are used."""
+        return {queue.name: queue.stats for queue in self._queues}
 
     @overload
-    async def run(self, job: QueryJob, allowance: Allowance | None = None) -> QueryResult: ...
+    async def run(self, job: QueryJob, cpu_budget: CpuBudget | None = None) -> QueryResult: ...
     @overload
-    async def run(self, job: JudgeJob, allowance: Allowance | None = None) -> Judgement: ...
+    async def run(self, job: JudgeJob, cpu_budget: CpuBudget | None = None) -> Judgement: ...
     @overload
-    async def run(self, job: Job, allowance: Allowance | None = None) -> QueryResult | Judgement: ...
-    async def run(self, job: Job, allowance: Allowance | None = None) -> QueryResult | Judgement:
-        """Answer a job, on the account of `allowance`. Raises SQLError, DataError, LanesClosedError.
+    async def run(self, job: Job, cpu_budget: CpuBudget | None = None) -> QueryResult | Judgement: ...
+    async def run(self, job: Job, cpu_budget: CpuBudget | None = None) -> QueryResult | Judgement:
+        """Answer a job, on the account of `cpu_budget`. Raises SQLError, DataError, PoolClosedError.
 
         A submitted query that fails is a verdict, not an error; where SQLError says that it is not deterministic,
         there is no verdict.
         """
-        joint = self._joint.get(job)
-        if joint is None:
-            joint = _Joint(job, allowance or Allowance())
-            self._enter(joint, self._medium)
-            self._joint[job] = joint
+        flight = self._flights.get(job)
+        if flight is None:
+            flight = _Flight(job, cpu_budget or CpuBudget())
+            self._enter(flight, self._medium)
+            self._flights[job] = flight
         answer: asyncio.Future[QueryResult | Judgement] = asyncio.get_running_loop().create_future()
-        joint.waiting.add(answer)
+        flight.waiting.add(answer)
         try:
             return await answer
         finally:
-            joint.waiting.discard(answer)
-            if not joint.waiting and self._joint.get(job) is joint:
-                del self._joint[job]
-                joint.lane.drop(joint.entry)
+            flight.waiting.discard(answer)
+            if not flight.waiting and self._flights.get(job) is flight:
+                del self._flights[job]
+                flight.queue.drop(flight.entry)
 
-    def _enter(self, joint: _Joint, lane: Lane) -> None:
-        """Put a job into a lane. Raises LanesClosedError."""
-        joint.lane = lane
-        joint.entry = Entry(joint.job, joint.allowance, partial(self._came_out, joint))
-        lane.submit(joint.entry)
+    def _enter(self, flight: _Flight, queue: QueryQueue) -> None:
+        """Put a job into a queue. Raises PoolClosedError."""
+        flight.queue = queue
+        flight.entry = Entry(flight.job, flight.cpu_budget, partial(self._on_result, flight))
+        queue.submit(flight.entry)
 
-    def _came_out(self, joint: _Joint, outcome: Outcome) -> None:
-        """Take what a lane made of a job: the answer, or a reason for another lane."""
-        if self._joint.get(joint.job) is not joint:
+    def _on_result(self, flight: _Flight, outcome: Result) -> None:
+        """Take what a queue made of a job: the answer, or a reason for another queue."""
+        if self._flights.get(flight.job) is not flight:
             return  # nobody wants it any more
-        following = self._lane_after(joint.lane, outcome)
+        following = self._queue_after(flight.queue, outcome)
         if following is not None:
             try:
-                self._enter(joint, following)
-            except LanesClosedError as error:
+                self._enter(flight, following)
+            except PoolClosedError as error:
                 outcome = error
             else:
                 return
-        del self._joint[joint.job]
-        joint.tell(outcome)
+        del self._flights[flight.job]
+        flight.resolve(outcome)
 
-    def _lane_after(self, lane: Lane, outcome: Outcome) -> Lane | None:
+    def _queue_after(self, queue: QueryQueue, outcome: Result) -> QueryQueue | None:
         if outcome is None:
             return self._slow
-        if isinstance(outcome, Judgement) and outcome.correct and lane is not self._judge:
+        if isinstance(outcome, Judgement) and outcome.correct and queue is not self._judge:
             return self._judge
         return None
 
 
-class _Joint:
-    """A job that runs once for all who ask for it. `entry` is it in the `lane` where it is now."""
+class _Flight:
+    """A job that runs once for all who ask for it. `entry` is it in the `queue` where it is now."""
 
-    lane: Lane
+    queue: QueryQueue
     entry: Entry
 
-    def __init__(self, job: Job, allowance: Allowance) -> None:
+    def __init__(self, job: Job, cpu_budget: CpuBudget) -> None:
         self.job = job
-        self.allowance = allowance
+        self.cpu_budget = cpu_budget
         self.waiting: set[asyncio.Future[QueryResult | Judgement]] = set()
 
-    def tell(self, outcome: Outcome) -> None:
+    def resolve(self, outcome: Result) -> None:
         """Tell all who wait for it."""
         for answer in self.waiting:
             if answer.done():
@@ -194,8 +194,8 @@ class _Joint:
             # An error each: whoever raises it adds to its traceback.
             if isinstance(outcome, Failure):
                 answer.set_exception(outcome.error())
-            elif isinstance(outcome, LanesClosedError):
-                answer.set_exception(LanesClosedError())
+            elif isinstance(outcome, PoolClosedError):
+                answer.set_exception(PoolClosedError())
             else:
                 assert outcome is not None, "only jobs on trial are left unanswered"
                 answer.set_result(outcome)

@@ -1,4 +1,4 @@
-"""A lane's child process: runs one job at a time for the server that started it.
+"""A query process: runs one job at a time for the server that started it.
 
 Promises:
 - Each job is answered once, in the order sent, as `DatabasePool` and `SQLJudge` answer it. On trial, a job that the
@@ -68,7 +68,7 @@ Reply = QueryResult | Judgement | Failure | None
 
 
 @dataclass(frozen=True, slots=True)
-class LaneSetup:
+class ProcessSetup:
     """What a child works with; its first message.
 
     `trial`: a job that the bounds stop will be run elsewhere. `judging` is None where no JudgeJob will come, and
@@ -92,7 +92,7 @@ class Answer(NamedTuple):
 class _Databases:
     """The databases, with the statement that runs in reach of `interrupt`."""
 
-    def __init__(self, setup: LaneSetup) -> None:
+    def __init__(self, setup: ProcessSetup) -> None:
         self._pool = DatabasePool(setup.databases, setup.sandbox, MAX_IDLE)
         self._running: Sandbox | None = None
 
@@ -119,7 +119,7 @@ class _Databases:
 class JobRunner:
     """Runs jobs, on one thread."""
 
-    def __init__(self, setup: LaneSetup) -> None:
+    def __init__(self, setup: ProcessSetup) -> None:
         self._setup = setup
         self._databases = _Databases(setup)
         self._judge = None if setup.judging is None else self._make_judge(setup.judging)

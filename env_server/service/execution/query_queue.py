@@ -1,4 +1,4 @@
-"""One lane: a queue of jobs, and child processes that work it off.
+"""A queue of jobs, and the child processes that work it off.
 
 Everything happens in callbacks: a job is sent when it arrives or when a process becomes free, and its outcome is told
 when the answer arrives. Only starting and ending a process take a task.
@@ -15,31 +15,31 @@ from dataclasses import dataclass, field
 
 from env_server.errors import SQLEnvError
 from env_server.jobs import Job
-from env_server.service.execution.child import ChildLostError, LaneChild
-from env_server.service.execution.cpu_budget import Allowance
-from env_server.service.execution.query_process import Answer, Failure, LaneSetup, Reply
+from env_server.service.execution.child import ChildLostError, ChildProcess
+from env_server.service.execution.cpu_budget import CpuBudget
+from env_server.service.execution.query_process import Answer, Failure, ProcessSetup, Reply
 
 OVERRUN_S = 1.0
-"""A process gets this long beyond the lane's patience, and to stop a job that is not wanted any more."""
+"""A process gets this long beyond the queue's patience, and to stop a job that is not wanted any more."""
 HANDICAP_S = 0.25
 TRIES = 2
 
 logger = logging.getLogger(__name__)
 
 
-class LanesClosedError(SQLEnvError):
+class PoolClosedError(SQLEnvError):
     """The server is shutting down, so the job is not answered. Another server can."""
 
     def __init__(self) -> None:
         super().__init__("the server is shutting down; use another one")
 
 
-Outcome = Reply | LanesClosedError
+Result = Reply | PoolClosedError
 
 
 @dataclass(frozen=True, slots=True)
-class LaneStats:
-    """A lane at this moment: jobs that wait and run, processes replaced so far, process ids."""
+class QueueStats:
+    """A queue at this moment: jobs that wait and run, processes replaced so far, process ids."""
 
     waiting: int
     running: int
@@ -48,8 +48,8 @@ class LaneStats:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a process of a lane stands. `kept`: for sessions that have some of their allowance left."""
+class Slot:
+    """Where a process of a queue runs. `kept`: for sessions that have some of their CPU budget left."""
 
     niceness: int
     kept: bool = False
@@ -61,89 +61,89 @@ def _now() -> float:
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A job in a lane, and who is told its outcome: once, unless the entry is dropped."""
+    """A job in a queue, and who is told its outcome: once, unless the entry is dropped."""
 
     job: Job
-    allowance: Allowance
-    tell: Callable[[Outcome], None]
+    cpu_budget: CpuBudget
+    on_result: Callable[[Result], None]
     arrived: float = field(default_factory=_now)
     tries: int = TRIES
 
     def turn(self) -> float:
         """Return what decides who is next: the least."""
-        return self.arrived if self.allowance.left_s > 0 else self.arrived + HANDICAP_S
+        return self.arrived if self.cpu_budget.left_s > 0 else self.arrived + HANDICAP_S
 
 
-class Lane:
-    """A queue, and a worker for each place. `patience_s`: what a job may take, by the clock."""
+class QueryQueue:
+    """A queue, and a runner for each slot. `patience_s`: what a job may take, by the clock."""
 
-    def __init__(self, name: str, setup: LaneSetup, places: Sequence[Place], patience_s: float) -> None:
+    def __init__(self, name: str, setup: ProcessSetup, slots: Sequence[Slot], patience_s: float) -> None:
         self.name = name
         self.setup = setup
-        self.places = places
+        self.slots = slots
         self.patience_s = patience_s
         self.closed = True
         self.restarts = 0
         self._waiting: deque[Entry] = deque()
-        self._workers: list[_Worker] = []
+        self._runners: list[_Runner] = []
 
     @property
-    def stats(self) -> LaneStats:
-        """The lane at this moment."""
-        running = sum(worker.entry is not None for worker in self._workers)
-        pids = tuple(worker.child.pid for worker in self._workers if worker.child is not None)
-        return LaneStats(len(self._waiting), running, self.restarts, pids)
+    def stats(self) -> QueueStats:
+        """The queue at this moment."""
+        running = sum(runner.entry is not None for runner in self._runners)
+        pids = tuple(runner.child.pid for runner in self._runners if runner.child is not None)
+        return QueueStats(len(self._waiting), running, self.restarts, pids)
 
-    async def open(self, place: Place) -> None:
-        """Start one of the lane's processes. Raises ChildLostError."""
-        worker = _Worker(self, place)
-        self._workers.append(worker)
-        await worker.start()
+    async def open(self, slot: Slot) -> None:
+        """Start one of the queue's processes. Raises ChildLostError."""
+        runner = _Runner(self, slot)
+        self._runners.append(runner)
+        await runner.start()
         self.closed = False
 
     def submit(self, entry: Entry) -> None:
-        """Have a job answered when its turn comes. Raises LanesClosedError."""
+        """Have a job answered when its turn comes. Raises PoolClosedError."""
         if self.closed:
-            raise LanesClosedError
+            raise PoolClosedError
         self._waiting.append(entry)
-        for worker in self._workers:
-            if self._waiting and worker.is_free:
-                self.serve(worker)
+        for runner in self._runners:
+            if self._waiting and runner.is_free:
+                self.serve(runner)
 
     def drop(self, entry: Entry) -> None:
         """Forget a job that nobody wants any more; one that runs is stopped."""
         with suppress(ValueError):
             self._waiting.remove(entry)
-        for worker in self._workers:
-            if worker.entry is entry:
-                worker.stop()
+        for runner in self._runners:
+            if runner.entry is entry:
+                runner.stop()
 
-    def serve(self, worker: _Worker) -> None:
-        """Give a worker that is free the next job that it may take."""
-        modest_only = worker.place.kept
-        candidates = (each for each in self._waiting if not modest_only or each.allowance.left_s > 0)
+    def serve(self, runner: _Runner) -> None:
+        """Give a runner that is free the next job that it may take."""
+        modest_only = runner.slot.kept
+        candidates = (each for each in self._waiting if not modest_only or each.cpu_budget.left_s > 0)
         entry = min(candidates, key=Entry.turn, default=None)
         if entry is not None:
             self._waiting.remove(entry)
-            worker.take(entry)
+            runner.take(entry)
 
     async def aclose(self) -> None:
         """Fail all jobs and end the processes."""
         self.closed = True
         while self._waiting:
-            self._waiting.popleft().tell(LanesClosedError())
-        await asyncio.gather(*(worker.aclose() for worker in self._workers))
+            self._waiting.popleft().on_result(PoolClosedError())
+        await asyncio.gather(*(runner.aclose() for runner in self._runners))
 
 
-class _Worker:
-    """A place's process: at work, free, or being replaced."""
+class _Runner:
+    """A slot's process: at work, free, or being replaced."""
 
-    def __init__(self, lane: Lane, place: Place) -> None:
-        self.place = place
-        self.child: LaneChild | None = None
+    def __init__(self, queue: QueryQueue, slot: Slot) -> None:
+        self.slot = slot
+        self.child: ChildProcess | None = None
         self.entry: Entry | None = None
         """The job that it has."""
-        self._lane = lane
+        self._queue = queue
         self._began = 0.0
         self._dropped = False
         self._timer: asyncio.TimerHandle | None = None
@@ -156,7 +156,7 @@ class _Worker:
 
     async def start(self) -> None:
         """Start the process. Raises ChildLostError."""
-        self.child = await LaneChild.start(self._lane.setup, self.place.niceness)
+        self.child = await ChildProcess.start(self._queue.setup, self.slot.niceness)
 
     def take(self, entry: Entry) -> None:
         """Have a job answered."""
@@ -165,8 +165,8 @@ class _Worker:
             self._replace("it was lost while it was idle")
             return
         self._began = _now()
-        self._limit(self._lane.patience_s + OVERRUN_S)
-        self.child.ask(entry.job, self._told)
+        self._limit(self._queue.patience_s + OVERRUN_S)
+        self.child.ask(entry.job, self._on_answer)
 
     def stop(self) -> None:
         """Have the job's statement stopped; nobody is told its outcome."""
@@ -181,7 +181,7 @@ class _Worker:
             self._repair.cancel()
             await asyncio.wait({self._repair})
         if self.entry is not None:
-            self._finish(LanesClosedError())
+            self._finish(PoolClosedError())
             if self.child is not None:
                 self.child.kill()
         await self._end()
@@ -195,41 +195,41 @@ class _Worker:
             self._timer.cancel()
             self._timer = None
 
-    def _told(self, answer: Answer | ChildLostError) -> None:
+    def _on_answer(self, answer: Answer | ChildLostError) -> None:
         """Hand an answer on, and take the next job at once."""
         assert self.entry is not None
         if isinstance(answer, ChildLostError):
             self.entry.tries -= 1
             self._replace(str(answer))
             return
-        self.entry.allowance.charge(answer.cpu_s)
+        self.entry.cpu_budget.charge(answer.cpu_s)
         self._finish(answer.reply)
         self._go_on()
 
     def _overran(self) -> None:
         assert self.entry is not None
         assert self.child is not None
-        self.entry.allowance.charge(_now() - self._began)
+        self.entry.cpu_budget.charge(_now() - self._began)
         self._finish(self._overrun())
         self.child.kill()
-        self._replace(f"it did not answer within {self._lane.patience_s + OVERRUN_S:g} s, or did not stop")
+        self._replace(f"it did not answer within {self._queue.patience_s + OVERRUN_S:g} s, or did not stop")
 
     def _overrun(self) -> Failure | None:
-        if self._lane.setup.trial:
+        if self._queue.setup.trial:
             return None
-        message = f"the query takes longer than {self._lane.patience_s:g} s"
+        message = f"the query takes longer than {self._queue.patience_s:g} s"
         return Failure("budget", message, deterministic=False)
 
-    def _finish(self, outcome: Outcome) -> None:
+    def _finish(self, outcome: Result) -> None:
         """Be done with the job."""
         self._unlimit()
         entry, self.entry = self.entry, None
         if entry is not None and not self._dropped:
-            entry.tell(outcome)
+            entry.on_result(outcome)
 
     def _go_on(self) -> None:
-        if self.is_free and not self._lane.closed:
-            self._lane.serve(self)
+        if self.is_free and not self._queue.closed:
+            self._queue.serve(self)
 
     def _replace(self, reason: str) -> None:
         """Clear away a process that has ended, or will, and start another one; then go on with the job, if any."""
@@ -241,14 +241,14 @@ class _Worker:
             if self.child is not None:
                 pid = self.child.pid
                 await self._end()
-                self._lane.restarts += 1
-                logger.warning("process %d of the %s lane is replaced: %s", pid, self._lane.name, reason)
+                self._queue.restarts += 1
+                logger.warning("process %d of the %s queue is replaced: %s", pid, self._queue.name, reason)
             self._give_up_in_time()
             while self.child is None:
                 try:
                     await self.start()
                 except ChildLostError as error:
-                    logger.error("the %s lane has no process: %s", self._lane.name, error)
+                    logger.error("the %s queue has no process: %s", self._queue.name, error)
                     if self.entry is not None:
                         self.entry.tries -= 1
                     self._give_up_in_time()

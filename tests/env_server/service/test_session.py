@@ -14,7 +14,7 @@ from env_server.episodes import Episodes
 from env_server.errors import SQLError
 from env_server.jobs import Job, QueryJob
 from env_server.judging.verdict import Judgement
-from env_server.service.execution.cpu_budget import Allowance
+from env_server.service.execution.cpu_budget import CpuBudget
 from env_server.service.execution.databases import ServiceDatabases, SessionJobs
 from env_server.service.session import Session
 from env_server.settings import EnvSettings
@@ -35,7 +35,7 @@ class Lane:
         self.open = asyncio.Event()
         self.asked: list[Job] = []
 
-    async def run(self, job: Job, allowance: Allowance) -> QueryResult | Judgement:
+    async def run(self, job: Job, cpu_budget: CpuBudget) -> QueryResult | Judgement:
         self.asked.append(job)
         await self.open.wait()
         if isinstance(job, QueryJob):
@@ -78,7 +78,7 @@ def new_session(pets: Dataset, lane: Lane, ledger: Ledger) -> Iterator[NewSessio
 
     def make(answer_mode: AnswerMode = AnswerMode.VALUE) -> Session:
         episodes = Episodes(pets, databases.schema, SETTINGS, answer_mode)
-        session = Session(episodes, SessionJobs(databases, lane.run, Allowance()), ledger)
+        session = Session(episodes, SessionJobs(databases, lane.run, CpuBudget()), ledger)
         assert reply(session.answer('{"type": "reset", "data": {"question_id": "cats"}}'))["type"] == "observation"
         return session
 

@@ -164,14 +164,14 @@ async def test_who_gives_up_waiting_leaves_the_queue(serve: Serve) -> None:
 
 async def test_a_client_that_goes_frees_its_place_and_its_query(serve: Serve) -> None:
     server = serve(max_sessions=1)
-    stats = server.service.lanes.stats
+    stats = server.service.query_pool.stats
     client = await connect(server.ws)
     await ask(client, reset())
     await client.send(json.dumps(step("QUERY", SLOW)))
-    await until(lambda: any(lane.running for lane in server.service.lanes.stats.values()))
+    await until(lambda: any(queue.running for queue in server.service.query_pool.stats.values()))
     client.transport.abort()
     await until(lambda: server.capacity.active() == 0)
-    await until(lambda: not any(lane.running for lane in server.service.lanes.stats.values()))
+    await until(lambda: not any(queue.running for queue in server.service.query_pool.stats.values()))
     assert stats
 
 
@@ -217,7 +217,7 @@ async def test_after_the_grace_period_the_rest_is_closed(serve: Serve) -> None:
     async with connect(server.ws) as client:
         await ask(client, reset())
         await client.send(json.dumps(step("QUERY", SLOW)))
-        await until(lambda: any(lane.running for lane in server.service.lanes.stats.values()))
+        await until(lambda: any(queue.running for queue in server.service.query_pool.stats.values()))
         await asyncio.to_thread(server.call, server.service.drain)
         assert (await answer(client))["data"]["code"] == "SESSION_ERROR"
     assert server.capacity.active() == 0

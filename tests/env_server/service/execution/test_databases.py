@@ -1,4 +1,4 @@
-"""Every way gives the same answer: at once, from the cache, or from a lane."""
+"""Every way gives the same answer: at once, from the cache, or from a queue."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from env_server.jobs import Job, JudgeJob, QueryJob
 from env_server.judging.verdict import Judgement
 from env_server.outcomes import ActionOutcome, query_outcome
 from env_server.service.execution import databases as service_databases
-from env_server.service.execution.cpu_budget import FREE_S, Allowance
+from env_server.service.execution.cpu_budget import FREE_S, CpuBudget
 from env_server.service.execution.databases import (
     TRIAL_DATABASE_BYTES,
     OutcomeCache,
-    RunInLane,
+    RunInPool,
     ServiceDatabases,
     SessionJobs,
 )
@@ -73,13 +73,13 @@ def pool(pets: Dataset) -> Iterator[DatabasePool]:
 
 @pytest.fixture
 def jobs(worker: ServiceDatabases, pool: DatabasePool) -> SessionJobs:
-    return SessionJobs(worker, lane_of(pool), Allowance())
+    return SessionJobs(worker, lane_of(pool), CpuBudget())
 
 
-def lane_of(pool: DatabasePool) -> RunInLane:
-    """A lane in this thread."""
+def lane_of(pool: DatabasePool) -> RunInPool:
+    """A queue in this thread."""
 
-    async def run(job: Job, allowance: Allowance) -> QueryResult | Judgement:
+    async def run(job: Job, cpu_budget: CpuBudget) -> QueryResult | Judgement:
         assert isinstance(job, QueryJob)
         return pool.query(job.db_id, job.sql, job.max_rows)
 
@@ -106,20 +106,20 @@ def test_what_an_agent_asks_is_answered_at_once(jobs: SessionJobs, pool: Databas
 @pytest.mark.parametrize("sql", WITH_A_LANE)
 async def test_what_could_take_longer_is_for_a_lane(jobs: SessionJobs, pool: DatabasePool, sql: str) -> None:
     assert jobs.at_once(query(sql)) is None
-    assert await jobs.in_lane(query(sql)) == (expected(pool, sql), "lane")
+    assert await jobs.in_pool(query(sql)) == (expected(pool, sql), "lane")
     assert jobs.at_once(query(sql)) == (expected(pool, sql), "cached")
 
 
 async def test_who_has_used_up_the_allowance_is_not_tried(worker: ServiceDatabases, pool: DatabasePool) -> None:
-    allowance = Allowance()
-    greedy, modest = (SessionJobs(worker, lane_of(pool), each) for each in (allowance, Allowance()))
-    allowance.charge(1.0)
+    cpu_budget = CpuBudget()
+    greedy, modest = (SessionJobs(worker, lane_of(pool), each) for each in (cpu_budget, CpuBudget()))
+    cpu_budget.charge(1.0)
     assert greedy.at_once(query(AT_ONCE[0])) is None
     done = modest.at_once(query(AT_ONCE[0]))
     assert done is not None
-    assert done.way == "inline"
+    assert done.route == "inline"
     assert greedy.at_once(query(AT_ONCE[0])) == (done.outcome, "cached"), "what is remembered costs nobody anything"
-    assert await greedy.in_lane(query(AT_ONCE[0])) == (done.outcome, "lane")
+    assert await greedy.in_pool(query(AT_ONCE[0])) == (done.outcome, "lane")
 
 
 def test_what_differs_in_numbers_alone_from_a_long_statement_is_not_tried(
@@ -152,14 +152,14 @@ def test_what_differs_in_numbers_alone_from_a_long_statement_is_not_tried(
 def test_what_an_attempt_costs_is_charged_whether_it_ends_or_not(
     worker: ServiceDatabases, pool: DatabasePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    allowance = Allowance(clock=lambda: 0.0)
-    jobs = SessionJobs(worker, lane_of(pool), allowance)
-    left = [allowance.left_s]
+    cpu_budget = CpuBudget(clock=lambda: 0.0)
+    jobs = SessionJobs(worker, lane_of(pool), cpu_budget)
+    left = [cpu_budget.left_s]
     for sql, cost in ((AT_ONCE[0], FREE_S / 2), (AT_ONCE[1], 0.002), (AT_ONCE[4], 0.002), (WITH_A_LANE[1], 0.002)):
         clock = SimpleNamespace(thread_time=iter((5.0, 5.0 + cost)).__next__)
         monkeypatch.setattr("env_server.service.execution.databases.time", clock)
         jobs.at_once(query(sql))
-        left.append(allowance.left_s)
+        left.append(cpu_budget.left_s)
     charged = [before - after for before, after in pairwise(left)]
     assert charged == pytest.approx([0.0, 0.002, 0.002, 0.002])
 
@@ -167,11 +167,11 @@ def test_what_an_attempt_costs_is_charged_whether_it_ends_or_not(
 async def test_what_a_clock_decided_is_not_remembered(worker: ServiceDatabases) -> None:
     late = SQLError("budget", "the query takes longer than 5 s", deterministic=False)
 
-    async def slow(job: Job, allowance: Allowance) -> QueryResult | Judgement:
+    async def slow(job: Job, cpu_budget: CpuBudget) -> QueryResult | Judgement:
         raise late
 
-    jobs = SessionJobs(worker, slow, Allowance())
-    assert await jobs.in_lane(query(WITH_A_LANE[0])) == (query_outcome(late, SETTINGS.display), "lane")
+    jobs = SessionJobs(worker, slow, CpuBudget())
+    assert await jobs.in_pool(query(WITH_A_LANE[0])) == (query_outcome(late, SETTINGS.display), "lane")
     assert jobs.at_once(query(WITH_A_LANE[0])) is None
     assert len(worker.outcomes) == 0
 
@@ -212,18 +212,18 @@ async def test_a_verdict_is_for_a_lane_and_without_one_there_is_an_error(
 ) -> None:
     job = JudgeJob(pets.question("cats"), "SELECT 2")
 
-    async def judge(asked: Job, allowance: Allowance) -> QueryResult | Judgement:
+    async def judge(asked: Job, cpu_budget: CpuBudget) -> QueryResult | Judgement:
         assert asked == job
         return Judgement(True, "equal")
 
-    async def lost(asked: Job, allowance: Allowance) -> QueryResult | Judgement:
+    async def lost(asked: Job, cpu_budget: CpuBudget) -> QueryResult | Judgement:
         raise SQLError("runtime", "the process was lost", deterministic=False)
 
-    jobs = SessionJobs(worker, judge, Allowance())
+    jobs = SessionJobs(worker, judge, CpuBudget())
     assert jobs.at_once(job) is None
-    assert await jobs.in_lane(job) == (Judgement(True, "equal"), "lane")
+    assert await jobs.in_pool(job) == (Judgement(True, "equal"), "lane")
     with pytest.raises(SQLError, match="lost"):
-        await SessionJobs(worker, lost, Allowance()).in_lane(job)
+        await SessionJobs(worker, lost, CpuBudget()).in_pool(job)
 
 
 def shown(text: str) -> ActionOutcome:

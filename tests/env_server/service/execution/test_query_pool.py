@@ -1,4 +1,4 @@
-"""Lanes with real child processes: answers, order, cancelling, lost processes, closing; on both event loops."""
+"""QueryPool with real child processes: answers, order, cancelling, lost processes, closing; on both event loops."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from env_server.jobs import JudgeJob, QueryJob
 from env_server.judging.verdict import Judgement
 from env_server.service.execution import child as lane_child
 from env_server.service.execution import query_pool as lanes
-from env_server.service.execution import query_queue as lane
-from env_server.service.execution.child import ChildLostError, LaneChild
-from env_server.service.execution.cpu_budget import LEAST_S, Allowance
-from env_server.service.execution.query_pool import Lanes, LanesClosedError
+from env_server.service.execution import query_queue as queue
+from env_server.service.execution.child import ChildLostError, ChildProcess
+from env_server.service.execution.cpu_budget import LEAST_S, CpuBudget
+from env_server.service.execution.query_pool import PoolClosedError, QueryPool
 from env_server.settings import EnvSettings, SandboxSettings
 from env_server.sql.pool import DatabasePool
 from env_server.sql.sandbox import QueryResult
@@ -38,9 +38,9 @@ Run = Callable[[Coroutine[Any, Any, T]], T]
 SETTINGS = EnvSettings(sandbox=SandboxSettings(vm_steps=4_000_000, deadline_s=60))
 COUNTED = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT {}) SELECT {} FROM n"
 LONG = COUNTED.format(200_000, "count(*)")
-"""More than the medium lane allows, and a tenth of a second of the slow one."""
+"""More than the medium queue allows, and a tenth of a second of the slow one."""
 ENDLESS = COUNTED.format(10**9, "max(CASE WHEN i < 100000 THEN i ELSE hex(zeroblob(400000) || i) END)")
-"""More steps than the medium lane allows, soon; then minutes of slow ones."""
+"""More steps than the medium queue allows, soon; then minutes of slow ones."""
 
 
 def loop_factory(name: str) -> Callable[[], asyncio.AbstractEventLoop]:
@@ -58,8 +58,8 @@ def runner(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner]:
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a crowded machine, the slow lane's process may wait for more than a second until it can stop a statement."""
-    monkeypatch.setattr(lane, "OVERRUN_S", 60.0)
+    """On a crowded machine, the slow queue's process may wait for more than a second until it can stop a statement."""
+    monkeypatch.setattr(queue, "OVERRUN_S", 60.0)
 
 
 @pytest.fixture(scope="module")
@@ -76,15 +76,15 @@ def databases(pets: Dataset, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 @pytest.fixture(scope="module")
 def shared(
     runner: asyncio.Runner, databases: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Lanes]:
-    """Lanes that the tests share, since starting processes takes time."""
-    both = Lanes(databases, SETTINGS, AnswerMode.VALUE, tmp_path_factory.mktemp("cache"))
+) -> Iterator[QueryPool]:
+    """QueryPool that the tests share, since starting processes takes time."""
+    both = QueryPool(databases, SETTINGS, AnswerMode.VALUE, tmp_path_factory.mktemp("cache"))
     runner.run(both.start())
     yield both
     runner.run(both.aclose())
 
 
-async def outcome(lanes: Lanes, job: QueryJob) -> object:
+async def outcome(lanes: QueryPool, job: QueryJob) -> object:
     try:
         return await lanes.run(job)
     except SQLEnvError as error:
@@ -104,8 +104,8 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-async def long_answer(lanes: Lanes) -> bool:
-    """Tell whether the slow lane answers as it should."""
+async def long_answer(lanes: QueryPool) -> bool:
+    """Tell whether the slow queue answers as it should."""
     async with asyncio.timeout(60):
         return (await lanes.run(QueryJob("pets", LONG, 5))).rows == ((200_000,),)
 
@@ -119,7 +119,7 @@ def vanished(pid: int) -> bool:
     return False
 
 
-def every_pid(both: Lanes) -> list[int]:
+def every_pid(both: QueryPool) -> list[int]:
     return [pid for stats in both.stats.values() for pid in stats.pids]
 
 
@@ -142,7 +142,7 @@ def test_a_child_bounds_its_memory(runner: asyncio.Runner, databases: dict[str, 
 
 
 def test_answers_errors_and_costs_are_those_of_a_pool(
-    runner: asyncio.Runner, shared: Lanes, databases: dict[str, Path]
+    runner: asyncio.Runner, shared: QueryPool, databases: dict[str, Path]
 ) -> None:
     jobs = [
         QueryJob("pets", sql, 3)
@@ -157,7 +157,7 @@ def test_answers_errors_and_costs_are_those_of_a_pool(
             "SELECT zeroblob(2000000)",
             "",
             LONG,
-            COUNTED.format(50_000, "i"),  # its rows fit the medium lane, counting them does not
+            COUNTED.format(50_000, "i"),  # its rows fit the medium queue, counting them does not
             COUNTED.format(150_000, "i"),
             COUNTED.format(-1, "i"),  # they cannot be counted at all
             COUNTED.format(-1, "count(*)"),
@@ -189,7 +189,7 @@ def test_answers_errors_and_costs_are_those_of_a_pool(
     assert any(isinstance(each, QueryResult) and each.row_count is None for each in found)
 
 
-def test_hundreds_of_jobs_are_answered_once_each_and_in_order(runner: asyncio.Runner, shared: Lanes) -> None:
+def test_hundreds_of_jobs_are_answered_once_each_and_in_order(runner: asyncio.Runner, shared: QueryPool) -> None:
     answered: list[int] = []
 
     async def ask(number: int) -> bool:
@@ -204,7 +204,7 @@ def test_hundreds_of_jobs_are_answered_once_each_and_in_order(runner: asyncio.Ru
     assert answered == list(range(200))
 
 
-def test_hostile_queries_hold_up_no_medium_one(runner: asyncio.Runner, shared: Lanes) -> None:
+def test_hostile_queries_hold_up_no_medium_one(runner: asyncio.Runner, shared: QueryPool) -> None:
     async def scenario() -> None:
         hostile = [asyncio.create_task(shared.run(QueryJob("pets", f"{ENDLESS} -- {n}", 5))) for n in range(4)]
         await until(lambda: shared.stats["slow"].running + shared.stats["slow"].waiting == 4)
@@ -223,40 +223,40 @@ def test_hostile_queries_hold_up_no_medium_one(runner: asyncio.Runner, shared: L
 # --- cancelling ----------------------------------------------------------------------------------------------
 
 
-def test_who_has_used_up_the_allowance_comes_last(runner: asyncio.Runner, shared: Lanes) -> None:
+def test_who_has_used_up_the_allowance_comes_last(runner: asyncio.Runner, shared: QueryPool) -> None:
     async def play() -> list[str]:
         order: list[str] = []
 
-        async def ask(name: str, allowance: Allowance) -> None:
-            await shared.run(QueryJob("pets", f"SELECT '{name}'", 20), allowance)
+        async def ask(name: str, cpu_budget: CpuBudget) -> None:
+            await shared.run(QueryJob("pets", f"SELECT '{name}'", 20), cpu_budget)
             order.append(name)
 
-        greedy = Allowance()
+        greedy = CpuBudget()
         greedy.charge(-LEAST_S + greedy.left_s)
         first = asyncio.ensure_future(outcome(shared, QueryJob("pets", LONG, 20)))
         await until(lambda: shared.stats["medium"].running == 1)
-        waiting = [asyncio.ensure_future(ask("greedy", greedy)), asyncio.ensure_future(ask("modest", Allowance()))]
+        waiting = [asyncio.ensure_future(ask("greedy", greedy)), asyncio.ensure_future(ask("modest", CpuBudget()))]
         await asyncio.gather(first, *waiting)
         return order
 
     assert runner.run(play()) == ["modest", "greedy"]
 
 
-def test_what_a_job_takes_is_charged(runner: asyncio.Runner, shared: Lanes) -> None:
-    allowance = Allowance(clock=lambda: 0.0)
-    before = allowance.left_s
-    runner.run(shared.run(QueryJob("pets", "SELECT 'free'", 20), allowance))
-    assert allowance.left_s == before
-    runner.run(shared.run(QueryJob("pets", LONG, 20), allowance))
-    assert allowance.left_s < before
+def test_what_a_job_takes_is_charged(runner: asyncio.Runner, shared: QueryPool) -> None:
+    cpu_budget = CpuBudget(clock=lambda: 0.0)
+    before = cpu_budget.left_s
+    runner.run(shared.run(QueryJob("pets", "SELECT 'free'", 20), cpu_budget))
+    assert cpu_budget.left_s == before
+    runner.run(shared.run(QueryJob("pets", LONG, 20), cpu_budget))
+    assert cpu_budget.left_s < before
 
 
 def test_half_of_the_processes_are_kept_for_those_who_have_some_left(
     runner: asyncio.Runner, databases: dict[str, Path], tmp_path: Path
 ) -> None:
     async def play() -> None:
-        async with Lanes(databases, SETTINGS, AnswerMode.VALUE, tmp_path, (2, 1)) as lanes:
-            greedy = Allowance(clock=lambda: 0.0)
+        async with QueryPool(databases, SETTINGS, AnswerMode.VALUE, tmp_path, (2, 1)) as lanes:
+            greedy = CpuBudget(clock=lambda: 0.0)
             greedy.charge(1.0)
             jobs = [asyncio.ensure_future(lanes.run(QueryJob("pets", f"{LONG} -- {n}", 5), greedy)) for n in range(6)]
             most = 0
@@ -264,7 +264,7 @@ def test_half_of_the_processes_are_kept_for_those_who_have_some_left(
                 most = max(most, lanes.stats["medium"].running)
                 await asyncio.sleep(0.001)
             assert most == 1
-            modest = [lanes.run(QueryJob("pets", f"{LONG} -- modest {n}", 5), Allowance()) for n in range(6)]
+            modest = [lanes.run(QueryJob("pets", f"{LONG} -- modest {n}", 5), CpuBudget()) for n in range(6)]
             both = asyncio.gather(*modest)
             while not both.done():
                 most = max(most, lanes.stats["medium"].running)
@@ -275,7 +275,7 @@ def test_half_of_the_processes_are_kept_for_those_who_have_some_left(
 
 
 def test_cancelling_stops_the_statement_and_its_process_takes_the_next_job(
-    runner: asyncio.Runner, shared: Lanes
+    runner: asyncio.Runner, shared: QueryPool
 ) -> None:
     async def scenario() -> None:
         before = shared.stats
@@ -294,7 +294,7 @@ def test_cancelling_stops_the_statement_and_its_process_takes_the_next_job(
     runner.run(scenario())
 
 
-def test_the_same_job_runs_once_for_all_who_ask_for_it(runner: asyncio.Runner, shared: Lanes) -> None:
+def test_the_same_job_runs_once_for_all_who_ask_for_it(runner: asyncio.Runner, shared: QueryPool) -> None:
     async def scenario() -> None:
         (pid,) = shared.stats["medium"].pids
         os.kill(pid, signal.SIGSTOP)
@@ -311,7 +311,7 @@ def test_the_same_job_runs_once_for_all_who_ask_for_it(runner: asyncio.Runner, s
     runner.run(scenario())
 
 
-def test_an_error_is_told_to_all_who_wait_for_it(runner: asyncio.Runner, shared: Lanes) -> None:
+def test_an_error_is_told_to_all_who_wait_for_it(runner: asyncio.Runner, shared: QueryPool) -> None:
     async def scenario() -> None:
         job = QueryJob("pets", "SELECT nothing FROM pets", 5)
         outcomes = await asyncio.gather(*(outcome(shared, job) for _ in range(4)))
@@ -321,7 +321,7 @@ def test_an_error_is_told_to_all_who_wait_for_it(runner: asyncio.Runner, shared:
     runner.run(scenario())
 
 
-def test_a_cancelled_job_that_waits_is_never_run(runner: asyncio.Runner, shared: Lanes) -> None:
+def test_a_cancelled_job_that_waits_is_never_run(runner: asyncio.Runner, shared: QueryPool) -> None:
     async def scenario() -> None:
         (pid,) = shared.stats["medium"].pids
         os.kill(pid, signal.SIGSTOP)
@@ -338,9 +338,9 @@ def test_a_cancelled_job_that_waits_is_never_run(runner: asyncio.Runner, shared:
 
 
 def test_a_process_that_does_not_stop_is_replaced(
-    runner: asyncio.Runner, shared: Lanes, monkeypatch: pytest.MonkeyPatch
+    runner: asyncio.Runner, shared: QueryPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lane, "OVERRUN_S", 0.05)
+    monkeypatch.setattr(queue, "OVERRUN_S", 0.05)
 
     async def scenario() -> None:
         before = shared.stats["slow"]
@@ -359,11 +359,11 @@ def test_a_process_that_does_not_stop_is_replaced(
 def test_a_process_that_overruns_is_replaced_and_its_job_fails_or_moves_on(
     runner: asyncio.Runner, databases: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lane, "OVERRUN_S", 0.2)
+    monkeypatch.setattr(queue, "OVERRUN_S", 0.2)
     settings = EnvSettings(sandbox=SandboxSettings(deadline_s=0.1))
 
     async def scenario() -> None:
-        async with Lanes(databases, settings, AnswerMode.VALUE, tmp_path) as both:
+        async with QueryPool(databases, settings, AnswerMode.VALUE, tmp_path) as both:
             os.kill(both.stats["medium"].pids[0], signal.SIGSTOP)
             assert (await both.run(QueryJob("pets", "SELECT 1", 5))).rows == ((1,),)
             os.kill(both.stats["slow"].pids[0], signal.SIGSTOP)
@@ -378,7 +378,7 @@ def test_a_process_that_overruns_is_replaced_and_its_job_fails_or_moves_on(
 # --- lost processes ------------------------------------------------------------------------------------------
 
 
-def test_a_job_whose_process_is_lost_is_answered_by_the_next_one(runner: asyncio.Runner, shared: Lanes) -> None:
+def test_a_job_whose_process_is_lost_is_answered_by_the_next_one(runner: asyncio.Runner, shared: QueryPool) -> None:
     async def scenario() -> None:
         before = shared.stats["slow"]
         os.kill(before.pids[0], signal.SIGSTOP)
@@ -393,7 +393,7 @@ def test_a_job_whose_process_is_lost_is_answered_by_the_next_one(runner: asyncio
 
 
 def test_a_job_that_loses_two_processes_fails_and_the_next_one_is_answered(
-    runner: asyncio.Runner, shared: Lanes
+    runner: asyncio.Runner, shared: QueryPool
 ) -> None:
     async def scenario() -> None:
         before = shared.stats["slow"]
@@ -411,7 +411,7 @@ def test_a_job_that_loses_two_processes_fails_and_the_next_one_is_answered(
     runner.run(scenario())
 
 
-def test_a_process_that_is_lost_while_idle_costs_no_job(runner: asyncio.Runner, shared: Lanes) -> None:
+def test_a_process_that_is_lost_while_idle_costs_no_job(runner: asyncio.Runner, shared: QueryPool) -> None:
     async def scenario() -> None:
         before = shared.stats["medium"]
         os.kill(before.pids[0], signal.SIGKILL)
@@ -422,7 +422,7 @@ def test_a_process_that_is_lost_while_idle_costs_no_job(runner: asyncio.Runner, 
     runner.run(scenario())
 
 
-def test_cancelling_a_job_whose_process_was_just_killed_is_no_trouble(runner: asyncio.Runner, shared: Lanes) -> None:
+def test_cancelling_a_job_whose_process_was_killed_is_no_trouble(runner: asyncio.Runner, shared: QueryPool) -> None:
     async def scenario() -> None:
         task = asyncio.create_task(shared.run(QueryJob("pets", ENDLESS, 5)))
         await until(lambda: shared.stats["slow"].running == 1)
@@ -436,7 +436,7 @@ def test_cancelling_a_job_whose_process_was_just_killed_is_no_trouble(runner: as
 
 
 def test_a_lane_without_a_process_fails_its_jobs_and_recovers(
-    runner: asyncio.Runner, shared: Lanes, monkeypatch: pytest.MonkeyPatch
+    runner: asyncio.Runner, shared: QueryPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
         with monkeypatch.context() as patch:
@@ -451,7 +451,7 @@ def test_a_lane_without_a_process_fails_its_jobs_and_recovers(
     runner.run(scenario())
 
 
-def test_signals_to_the_group_are_the_servers_alone(runner: asyncio.Runner, shared: Lanes) -> None:
+def test_signals_to_the_group_are_the_servers_alone(runner: asyncio.Runner, shared: QueryPool) -> None:
     before = shared.stats
     for pid in every_pid(shared):
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -467,7 +467,7 @@ def test_closing_fails_what_waits_and_runs_and_leaves_nothing(
     runner: asyncio.Runner, databases: dict[str, Path], tmp_path: Path
 ) -> None:
     async def scenario() -> tuple[list[object], list[int]]:
-        both = Lanes(databases, SETTINGS, AnswerMode.VALUE, tmp_path, sizes=(2, 1))
+        both = QueryPool(databases, SETTINGS, AnswerMode.VALUE, tmp_path, sizes=(2, 1))
         await both.start()
         tasks = [asyncio.create_task(outcome(both, QueryJob("pets", f"{ENDLESS} -- {n}", 5))) for n in range(3)]
         await until(lambda: (both.stats["slow"].running, both.stats["slow"].waiting) == (1, 2))
@@ -475,13 +475,13 @@ def test_closing_fails_what_waits_and_runs_and_leaves_nothing(
         await both.aclose()
         assert every_pid(both) == []
         await both.aclose()
-        with pytest.raises(LanesClosedError):
+        with pytest.raises(PoolClosedError):
             await both.run(QueryJob("pets", "SELECT 1", 5))
         return [await task for task in tasks], pids
 
     before = sorted(Path("/proc/self/fd").iterdir())
     outcomes, pids = runner.run(scenario())
-    assert outcomes == [(LanesClosedError, str(LanesClosedError()))] * 3
+    assert outcomes == [(PoolClosedError, str(PoolClosedError()))] * 3
     assert len(pids) == 3
     assert all(map(vanished, pids))
     assert sorted(Path("/proc/self/fd").iterdir()) == before
@@ -491,10 +491,10 @@ def test_processes_that_are_idle_end_by_themselves(
     runner: asyncio.Runner, databases: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed: list[int] = []
-    monkeypatch.setattr(LaneChild, "kill", lambda child: killed.append(child.pid))
+    monkeypatch.setattr(ChildProcess, "kill", lambda child: killed.append(child.pid))
 
     async def scenario() -> None:
-        async with Lanes(databases, SETTINGS, AnswerMode.VALUE, tmp_path) as both:
+        async with QueryPool(databases, SETTINGS, AnswerMode.VALUE, tmp_path) as both:
             niceness = [os.getpriority(os.PRIO_PROCESS, pid) for pid in (os.getpid(), *every_pid(both))]
             assert niceness[0] < niceness[1] < niceness[2]
             assert await long_answer(both)
@@ -506,18 +506,18 @@ def test_processes_that_are_idle_end_by_themselves(
 def test_a_start_that_fails_says_so_and_leaves_nothing(
     runner: asyncio.Runner, databases: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The slow lane's process does not start; the medium one's, of another niceness, does.
+    # The slow queue's process does not start; the medium one's, of another niceness, does.
     program = f"import sys; sys.argv[1] == '{lanes.NICENESS}' or sys.exit(3); {lane_child._PROGRAM}"
     monkeypatch.setattr(lane_child, "_PROGRAM", program)
     ended: list[int] = []
-    end = LaneChild.end
+    end = ChildProcess.end
 
-    async def recorded_end(child: LaneChild) -> None:
+    async def recorded_end(child: ChildProcess) -> None:
         ended.append(child.pid)
         await end(child)
 
-    monkeypatch.setattr(LaneChild, "end", recorded_end)
-    both = Lanes(databases, SETTINGS, AnswerMode.VALUE, tmp_path)
+    monkeypatch.setattr(ChildProcess, "end", recorded_end)
+    both = QueryPool(databases, SETTINGS, AnswerMode.VALUE, tmp_path)
     with pytest.raises(ChildLostError, match="standard error"):
         runner.run(both.start())
     assert len(ended) == 2
@@ -529,13 +529,13 @@ _SERVER = """
 import asyncio, sys
 from pathlib import Path
 from env_server.jobs import QueryJob
-from env_server.service.execution.query_pool import Lanes
+from env_server.service.execution.query_pool import QueryPool
 from env_server.settings import EnvSettings, SandboxSettings
 from env_server.types import AnswerMode
 
 async def main(database, cache, sql):
     settings = EnvSettings(sandbox=SandboxSettings(deadline_s=60))
-    async with Lanes({"pets": Path(database)}, settings, AnswerMode.VALUE, Path(cache)) as lanes:
+    async with QueryPool({"pets": Path(database)}, settings, AnswerMode.VALUE, Path(cache)) as lanes:
         task = asyncio.create_task(lanes.run(QueryJob("pets", sql, 5)))
         while not lanes.stats["slow"].running:
             await asyncio.sleep(0)
@@ -584,7 +584,7 @@ def test_verdicts_are_those_of_the_judge_and_only_right_queries_reach_its_lane(
     jobs = [JudgeJob(pets.question(question_id), answer) for question_id, answer in answers]
 
     async def verdicts() -> list[Judgement]:
-        async with Lanes(pets.databases, SETTINGS, AnswerMode.SQL, tmp_path / "lanes") as three:
+        async with QueryPool(pets.databases, SETTINGS, AnswerMode.SQL, tmp_path / "lanes") as three:
             assert list(three.stats) == ["medium", "slow", "judge"]
             # A judge that is stopped shows what does without it.
             (judge,) = three.stats["judge"].pids
@@ -604,7 +604,7 @@ def test_verdicts_are_those_of_the_judge_and_only_right_queries_reach_its_lane(
     pool.close()
 
 
-def test_lanes_for_typed_answers_have_no_judge(runner: asyncio.Runner, shared: Lanes, pets: Dataset) -> None:
+def test_lanes_for_typed_answers_have_no_judge(runner: asyncio.Runner, shared: QueryPool, pets: Dataset) -> None:
     assert list(shared.stats) == ["medium", "slow"]
     with pytest.raises(DataError, match="does not judge"):
         runner.run(shared.run(JudgeJob(pets.question("cats"), "SELECT 2")))

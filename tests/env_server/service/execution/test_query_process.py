@@ -1,4 +1,4 @@
-"""A lane's child: what it answers, on trial and not, and how it listens while it works."""
+"""A queue's child: what it answers, on trial and not, and how it listens while it works."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from env_server.service.execution.query_process import (
     Answer,
     Failure,
     JobRunner,
-    LaneSetup,
+    ProcessSetup,
     Reply,
     frame,
 )
@@ -36,8 +36,8 @@ HASTY = SandboxSettings(vm_steps=10**15, deadline_s=0.02)
 FRUGAL = SandboxSettings(vm_steps=20_000)
 
 
-def setup(pets: Dataset, sandbox: SandboxSettings, *, trial: bool = False) -> LaneSetup:
-    return LaneSetup(dict(pets.databases), sandbox, trial, JudgingSettings())
+def setup(pets: Dataset, sandbox: SandboxSettings, *, trial: bool = False) -> ProcessSetup:
+    return ProcessSetup(dict(pets.databases), sandbox, trial, JudgingSettings())
 
 
 def query(sql: str) -> QueryJob:
@@ -116,7 +116,7 @@ def test_a_failure_becomes_the_error_that_it_was(pets: Dataset, tmp_path: Path) 
     error = Failure("budget", "too long", deterministic=False).error()
     assert isinstance(error, SQLError)
     assert (error.kind, error.message, error.deterministic) == ("budget", "too long", False)
-    missing = JobRunner(LaneSetup({"gone": tmp_path / "gone.sqlite"}, PATIENT)).run(QueryJob("gone", "SELECT 1", 1))
+    missing = JobRunner(ProcessSetup({"gone": tmp_path / "gone.sqlite"}, PATIENT)).run(QueryJob("gone", "SELECT 1", 1))
     assert isinstance(missing, Failure)
     assert isinstance(missing.error(), DataError)
     assert "gone.sqlite cannot be opened" in str(missing.error())
@@ -149,12 +149,12 @@ class Child:
 
 
 @contextmanager
-def started(lane: LaneSetup, program: str = "") -> Iterator[Child]:
+def started(queue: ProcessSetup, program: str = "") -> Iterator[Child]:
     code = program + "\nfrom env_server.service.execution.query_process import main; main()"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         try:
             child = Child(process)
-            child.send(lane)
+            child.send(queue)
             assert child.receive() == READY
             yield child
         finally:
