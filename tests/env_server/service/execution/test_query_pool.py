@@ -128,7 +128,7 @@ def test_a_child_bounds_its_memory(runner: asyncio.Runner, databases: dict[str, 
     many = f"SELECT {', '.join(['hex(zeroblob(400000))'] * 40)}"
 
     async def run() -> object:
-        both = Lanes(databases, EnvSettings(sandbox=sandbox), AnswerMode.VALUE, tmp_path)
+        both = QueryPool(databases, EnvSettings(sandbox=sandbox), AnswerMode.VALUE, tmp_path)
         await both.start()
         try:
             return await outcome(both, QueryJob("pets", many, 1))
