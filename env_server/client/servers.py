@@ -1,9 +1,9 @@
 """Which environment servers there are, and which one the next session goes to. No I/O but `look_up`.
 
 A URL names one server, or several: a host name with several addresses of one kind stands for as many servers.
-`ServerBoard` spreads sessions by what this process has in flight on each. A server that fails rests, longer after
-each failure, at random within bounds so that clients do not come back in step; when its rest is over, one session
-tries it before others follow.
+`ServerBoard` spreads sessions by what this process has in flight on each. A server that fails is left alone for a
+while, an exponential backoff with jitter, so that clients do not come back in step; then one session tries it before
+others follow.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 
 from env_server.client.errors import AddressError, ConnectionLostError
 
-FIRST_REST_S = 0.5
-LONGEST_REST_S = 15.0
-"""A rest is drawn between half of and all of a bound that doubles from FIRST_REST_S to LONGEST_REST_S."""
+FIRST_BACKOFF_S = 0.5
+LONGEST_BACKOFF_S = 15.0
+"""A backoff is drawn between half of and all of a bound that doubles from FIRST_BACKOFF_S to LONGEST_BACKOFF_S."""
 
 _SCHEMES = {"ws": "ws", "http": "ws", "wss": "wss", "https": "wss"}
 
@@ -122,7 +122,7 @@ class _Standing:
     in_flight: int = 0
     failures: int = 0
     """In a row."""
-    awake_at: float = 0.0
+    retry_at: float = 0.0
     trials: set[Loan] = field(default_factory=set)
     """The first sessions since it failed, as long as they have told nothing."""
 
@@ -153,25 +153,25 @@ class ServerBoard:
         self._standings = {server: self._standings.get(server) or _Standing() for server in servers}
 
     def choose(self, now: float, skip: Collection[Server] = (), ready: Collection[Server] = ()) -> Server | None:
-        """Return the server with the least in flight, at random among equals; None when all rest.
+        """Return the server with the least in flight, at random among equals; None when all are backed off from.
 
-        `ready` are servers that have a session to reuse, and may rest.
+        `ready` are servers that have a session to reuse, and may be backed off from.
         """
         waiting = [
             (standing.in_flight, self._chance.random(), server)
             for server, standing in self._standings.items()
-            if server not in skip and (server in ready or (standing.awake_at <= now and not standing.trials))
+            if server not in skip and (server in ready or (standing.retry_at <= now and not standing.trials))
         ]
         return min(waiting, key=lambda entry: entry[:2])[2] if waiting else None
 
     def soonest(self, skip: Collection[Server] = ()) -> Server | None:
-        """Return the server whose rest ends first, whether or not it rests; None when `skip` holds all."""
+        """Return the server whose backoff ends first, or that has none; None when `skip` holds all."""
         others = [server for server in self._standings if server not in skip]
-        return min(others, key=lambda server: self._standings[server].awake_at, default=None)
+        return min(others, key=lambda server: self._standings[server].retry_at, default=None)
 
-    def rest(self, now: float) -> float:
-        """Return the seconds until the next server that rests is awake; 0 when none rests."""
-        return min((s.awake_at - now for s in self._standings.values() if s.awake_at > now), default=0.0)
+    def backoff(self, now: float) -> float:
+        """Return the seconds until the first backoff ends; 0 when there is none."""
+        return min((s.retry_at - now for s in self._standings.values() if s.retry_at > now), default=0.0)
 
     def lend(self, server: Server, *, reused: bool = False) -> Loan:
         """Count a session there. One that is not `reused` is on trial when the server has failed before."""
@@ -196,19 +196,19 @@ class ServerBoard:
         standing = self._standings.get(loan.server)
         if standing is None or loan not in standing.trials:
             return False
-        standing.failures, standing.awake_at = 0, 0.0
+        standing.failures, standing.retry_at = 0, 0.0
         standing.trials.clear()
         return True
 
     def failed(self, server: Server, now: float) -> bool:
-        """Let the server rest; return whether it was well before. Sessions that fail while it rests say nothing new."""
+        """Back off from the server; return whether it was well before. Sessions that fail meanwhile say nothing new."""
         standing = self._standings.get(server)
         if standing is None:
             return False
-        if now < standing.awake_at:
+        if now < standing.retry_at:
             return False
         standing.trials.clear()
-        bound = min(LONGEST_REST_S, FIRST_REST_S * 2.0 ** min(standing.failures, 30))
+        bound = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(standing.failures, 30))
         standing.failures += 1
-        standing.awake_at = now + bound * (0.5 + 0.5 * self._chance.random())
+        standing.retry_at = now + bound * (0.5 + 0.5 * self._chance.random())
         return standing.failures == 1

@@ -2,7 +2,8 @@
 
 `SessionPool.begin` is the one way to a session: it takes an idle socket or opens one on the server that the board
 chooses, and does the first piece of work on it, for only the first reply tells whether the server has a session to
-give. A server that fails rests and the next one is tried, as long as `patience_s` allows. Belongs to one event loop.
+give. A server that fails is backed off from and the next one is tried, as long as `patience_s` allows. Belongs to one
+event loop.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ class SessionPool:
     async def begin(self, work: Callable[[Connection], Awaitable[T]], patience_s: float = 0.0) -> tuple[Connection, T]:
         """Do `work` on a session of some server and return both; give the session back with `release` or `lost`.
 
-        Without patience each server is tried once, those that rest last. With it, rests are kept, and servers are
+        Without patience each server is tried once, those in backoff last. With it, backoffs are kept, and servers are
         tried until it is over. Raises NoServerError, or the error itself where there is one server; the last error
         when `work` seems to bring servers down; ServerRefusesError when no server serves this client;
         RemoteActionError; and whatever else `work` raises.
@@ -197,8 +198,8 @@ class SessionPool:
                 return server
             if now >= search.deadline or set(refusing).issuperset(self.servers):
                 raise self._nowhere(search)
-            # Until a rest or the patience is over, or something else changes.
-            pause = min(self._board.rest(now) or search.deadline - now, search.deadline - now)
+            # Until a backoff or the patience is over, or something else changes.
+            pause = min(self._board.backoff(now) or search.deadline - now, search.deadline - now)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._changed.wait()

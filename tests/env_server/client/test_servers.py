@@ -1,4 +1,4 @@
-"""URLs, addresses, and the board: where the next session goes, and how long a server rests."""
+"""URLs, addresses, and the board: where the next session goes, and how long a server is backed off from."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from env_server.client.errors import AddressError, ConnectionLostError
 from env_server.client.servers import (
-    FIRST_REST_S,
-    LONGEST_REST_S,
+    FIRST_BACKOFF_S,
+    LONGEST_BACKOFF_S,
     Loan,
     Server,
     ServerBoard,
@@ -125,9 +125,9 @@ def test_one_failure_is_news_and_the_next_ones_of_the_same_outage_are_not() -> N
     early = [board.lend(A) for _ in range(3)]
     assert [board.failed(A, 0.0) for _ in range(3)] == [True, False, False]
     assert board.choose(0.0) == B
-    rest = board.rest(0.0)
-    assert FIRST_REST_S / 2 <= rest <= FIRST_REST_S, "the three were one outage"
-    assert not board.failed(A, rest), "still the same outage"
+    backoff = board.backoff(0.0)
+    assert FIRST_BACKOFF_S / 2 <= backoff <= FIRST_BACKOFF_S, "the three were one outage"
+    assert not board.failed(A, backoff), "still the same outage"
     trial = board.lend(A)
     assert not board.succeeded(early[0]), "it was begun before"
     assert board.succeeded(trial)
@@ -135,52 +135,52 @@ def test_one_failure_is_news_and_the_next_ones_of_the_same_outage_are_not() -> N
     assert board.failed(A, 100.0), "another outage"
 
 
-def test_rests_grow_up_to_a_bound() -> None:
-    board, now, rests = board_of(A), 0.0, []
+def test_backoffs_grow_up_to_a_bound() -> None:
+    board, now, backoffs = board_of(A), 0.0, []
     for _ in range(40):
         board.failed(A, now)
-        rests.append(board.rest(now))
-        now += rests[-1]
-    bounds = [min(LONGEST_REST_S, FIRST_REST_S * 2**n) for n in range(40)]
-    assert all(bound / 2 <= rest <= bound for rest, bound in zip(rests, bounds, strict=True))
-    assert len(set(rests)) == len(rests), "each is drawn"
+        backoffs.append(board.backoff(now))
+        now += backoffs[-1]
+    bounds = [min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2**n) for n in range(40)]
+    assert all(bound / 2 <= backoff <= bound for backoff, bound in zip(backoffs, bounds, strict=True))
+    assert len(set(backoffs)) == len(backoffs), "each is drawn"
 
 
 def test_after_a_rest_one_session_tries_first() -> None:
     board = board_of(A)
     board.failed(A, 0.0)
-    awake = board.rest(0.0)
-    assert board.choose(awake - 0.001) is None
-    assert board.choose(awake) == A
+    retry_at = board.backoff(0.0)
+    assert board.choose(retry_at - 0.001) is None
+    assert board.choose(retry_at) == A
     trial = board.lend(A)
-    assert board.choose(awake) is None, "it is on trial"
+    assert board.choose(retry_at) is None, "it is on trial"
     board.succeeded(trial)
-    assert board.choose(awake) == A
+    assert board.choose(retry_at) == A
 
 
 def test_a_trial_that_told_nothing_does_not_block_the_server() -> None:
     board = board_of(A)
     board.failed(A, 0.0)
-    awake = board.rest(0.0)
+    retry_at = board.backoff(0.0)
     board.give_back(board.lend(A))
-    assert board.choose(awake) == A
+    assert board.choose(retry_at) == A
 
 
 def test_a_trial_is_not_over_when_another_session_ends() -> None:
     board = board_of(A)
     early, idle = board.lend(A), board.lend(A, reused=True)
     board.failed(A, 0.0)
-    awake = board.rest(0.0)
+    retry_at = board.backoff(0.0)
     trial = board.lend(A)
-    assert not board.failed(A, awake / 2), "of the same outage"
+    assert not board.failed(A, retry_at / 2), "of the same outage"
     for loan in (early, idle):
         assert not board.succeeded(loan)
         board.give_back(loan)
-        assert board.choose(awake) is None
+        assert board.choose(retry_at) is None
     assert board.succeeded(trial)
 
 
-def test_a_session_to_reuse_is_no_trial_and_may_be_on_a_server_that_rests() -> None:
+def test_a_session_to_reuse_is_no_trial_and_may_be_on_a_server_in_backoff() -> None:
     board = board_of(A, B)
     board.failed(A, 0.0)
     loan = board.lend(B)
@@ -188,10 +188,10 @@ def test_a_session_to_reuse_is_no_trial_and_may_be_on_a_server_that_rests() -> N
     assert board.choose(0.0, ready=[A]) == A
     board.lend(A, reused=True)
     board.give_back(loan)
-    awake = board.rest(0.0)
+    retry_at = board.backoff(0.0)
     board.lend(B)
-    assert board.choose(awake) in (A, B)
-    assert board.choose(awake, skip=[B]) == A, "a reused session is not what A is judged by"
+    assert board.choose(retry_at) in (A, B)
+    assert board.choose(retry_at, skip=[B]) == A, "a reused session is not what A is judged by"
 
 
 def test_the_one_that_wakes_first_when_all_rest() -> None:
@@ -258,7 +258,7 @@ class BoardMachine(RuleBasedStateMachine):
         assert all(self.board.in_flight(server) <= self.board.in_flight(other) for other in working)
         assert server not in {loan.server for loan in self.trials}
         if server in self.failing:
-            assert self.now - self.failed_at[server] >= FIRST_REST_S / 2
+            assert self.now - self.failed_at[server] >= FIRST_BACKOFF_S / 2
         self.lend(server)
 
     @rule()
@@ -289,10 +289,10 @@ class BoardMachine(RuleBasedStateMachine):
                 self.failing.discard(server)
                 self.end_trials(server)
             return
-        rests = self.now < self.board._standings[server].awake_at
+        in_backoff = self.now < self.board._standings[server].retry_at
         news = self.board.failed(server, self.now)
         assert news == (server not in self.failing)
-        if not rests:
+        if not in_backoff:
             self.end_trials(server)
         if news:
             self.failed_at[server] = self.now
@@ -317,12 +317,12 @@ class BoardMachine(RuleBasedStateMachine):
             ]
 
     @invariant()
-    def nobody_rests_for_longer_than_the_bound(self) -> None:
+    def no_backoff_is_longer_than_the_bound(self) -> None:
         if hasattr(self, "board"):
-            assert 0.0 <= self.board.rest(self.now) <= LONGEST_REST_S
+            assert 0.0 <= self.board.backoff(self.now) <= LONGEST_BACKOFF_S
             for server in set(self.servers) - {loan.server for loan in self.trials}:
                 others = [other for other in self.servers if other != server]
-                assert self.board.choose(self.now + LONGEST_REST_S, skip=others) == server
+                assert self.board.choose(self.now + LONGEST_BACKOFF_S, skip=others) == server
 
 
 TestBoard = BoardMachine.TestCase

@@ -28,7 +28,7 @@ from env_server.dataset import Dataset
 from tests.env_server.serving import Close, Die, Hang, PlayingServer, running_server
 
 PATIENCE_S = 20.0
-"""Long enough for every rest that a test waits for."""
+"""Long enough for every backoff that a test waits for."""
 
 
 @pytest.fixture
@@ -247,7 +247,7 @@ async def test_without_patience_each_server_is_tried_once(make_pool: MakePool, s
             "ServerBusyError",
             "ServerDrainingError",
         }
-        assert counts(servers)[:2] == [attempt, attempt], "also while they rest"
+        assert counts(servers)[:2] == [attempt, attempt], "also while they are backed off from"
         assert len(servers[2].headers) == attempt
 
 

@@ -62,9 +62,9 @@ def action(text: str) -> SQLAction:
 
 
 @pytest.fixture(autouse=True)
-def short_rests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing here depends on how long servers rest; the tests need not wait for it."""
-    monkeypatch.setattr("env_server.client.servers.FIRST_REST_S", 0.002)
+def short_backoffs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here depends on how long a backoff is; the tests need not wait for it."""
+    monkeypatch.setattr("env_server.client.servers.FIRST_BACKOFF_S", 0.002)
 
 
 @pytest.fixture(autouse=True)
