@@ -163,3 +163,18 @@ def test_light_modules_stay_light(module: str) -> None:
 def test_the_usage_needs_no_torch() -> None:
     code = 'import sys, sqlenv; sqlenv.main([]); print(*{name.partition(".")[0] for name in sys.modules})'
     assert not loaded_by(code) & set(TRAINING)
+
+
+EVALUATE = """
+import sys
+import sqlenv
+assert sqlenv.main(["evaluate", "--policy", sys.argv[1], "--data", "synthetic", "--episodes", "2"]) == 0
+print(*sorted({name.partition(".")[0] for name in sys.modules}))
+"""
+
+
+@pytest.mark.parametrize("policy", ["oracle", "random"])
+def test_a_scripted_player_is_evaluated_without_the_packages_of_training(policy: str) -> None:
+    loaded = loaded_by(EVALUATE, policy)
+    assert "trainer" in loaded
+    assert loaded & set(TRAINING) == set()

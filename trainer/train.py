@@ -33,8 +33,9 @@ from trainer.config import SQLEnvArguments, token_of
 from trainer.evaluation.evaluate import choose_questions
 from trainer.evaluation.run_evaluation import RunEvaluations
 from trainer.flags.combinations import context_advice
+from trainer.policy.checkpoint_settings import SavePlaySettings
 from trainer.policy.loading import load_tokenizer
-from trainer.policy.play_settings import PlaySettings, SavePlaySettings
+from trainer.policy.play_settings import PlaySettings
 from trainer.ranks import Ranks, ending_together
 from trainer.report.report import write_report
 from trainer.results.run_files import RunFolder, versions

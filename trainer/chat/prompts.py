@@ -21,13 +21,15 @@ import copy
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
-from transformers import AddedToken, PreTrainedTokenizerBase
 
 from env_server.errors import SQLEnvError
 from env_server.types import AnswerMode, SQLObservation
+
+if TYPE_CHECKING:
+    from transformers import AddedToken, PreTrainedTokenizerBase
 
 _LAST_STEPS = 3
 _MARKER = re.compile(r"MESSAGE(\d+)CONTENT")
@@ -246,6 +248,9 @@ def _spelling(token: AddedToken) -> str:
 
 
 def _as_special(token: AddedToken) -> AddedToken:
+    # Whoever has a tokenizer has imported it; the texts of prompts are used without one.
+    from transformers import AddedToken
+
     return AddedToken(
         token.content,
         single_word=token.single_word,

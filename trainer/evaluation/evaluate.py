@@ -18,23 +18,18 @@ from contextlib import AbstractContextManager, closing
 from dataclasses import asdict, replace
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import Progress
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from env_server.data.loading import SYNTAX, load_dataset
 from env_server.dataset import Dataset, Question, Split
 from env_server.settings import EnvSettings
 from env_server.types import AnswerMode
-from inference.hf.engine import HFEngine
-from inference.vllm.engine import VLLMEngine
 from trainer.chat.prompts import ChatRenderer
 from trainer.config import ENV_HELP, TOKEN_HELP, token_of
-from trainer.policy.loading import load_policy, resolve_policy
 from trainer.policy.play_settings import SETTING_NAMES, PlaySettings, SavedPlay, differences, saved_play
-from trainer.policy.served import ServedPolicy
 from trainer.results.statistics import EvaluationSummary, summarize
 from trainer.results.summary_table import difficulty_table, summary_table
 from trainer.rollout.client import RolloutClient, RolloutSettings, derive_seed, request_for
@@ -42,6 +37,13 @@ from trainer.rollout.environments import LOCAL, AnyEnvironments, Environments, o
 from trainer.rollout.episodes import Episode, EpisodeRecord, record
 from trainer.rollout.players import OraclePlayer, Player, RandomPlayer, play
 from trainer.rollout.transcript import TokenBudget
+
+if TYPE_CHECKING:
+    # Where a model plays, its packages are imported: they take seconds, and the scripted players need none of them.
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from inference.hf.engine import HFEngine
+    from inference.vllm.engine import VLLMEngine
 
 SCRIPTED = ("random", "oracle")
 VLLM_URL = "http://127.0.0.1:8000"
@@ -88,6 +90,8 @@ def in_process_engine(
     generation_context: Callable[[], AbstractContextManager[PreTrainedModel]] | None = None,
 ) -> HFEngine:
     """An engine on a model in this process, with room for every episode in flight; arguments as `HFEngine`'s."""
+    from inference.hf.engine import HFEngine
+
     return HFEngine(
         model,
         stop_ids=renderer.stop_ids,
@@ -220,7 +224,7 @@ def run(argv: Sequence[str]) -> int:
     if args.episodes_out and not Path(args.episodes_out).parent.is_dir():
         parser.error(f"--episodes_out: there is no folder {Path(args.episodes_out).parent}")
     console = Console(stderr=True)
-    saved = None if args.policy in SCRIPTED else saved_play(resolve_policy(args.policy).place)
+    saved = None if args.policy in SCRIPTED else _saved_with(args.policy)
     chosen = settle(args, saved)
     if saved is not None:
         for line in (f"{args.policy} is played as it was trained", *differences(chosen, saved)):
@@ -267,6 +271,13 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
+def _saved_with(policy: str) -> SavedPlay | None:
+    """Return what a model says of how it is to be played. Raises SQLEnvError."""
+    from trainer.policy.loading import resolve_policy
+
+    return saved_play(resolve_policy(policy).place)
+
+
 def settle(args: argparse.Namespace, saved: SavedPlay | None) -> PlaySettings:
     """Return what the flags say, and where they are silent what the policy was saved with, else the defaults."""
     inherited = PlaySettings() if saved is None else saved.settings
@@ -284,6 +295,9 @@ def _play_policy(
     questions: Sequence[Question],
     advance: Callable[[Episode], None],
 ) -> list[Episode]:
+    from trainer.policy.loading import load_policy
+    from trainer.policy.served import ServedPolicy
+
     def settings(context: int) -> RolloutSettings:
         return RolloutSettings(
             budget=TokenBudget(

@@ -14,9 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
-from transformers.utils import cached_file
 
 from env_server.errors import SQLEnvError
 from env_server.types import AnswerMode
@@ -71,6 +68,9 @@ def saved_play(policy: Place) -> SavedPlay | None:
 
     Raises PlaySettingsError when the file is broken.
     """
+    # It imports torch, which takes seconds that a scripted player need not wait.
+    from transformers.utils import cached_file
+
     try:
         found = cached_file(
             policy.location,
@@ -119,16 +119,3 @@ def _text(value: object) -> str:
 
 
 SETTING_NAMES = tuple(setting.name for setting in fields(PlaySettings))
-
-
-class SavePlaySettings(TrainerCallback):  # type: ignore[misc]  # transformers carries no types
-    """Writes the file into each checkpoint."""
-
-    def __init__(self, settings: PlaySettings) -> None:
-        self._settings = settings
-
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """A checkpoint was saved."""
-        folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
-        if state.is_world_process_zero and folder.is_dir():
-            self._settings.save(folder)

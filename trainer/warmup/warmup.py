@@ -33,8 +33,9 @@ from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config, get_quantiz
 from env_server.types import AnswerMode
 from trainer.chat.prompts import ChatRenderer
 from trainer.config import ConfigError, WarmupArguments
+from trainer.policy.checkpoint_settings import SavePlaySettings
 from trainer.policy.loading import init_kwargs, load_base, load_to_continue, load_tokenizer, resolve_policy
-from trainer.policy.play_settings import PlaySettings, SavePlaySettings
+from trainer.policy.play_settings import PlaySettings
 from trainer.policy.quantisation import keep_gradients
 from trainer.ranks import Ranks, ending_together
 from trainer.rollout.players import Conversation

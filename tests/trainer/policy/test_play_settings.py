@@ -12,12 +12,12 @@ import pytest
 from env_server.types import AnswerMode
 from inference.adapters import Place
 from trainer.chat.prompts import system_prompt
+from trainer.policy.checkpoint_settings import SavePlaySettings
 from trainer.policy.play_settings import (
     SETTINGS_FILE,
     PlaySettings,
     PlaySettingsError,
     SavedPlay,
-    SavePlaySettings,
     differences,
     saved_play,
 )
