@@ -68,6 +68,11 @@ def generate(blueprint: Blueprint, hints: Hints, seed: str, style: Style, insert
         made[table.name] = insert(table, _Filler(blueprint, hints, rng, style, made, table).rows())
 
 
+def is_single(table: TablePlan, reference: Reference) -> bool:
+    """Tell whether a key of the table lies in the reference, so that no two rows have the same parent."""
+    return any(key <= set(reference.columns) for key in table.unique)
+
+
 class _Filler:
     """Makes the rows of one table, given those of the tables before it."""
 
@@ -87,12 +92,14 @@ class _Filler:
         self._made = made
         self._table = table
         self._referring = {i for reference in table.references for i in reference.columns}
+        self._single = [is_single(table, reference) for reference in table.references]
         self._alone_unique = {i for key in table.unique if len(key) == 1 for i in key} - self._referring
         self._distinct = {i for i in range(len(table.columns)) if rng.random() < style.distinct}
         self._pools = [self._pool(i, column) for i, column in enumerate(table.columns)]
         self._special = [self._special_keys(pool) for pool in self._pools]
         self._links = [self._linked_values(i) for i in range(len(table.columns))]
         self._weights: dict[int, list[float]] = {}
+        self._waiting: dict[int, list[Row]] = {}
 
     def rows(self) -> list[Row]:
         """Return rows that hold the table's keys."""
@@ -117,10 +124,21 @@ class _Filler:
         low, high = self._style.children if self._table.references else self._style.parents
         if self._table.name.casefold() not in self._hints.tables:
             return self._rng.randint(1, min(high, OTHER_ROWS))
+        if self._is_extended() and self._rng.random() < 0.5:
+            low, high = self._style.children
         wanted = self._rng.randint(low, high)
         if self._hints.sizes and self._rng.random() < 0.5:
             wanted = max(wanted, self._hints.sizes[-1] * self._rng.randint(1, 3) + 1)
         return min(wanted, MAX_ROWS)
+
+    def _is_extended(self) -> bool:
+        """Whether the query names a table that has one row at most for each of this table's rows."""
+        return any(
+            reference.parent == self._table.name and is_single(table, reference)
+            for table in self._blueprint.tables
+            if table is not self._table and table.name.casefold() in self._hints.tables
+            for reference in table.references
+        )
 
     def _row(self, number: int) -> Row | None:
         """Make one row; None where a reference finds no parent and may not be NULL."""
@@ -139,7 +157,8 @@ class _Filler:
                 row.append(self._cell(i, satisfy))
         for place, reference in enumerate(self._table.references):
             values = self._parent_values(place, reference)
-            if values is None and any(columns[i].required for i in reference.columns):
+            full = self._single[place] and not all(columns[i].has_null for i in reference.columns)
+            if values is None and (full or any(columns[i].required for i in reference.columns)):
                 return None
             for i, value in zip(reference.columns, values or [None] * len(reference.columns), strict=True):
                 row[i] = value if row[i] is not None or not columns[i].has_null else None
@@ -164,13 +183,22 @@ class _Filler:
         return self._pools[i].draw(self._rng, satisfy)
 
     def _parent_values(self, place: int, reference: Reference) -> list[SQLValue] | None:
-        """Return the key of a parent row, some parents being more popular than others, some without children."""
+        """Return the key of a parent row, some parents being more popular than others, some without children.
+
+        None where there is no parent, or none is left for a reference that takes each parent once.
+        """
         parent = self._blueprint.table(reference.parent)
         rows = self._made.get(reference.parent, ())
         if parent is None or not rows:
             return None
         if reference.parent == self._table.name:
             row = self._rng.choice(rows)
+        elif self._single[place]:
+            if place not in self._waiting:
+                self._waiting[place] = self._rng.sample(rows, len(rows) - len(rows) // 4)
+            if not self._waiting[place]:
+                return None
+            row = self._waiting[place].pop()
         else:
             (row,) = self._rng.choices(rows, self._popularity(place, len(rows)))
         indexes = [parent.index(column) for column in reference.parent_columns]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sqlite3
+import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -113,3 +115,31 @@ def test_every_process_makes_the_same(pets_file: Path) -> None:
             check=True,
         )
         assert done.stdout.strip() == here
+
+
+def test_a_table_whose_key_refers_to_another_table_grows_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "people.sqlite"
+    connection = sqlite3.connect(path)
+    connection.executescript(
+        """CREATE TABLE people (id INTEGER PRIMARY KEY, name TEXT);
+        CREATE TABLE students (person INTEGER PRIMARY KEY REFERENCES people, year INTEGER);
+        CREATE TABLE tutors (student INTEGER NOT NULL UNIQUE REFERENCES students, name TEXT);"""
+    )
+    connection.close()
+    sandbox = Sandbox(path, SandboxSettings())
+    blueprint = read_blueprint(sandbox)
+    sandbox.close()
+    hints = Hints(tables={"people", "students", "tutors"})
+    sizes: dict[str, list[int]] = {name: [] for name in ("people", "students", "tutors")}
+    for number in range(8 * len(STYLES)):
+        tables = rows_of(blueprint, hints, str(number), number % len(STYLES))
+        people, students, tutors = ([row[0] for row in tables[name]] for name in sizes)
+        assert len(set(students)) == len(students)
+        assert set(students) <= set(people)
+        assert set(tutors) <= set(students)
+        for name, rows in tables.items():
+            sizes[name].append(len(rows))
+    assert statistics.median(sizes["students"]) > 6
+    assert statistics.median(sizes["tutors"]) > 4
+    assert max(sizes["tutors"]) > 15
+    assert any(few < many for few, many in zip(sizes["students"], sizes["people"], strict=True))
