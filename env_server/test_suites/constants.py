@@ -2,8 +2,8 @@
 
 Read from the query's syntax tree and the schema; pure. A constant belongs to the column that it is compared
 with, through functions and arithmetic if need be; one that is compared with an aggregate, and LIMIT, gives a size
-that groups should reach and miss. Two columns that a query equates, or one that it looks up in a subquery,
-are linked: their values must meet often enough in a variant.
+that groups should reach and miss. Two columns that a query equates, that both sides of a set
+operation return, or one that it looks up in a subquery, are linked: their values must meet often enough in a variant.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Place = tuple[str, str]
 """A table's and a column's name, both in lower case."""
 
 _COMPARISONS = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Like, exp.Is, exp.Glob)
-_MAX_SIZE = 40
+_MAX_SIZE = 300
 
 T = TypeVar("T")
 
@@ -73,6 +73,8 @@ def read_hints(tree: exp.Expression, schema: Schema) -> Hints:
             _read_comparison(hints, resolver, node, node.this, [node.args["low"], node.args["high"]])
         elif isinstance(node, exp.In):
             _read_in(hints, resolver, node)
+        elif isinstance(node, exp.SetOperation):
+            _read_set_operation(hints, resolver, node)
         elif isinstance(node, exp.Limit | exp.Offset):
             _add_sizes(hints, [node.expression])
     hints.sizes = sorted(set(hints.sizes))
@@ -125,6 +127,16 @@ def _read_in(hints: Hints, resolver: _Resolver, node: exp.In) -> None:
     if inner is not None and columns:
         looked_up = [place for each in inner.expressions for place in resolver.columns(each)]
         hints.links.extend((columns[0], place) for place in looked_up[:1])
+
+
+def _read_set_operation(hints: Hints, resolver: _Resolver, node: exp.SetOperation) -> None:
+    """Link the columns that stand at the same place of both sides, so that the sides have rows in common."""
+    for pair in zip(node.left.selects, node.right.selects, strict=False):
+        left, right = (
+            resolver.columns(each.unalias()) if isinstance(each.unalias(), exp.Column) else () for each in pair
+        )
+        if left and right and left[0] != right[0]:
+            hints.links.append((left[0], right[0]))
 
 
 def _add_sizes(hints: Hints, sides: list[exp.Expression]) -> None:

@@ -40,6 +40,7 @@ class Style:
     `parents` and `children`: rows of tables without and with references, at least and at most. `pool`: values of
     a column, at least and at most. `resampled`: how likely a row begins as one of the original rows.
     `distinct`: how likely a column of numbers has no ties. `skew`: exponent of how uneven children are.
+    `most`: rows of a table at most, which bounds the group sizes that can be met and missed.
     """
 
     parents: tuple[int, int]
@@ -48,6 +49,7 @@ class Style:
     resampled: float
     distinct: float
     skew: float
+    most: int = MAX_ROWS
 
 
 STYLES = (
@@ -58,6 +60,14 @@ STYLES = (
     Style(parents=(1, 5), children=(1, 6), pool=(1, 4), resampled=0.2, distinct=0.3, skew=1.0),
     Style(parents=(6, 15), children=(25, 60), pool=(2, 4), resampled=0.1, distinct=0.9, skew=3.0),
 )
+
+AIMED_STYLES = (
+    Style(parents=(1, 3), children=(20, 60), pool=(1, 3), resampled=0.0, distinct=0.3, skew=1.0, most=450),
+    Style(parents=(3, 12), children=(12, 40), pool=(2, 6), resampled=0.2, distinct=0.3, skew=2.0),
+    Style(parents=(2, 6), children=(4, 15), pool=(1, 4), resampled=0.5, distinct=0.5, skew=0.5),
+    Style(parents=(5, 25), children=(30, 60), pool=(4, 12), resampled=0.1, distinct=0.6, skew=3.0, most=450),
+)
+"""Styles for a clause that the others leave untested: larger tables, and smaller ones with few values."""
 
 
 def generate(blueprint: Blueprint, hints: Hints, seed: str, style: Style, insert: Insert) -> None:
@@ -127,9 +137,10 @@ class _Filler:
         if self._is_extended() and self._rng.random() < 0.5:
             low, high = self._style.children
         wanted = self._rng.randint(low, high)
-        if self._hints.sizes and self._rng.random() < 0.5:
-            wanted = max(wanted, self._hints.sizes[-1] * self._rng.randint(1, 3) + 1)
-        return min(wanted, MAX_ROWS)
+        sizes = [size for size in self._hints.sizes if 3 * size <= 2 * self._style.most]
+        if sizes and self._rng.random() < 0.5:
+            wanted = max(wanted, sizes[-1] * self._rng.randint(1, 3) + 1)
+        return min(wanted, self._style.most)
 
     def _is_extended(self) -> bool:
         """Whether the query names a table that has one row at most for each of this table's rows."""

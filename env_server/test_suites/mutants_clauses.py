@@ -62,9 +62,7 @@ def distinct(tree: QueryTree) -> Iterator[Change]:
 
 def _may_repeat(scope: Scope) -> bool:
     """Tell whether a SELECT without DISTINCT can return a row twice, and whether that can matter."""
-    parent = scope.query.parent
-    is_value = isinstance(parent, exp.Subquery) and not isinstance(parent.parent, exp.From | exp.Join | exp.Paren)
-    if scope.is_set or is_value or scope.is_first:
+    if scope.is_set or scope.is_value or scope.is_first:
         return False
     group = scope.query.args.get("group")
     if group:

@@ -157,24 +157,24 @@ def set_operations(tree: QueryTree) -> Iterator[Change]:
 def _set_operation(tree: QueryTree, node: exp.Expression) -> Iterator[Change]:
     left, right = sides(node)
     if isinstance(left, exp.Select) and isinstance(right, exp.Select):
-        yield from ((Edit(_whole(node), _ended(node, select)),) for select in _collapsed(tree, node))
+        yield from ((Edit(whole(node), ended(node, select)),) for select in _collapsed(tree, node))
     for kind, unlike in ((exp.Union, True), (exp.Union, False), (exp.Intersect, True), (exp.Except, True)):
         if (type(node), bool(node.args.get("distinct"))) != (kind, unlike):
             yield (Edit(node, shell(kind, **{**node.args, "distinct": unlike})),)
     for side in (left, right):
         if isinstance(side, exp.Select):
-            yield (Edit(_whole(node), _ended(node, side)),)
+            yield (Edit(whole(node), ended(node, side)),)
     if isinstance(node, exp.Except) and isinstance(right, exp.Select):
         yield (Edit(node, reshaped(node, this=right, expression=left)),)
 
 
-def _whole(node: exp.Expression) -> exp.Expression:
+def whole(node: exp.Expression) -> exp.Expression:
     """Return a compound with the parentheses that sqlglot reads around one that is a side of another."""
     parent = node.parent
     return parent if isinstance(parent, exp.Subquery) and isinstance(parent.parent, exp.SetOperation) else node
 
 
-def _ended(node: exp.Expression, select: exp.Expression) -> exp.Expression:
+def ended(node: exp.Expression, select: exp.Expression) -> exp.Expression:
     """Return a SELECT that takes a compound's place, with its WITH, ORDER BY and LIMIT."""
     kept = {key: node.args[key] for key in ("with_", "with", "order", "limit", "offset") if node.args.get(key)}
     return reshaped(select, **kept)

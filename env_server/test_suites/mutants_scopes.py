@@ -134,6 +134,12 @@ class Scope:
         return isinstance(parent, exp.Exists) or isinstance(parent.parent, exp.In)
 
     @property
+    def is_value(self) -> bool:
+        """Whether this is a subquery in an expression, which stands for one value or is searched for one."""
+        parent = self.query.parent
+        return isinstance(parent, exp.Subquery) and not isinstance(parent.parent, exp.From | exp.Join | exp.Paren)
+
+    @property
     def is_table(self) -> bool:
         """Whether another query reads this SELECT as a table, by the names of its columns."""
         parent = self.query.parent

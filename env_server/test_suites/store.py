@@ -35,7 +35,9 @@ _BLOCK_BYTES = 65_536
 _BUSY_MS = 60_000
 
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS suites(key TEXT PRIMARY KEY, mutants INTEGER, killed INTEGER) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS suites(
+    key TEXT PRIMARY KEY, mutants INTEGER, killed INTEGER, untested TEXT
+) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS variants(
     key TEXT, place INTEGER, image BLOB, gold BLOB, ordered INTEGER, strictness TEXT, PRIMARY KEY (key, place)
 ) WITHOUT ROWID;
@@ -90,7 +92,7 @@ class Suites:
     def _load(self, db_id: str, sql: str) -> Suite | None:
         key = _key(sql)
         with self._cache(db_id) as cache:
-            found = cache.execute("SELECT mutants, killed FROM suites WHERE key = ?", (key,)).fetchall()
+            found = cache.execute("SELECT mutants, killed, untested FROM suites WHERE key = ?", (key,)).fetchall()
             if not found:
                 return None
             rows = cache.execute(
@@ -100,8 +102,8 @@ class Suites:
             Variant(zlib.decompress(image), Gold(_decoded(gold), bool(ordered)), Strictness(strictness))
             for image, gold, ordered, strictness in cast("list[tuple[bytes, bytes, int, str]]", rows)
         )
-        mutants, killed = cast("tuple[int, int]", found[0])
-        return Suite(tuple(variants), mutants, killed)
+        mutants, killed, untested = cast("tuple[int, int, str]", found[0])
+        return Suite(tuple(variants), mutants, killed, tuple(json.loads(untested)))
 
     def _save(self, db_id: str, sql: str, suite: Suite) -> None:
         key = _key(sql)
@@ -111,7 +113,8 @@ class Suites:
         ]
         with self._cache(db_id) as cache, cache:
             cache.executemany("INSERT OR REPLACE INTO variants VALUES (?, ?, ?, ?, ?, ?)", rows)
-            cache.execute("INSERT OR REPLACE INTO suites VALUES (?, ?, ?)", (key, suite.mutants, suite.killed))
+            facts = (key, suite.mutants, suite.killed, json.dumps(suite.untested))
+            cache.execute("INSERT OR REPLACE INTO suites VALUES (?, ?, ?, ?)", facts)
 
     @contextmanager
     def _cache(self, db_id: str) -> Iterator[apsw.Connection]:

@@ -9,6 +9,8 @@ Promises:
 - A variant asks no more than the question does: the gold also runs over the same rows read in other orders.
   Where only the order of its rows changes, their order does not count on the variant; where ties make the rows
   themselves a matter of chance, only their number and width count; where even those change, it is no variant.
+- Where the chosen variants leave a clause of the gold untested (`clauses`), more candidates are aimed at it; what no
+  variant tests even so is named.
 - The same database and gold give the same suite.
 """
 
@@ -17,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import chain
 
 import sqlglot
 from sqlglot import exp
@@ -28,15 +31,16 @@ from env_server.settings import SandboxSettings
 from env_server.sql.hardness import orders_at_top_level
 from env_server.sql.sandbox import Sandbox
 from env_server.sql.schema import Schema, quote_identifier
+from env_server.test_suites.clauses import Clause, read_clauses
 from env_server.test_suites.constants import Hints, parse, read_hints, spread
 from env_server.test_suites.database_profile import Blueprint
-from env_server.test_suites.generation import STYLES, generate
+from env_server.test_suites.generation import AIMED_STYLES, STYLES, Style, generate
 from env_server.test_suites.images import MAX_RESULT_ROWS, ImageBuilder, opened, run
 from env_server.test_suites.mutants import mutants
 from env_server.test_suites.selection import KILLS_WANTED, choose
 from env_server.types import SQLRule
 
-SUITE_VERSION = 3
+SUITE_VERSION = 4
 """Counts up when the same question would get another suite."""
 _SEED = 1
 """Begins every candidate's seed. It stays when the version counts up, so that no suite changes without need."""
@@ -44,6 +48,8 @@ MAX_VARIANTS = 8
 MIN_VARIANTS = 4
 """Variants of a query whose mutants fewer would kill, or that has no mutants: its other near-misses are unknown."""
 MAX_CANDIDATES = 48
+AIMED_CANDIDATES = 60
+"""Candidates more, where those leave a clause of the gold untested."""
 PATIENCE = 12
 """Candidates in a row that kill nothing, after which no more are made."""
 
@@ -74,20 +80,25 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """The variants of one question; `killed` of the `mutants` that can run differ from the gold on one of them."""
+    """The variants of one question; `killed` of the `mutants` that can run differ from the gold on one of them.
+
+    `untested`: the clauses of the gold, as SQL, that could be left out, or never be met, without a variant's notice.
+    """
 
     variants: tuple[Variant, ...]
     mutants: int = 0
     killed: int = 0
+    untested: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What candidates are made from: the gold and the same query in other orders, its hints, its mutants."""
+    """What candidates are made from: the gold and the same query in other orders, its hints, mutants and clauses."""
 
     queries: tuple[str, ...]
     hints: Hints
     near_misses: tuple[str, ...]
+    clauses: tuple[Clause, ...]
 
 
 class SuiteMaker:
@@ -125,17 +136,36 @@ class SuiteMaker:
             alive = {mutant: times for mutant, times in alive.items() if times < KILLS_WANTED}
         chosen = [i for i in choose(kills, MIN_VARIANTS, most) if self._gold_passes(candidates[i], sql)]
         dead = {mutant for i in chosen for mutant in kills[i]}
-        return Suite(tuple(candidates[i] for i in chosen), len(plan.near_misses), len(dead))
+        variants = [candidates[i] for i in chosen]
+        others = [candidate for i, candidate in enumerate(candidates) if i not in chosen]
+        untested = self._test_clauses(plan, variants, others)
+        return Suite(tuple(variants), len(plan.near_misses), len(dead), untested)
+
+    def _test_clauses(self, plan: Plan, variants: list[Variant], others: Sequence[Variant]) -> tuple[str, ...]:
+        """Add variants until each clause is tested; return the text of those that are not even so."""
+        missing = {probe for clause in plan.clauses for probe in clause.probes}
+        for variant in variants:
+            missing -= killed_by(variant, missing)
+        made = (self.candidate(plan, number, AIMED_STYLES) for number in range(AIMED_CANDIDATES))
+        for variant in chain(others, (each for each in made if each is not None)):
+            if not missing or not variants:
+                break
+            noticed = killed_by(variant, missing)
+            if noticed and self._gold_passes(variant, plan.queries[0]):
+                variants.append(variant)
+                missing -= noticed
+        return tuple(clause.text for clause in plan.clauses if missing.intersection(clause.probes))
 
     def plan(self, sql: str) -> Plan:
         """Read what a gold query's candidates are made from and tried with."""
         tree = parse(sql, self._blueprint.schema)
         if tree is None:
-            return Plan((sql,), Hints(), ())
+            return Plan((sql,), Hints(), (), ())
         hints = read_hints(tree, self._blueprint.schema)
         spread(hints, self._blueprint.references())
         queries = (sql, *reordered(tree, self._blueprint.schema))
-        return Plan(queries, hints, self._runnable(tree.sql(dialect="sqlite")))
+        text = tree.sql(dialect="sqlite")
+        return Plan(queries, hints, *self._runnable(text))
 
     def _gold_passes(self, variant: Variant, sql: str) -> bool:
         """Tell whether the gold passes as an agent's query would, under the sandbox's limits."""
@@ -147,17 +177,23 @@ class SuiteMaker:
         finally:
             sandbox.close()
 
-    def _runnable(self, sql: str) -> tuple[str, ...]:
+    def _runnable(self, sql: str) -> tuple[tuple[str, ...], tuple[Clause, ...]]:
+        """Return the mutants, and the clauses with the probes, that can run."""
         near_misses = [mutant.sql for mutant in mutants(sql, self._blueprint.schema)]
+        clauses = read_clauses(sql, self._blueprint.schema)
         with opened(self._builder.empty) as connection:
-            return tuple(mutant for mutant in near_misses if run(connection, mutant) is not None)
+            probed = (
+                Clause(each.text, tuple(probe for probe in each.probes if run(connection, probe) is not None))
+                for each in clauses
+            )
+            return tuple(mutant for mutant in near_misses if run(connection, mutant) is not None), tuple(probed)
 
-    def candidate(self, plan: Plan, number: int) -> Variant | None:
+    def candidate(self, plan: Plan, number: int, styles: Sequence[Style] = STYLES) -> Variant | None:
         """Make a candidate; None where the gold fails, or returns too much or something left to chance."""
         queries = plan.queries
-        seed = f"{_SEED}\n{number}\n{queries[0]}"
+        seed = f"{_SEED}\n{'' if styles is STYLES else 'aimed '}{number}\n{queries[0]}"
         with self._builder.building() as building:
-            generate(self._blueprint, plan.hints, seed, STYLES[number % len(STYLES)], building.insert)
+            generate(self._blueprint, plan.hints, seed, styles[number % len(styles)], building.insert)
             image = building.image()
         with opened(image) as connection:
             results = [run(connection, query) for query in queries]

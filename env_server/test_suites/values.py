@@ -127,7 +127,9 @@ def matching(rng: random.Random, pattern: str) -> list[str]:
 def _near_text(rng: random.Random, text: str) -> list[SQLValue]:
     if _NUMERAL.fullmatch(text) and not text.startswith("0"):
         number = float(text) if "." in text else int(text)
-        return [str(number + 1), str(number - 1), text + rng.choice("0123456789")]
+        # As text, a number is less than one that it begins.
+        shorter = [text[:-1]] if len(text) > 1 and text[-2].isdigit() else []
+        return [str(number + 1), str(number - 1), text + rng.choice("0123456789"), *shorter]
     letter = rng.choice(_LETTERS)
     if re.match(r"\d{4}-\d{1,2}-\d{1,2}", text):
         head, _, tail = text.partition(" ")

@@ -48,13 +48,15 @@ WrittenSplit = dict[str, str | dict[str, str]]
 class Validation:
     """What was found. `wrong` holds the ids of the questions whose gold answer is judged wrong.
 
-    `luck` says how easily each question's answer is hit by luck; None where that was not measured.
+    `luck` says how easily each question's answer is hit by luck; None where that was not measured. `untested` holds,
+    by question, the clauses of its gold that no variant tests; None where no variants were made.
     """
 
     dataset: Dataset
     answer_mode: AnswerMode
     wrong: tuple[str, ...]
     luck: Mapping[str, Luck] | None = None
+    untested: Mapping[str, tuple[str, ...]] | None = None
 
     @property
     def guessable(self) -> list[str]:
@@ -108,6 +110,7 @@ class Validation:
                 "zero": question.gold.is_zero,
                 "gold_answer_correct": question.question_id not in wrong,
                 **self._luck_of(question.question_id),
+                **self._suite_of(question.question_id),
             }
         for each in self.dataset.excluded:
             yield {
@@ -123,6 +126,9 @@ class Validation:
         if luck is None:
             return {}
         return {"near_misses": luck.different, "lucky_near_misses": luck.lucky, "guessable": luck.guessable}
+
+    def _suite_of(self, question_id: str) -> dict[str, object]:
+        return {} if self.untested is None else {"untested_clauses": list(self.untested.get(question_id, ()))}
 
     def summary(self) -> dict[str, object]:
         """Return the whole report as JSON: counts, every exclusion, every duplicate, the split."""
@@ -144,6 +150,7 @@ class Validation:
             "gold_answers_wrong": list(self.wrong),
             "duplicate_of": {q.question_id: q.duplicate_of for q in questions if q.duplicate_of},
             **({} if self.luck is None else {"guessable": self.guessable}),
+            **({} if self.untested is None else {"untested_clauses": {k: list(v) for k, v in self.untested.items()}}),
             "excluded": [
                 {"question_id": e.question_id, "db_id": e.db_id, "reason": e.reason.value, "detail": e.detail}
                 for e in excluded
@@ -162,14 +169,18 @@ def validate(
 ) -> Validation:
     """Play the gold answer of each usable question. `dataset` must be loaded for the same mode and settings.
 
-    `guessable`: also measure how easily each answer is hit by luck, which makes every question's variants.
+    `guessable`: also measure how easily each answer is hit by luck, which makes every question's variants, as judging
+    queries on them does.
     `progress` is called after each question. Raises DataError when a database cannot be read any more.
     """
     limits = settings or EnvSettings()
-    suites = Suites(dataset.databases, limits.sandbox, default_cache_dir()) if guessable else None
     wrong = []
     luck: dict[str, Luck] = {}
+    untested: dict[str, tuple[str, ...]] = {}
     with EnvironmentFactory(dataset, settings, answer_mode) as factory:
+        suites = factory.suites
+        if suites is None and guessable:
+            suites = Suites(dataset.databases, limits.sandbox, default_cache_dir())
         environment = factory.make()
         for done, question in enumerate(dataset.questions, 1):
             environment.reset(question_id=question.question_id)
@@ -179,10 +190,15 @@ def validate(
             if last.metadata.get("verdict") != Verdict.CORRECT:
                 wrong.append(question.question_id)
             if suites is not None:
-                luck[question.question_id] = measure_luck(question, suites.of(question), factory.pool)
+                suite = suites.of(question)
+                if suite.untested:
+                    untested[question.question_id] = suite.untested
+                if guessable:
+                    luck[question.question_id] = measure_luck(question, suite, factory.pool)
             if progress is not None:
                 progress(done, len(dataset.questions))
-    return Validation(dataset, answer_mode, tuple(wrong), luck if guessable else None)
+    made = suites is not None
+    return Validation(dataset, answer_mode, tuple(wrong), luck if guessable else None, untested if made else None)
 
 
 def validation_text(validation: Validation) -> Group:
@@ -196,6 +212,7 @@ def validation_text(validation: Validation) -> Group:
         *_listed("left out", [f"{e.question_id}  {e.db_id}  {e.reason.value}  {e.detail}" for e in dataset.excluded]),
         *_listed("gold answers that are judged wrong", validation.wrong),
         *_listed("guessable", [_guess_line(validation.luck or {}, each) for each in validation.guessable]),
+        *_listed("clauses that no variant tests, or that change nothing", _untested_lines(validation)),
         *_listed("split by database", _split_lines(dataset)),
     )
 
@@ -225,6 +242,11 @@ def _accounts(validation: Validation) -> Text:
                 (len(validation.guessable), "  guessable: a third of the near-misses of the gold give its answer; kept")
             ]
         ),
+        *(
+            []
+            if validation.untested is None
+            else [(len(validation.untested), "  a clause of the gold is tested by none of its variants; kept")]
+        ),
         (len(validation.dataset.excluded), "left out"),
         *((count, f"  {reason.value}: {_REASONS[reason]}") for reason, count in _reasons(validation.dataset)),
     ]
@@ -234,6 +256,11 @@ def _accounts(validation: Validation) -> Text:
 def _guess_line(luck: Mapping[str, Luck], question_id: str) -> str:
     found = luck[question_id]
     return f"{question_id}  {found.lucky} of {found.different} near-misses give the same answer"
+
+
+def _untested_lines(validation: Validation) -> list[str]:
+    untested = validation.untested or {}
+    return [f"{question_id}  {clause}" for question_id, clauses in untested.items() for clause in clauses]
 
 
 def _reasons(dataset: Dataset) -> list[tuple[ExclusionReason, int]]:

@@ -50,11 +50,14 @@ def no_making(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_suite_comes_back_from_disk_as_it_was(pets: Dataset, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    made = [suites(pets.databases, tmp_path).of(question) for question in pets.questions]
+    useless = replace(pets.questions[0], gold_sql="SELECT species FROM pets GROUP BY species HAVING COUNT(*) >= 1")
+    questions = [*pets.questions, useless]
+    made = [suites(pets.databases, tmp_path).of(question) for question in questions]
     assert all(suite.variants for suite in made)
+    assert made[-1].untested == ("HAVING COUNT(*) >= 1",)
     request.getfixturevalue("no_making")
     again = suites(pets.databases, tmp_path)
-    assert [again.of(question) for question in pets.questions] == made
+    assert [again.of(question) for question in questions] == made
 
 
 def test_golds_of_every_type_come_back_from_disk(tmp_path: Path, pets: Dataset, cats: Question) -> None:

@@ -169,3 +169,23 @@ def test_guessable_answers_are_flagged_when_asked_for(
         assert isinstance(near, int)
         assert isinstance(lucky, int)
         assert record["guessable"] is (lucky > 0 and 3 * lucky >= near)
+
+
+def test_clauses_that_no_variant_tests_are_named(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    sql = "SELECT species, COUNT(*) FROM pets GROUP BY species HAVING COUNT(*) >= 1"
+    species = next(question for question in dataset.questions if question.question_id == "species")
+    useless = replace(species, question_id="useless", gold_sql=sql)
+    asked = replace(dataset, questions=(*dataset.questions, useless))
+    assert "untested_clauses" not in validate(asked).summary()
+    for validation in (validate(asked, guessable=True), validate(asked, AnswerMode.SQL)):
+        assert validation.problem == ""
+        assert validation.summary()["untested_clauses"] == {"useless": ["HAVING COUNT(*) >= 1"]}
+        records = {record["question_id"]: record for record in validation.records() if record["usable"]}
+        assert records["useless"]["untested_clauses"] == ["HAVING COUNT(*) >= 1"]
+        assert records["cats"]["untested_clauses"] == []
+        text = printed(validation)
+        assert "clauses that no variant tests, or that change nothing\n  useless  HAVING COUNT(*) >= 1\n" in text
+        assert accounts(text)["a clause of the gold is tested by none of its variants; kept"] == 1

@@ -1,0 +1,104 @@
+"""Each clause of a gold is read with its probes, tested by a variant where that can be, and named where it cannot."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from env_server.settings import SandboxSettings
+from env_server.sql.sandbox import Sandbox
+from env_server.sql.schema import Column, Schema, Table
+from env_server.test_suites.clauses import Clause, read_clauses
+from env_server.test_suites.database_profile import read_blueprint
+from env_server.test_suites.suite import SuiteMaker, killed_by
+
+DATABASE = """
+CREATE TABLE branches (id INTEGER PRIMARY KEY, city TEXT, opened TEXT, members TEXT);
+CREATE TABLE visits (id INTEGER PRIMARY KEY, branch INTEGER REFERENCES branches(id), pounds REAL);
+CREATE TABLE offices (place TEXT, staff INTEGER);
+INSERT INTO branches VALUES (1, 'London', '2001', '112'), (2, 'Oxford', '2013', '11'), (3, 'Leeds', '2009', '6'),
+    (4, 'York', '2012', '1418'), (5, 'Ely', '2014', '56'), (6, 'Bath', '2015', '91');
+INSERT INTO visits(branch, pounds) VALUES (1, 10.5), (1, 3), (2, 8), (3, 1.25);
+INSERT INTO offices VALUES ('Rome', 4), ('Oslo', 9), ('Lima', 20);
+"""
+SCHEMA = Schema(
+    (Table("t", (Column("a", "INT", True, False), Column("b", "INT", True, False)), foreign_keys=(), row_count=1),)
+)
+
+
+@pytest.fixture(scope="module")
+def maker(tmp_path_factory: pytest.TempPathFactory) -> SuiteMaker:
+    path: Path = tmp_path_factory.mktemp("clauses") / "club.sqlite"
+    connection = sqlite3.connect(path)
+    connection.executescript(DATABASE)
+    connection.close()
+    sandbox = Sandbox(path, SandboxSettings())
+    blueprint = read_blueprint(sandbox)
+    sandbox.close()
+    return SuiteMaker(blueprint, SandboxSettings())
+
+
+@pytest.fixture(scope="module")
+def accepts(maker: SuiteMaker) -> Callable[[str, str], bool]:
+    return lambda gold, query: not any(killed_by(variant, [query]) for variant in maker.make(gold).variants)
+
+
+@pytest.mark.parametrize(
+    ("gold", "lucky"),
+    [
+        ("SELECT DISTINCT city FROM branches WHERE members >= 100", "SELECT DISTINCT city FROM branches"),
+        ("SELECT COUNT(*) FROM branches WHERE opened > 2010", "SELECT COUNT(*) FROM branches WHERE opened > 2009"),
+        ("SELECT city FROM branches EXCEPT SELECT place FROM offices", "SELECT DISTINCT city FROM branches"),
+        ("SELECT place FROM offices INTERSECT SELECT city FROM branches", "SELECT place FROM offices WHERE staff < 0"),
+        (
+            "SELECT branch FROM visits GROUP BY branch HAVING COUNT(*) > 200",
+            "SELECT branch FROM visits GROUP BY branch HAVING COUNT(*) > 100",
+        ),
+        (
+            "SELECT branch FROM visits GROUP BY branch HAVING COUNT(*) <= 100",
+            "SELECT DISTINCT branch FROM visits WHERE branch IS NOT NULL OR branch IS NULL",
+        ),
+    ],
+)
+def test_a_query_without_one_clause_is_wrong_on_a_variant(
+    maker: SuiteMaker, accepts: Callable[[str, str], bool], gold: str, lucky: str
+) -> None:
+    assert accepts(gold, gold)
+    assert not accepts(gold, lucky)
+    assert maker.make(gold).untested == ()
+
+
+@pytest.mark.parametrize(
+    ("gold", "untested"),
+    [
+        ("SELECT branch FROM visits GROUP BY branch HAVING COUNT(*) >= 1", ("HAVING COUNT(*) >= 1",)),
+        ("SELECT branch FROM visits GROUP BY branch HAVING COUNT(*) > 90000", ("HAVING COUNT(*) > 90000",)),
+        ("SELECT city FROM branches WHERE id IS NOT NULL AND opened = 2009", ("WHERE NOT id IS NULL",)),
+        ("SELECT MAX(opened) FROM branches LIMIT 1", ("LIMIT 1",)),
+        ("SELECT city FROM branches WHERE members = (SELECT members FROM branches ORDER BY opened LIMIT 1)", ()),
+    ],
+)
+def test_what_no_variant_can_test_is_named(maker: SuiteMaker, gold: str, untested: tuple[str, ...]) -> None:
+    assert maker.make(gold).untested == untested
+
+
+def test_the_clauses_of_every_query_and_their_probes() -> None:
+    sql = "SELECT a FROM t WHERE a > 1 AND b IN (SELECT b FROM t WHERE a = 2 LIMIT 3) EXCEPT SELECT b FROM t"
+    first, second = "a > 1", "b IN (SELECT b FROM t WHERE a = 2 LIMIT 3)"
+    inner = "SELECT a FROM t WHERE a > 1 AND b IN (SELECT b FROM t{}) EXCEPT SELECT b FROM t"
+    assert read_clauses(sql, SCHEMA) == (
+        Clause("EXCEPT SELECT b FROM t", (f"SELECT a FROM t WHERE {first} AND {second}",)),
+        Clause(f"WHERE {first} AND {second}", ("SELECT a FROM t WHERE 0 EXCEPT SELECT b FROM t",)),
+        Clause(f"WHERE {first}", (f"SELECT a FROM t WHERE {second} EXCEPT SELECT b FROM t",)),
+        Clause(f"WHERE {second}", (f"SELECT a FROM t WHERE {first} EXCEPT SELECT b FROM t",)),
+        Clause("WHERE a = 2", (inner.format(" WHERE 0 LIMIT 3"), inner.format(" LIMIT 3"))),
+        Clause("LIMIT 3", (inner.format(" WHERE a = 2"),)),
+    )
+
+
+@pytest.mark.parametrize("sql", ["", "no query", "SELECT (((", "SELECT a FROM t; SELECT b FROM t", "SELECT a FROM t"])
+def test_what_is_no_query_or_has_no_clause_has_none(sql: str) -> None:
+    assert read_clauses(sql, SCHEMA) == ()
