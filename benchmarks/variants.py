@@ -51,7 +51,7 @@ def survivors(question: Question, plan: Plan, pool: DatabasePool) -> list[str]:
 def held_back(maker: SuiteMaker, plan: Plan) -> list[Variant]:
     """Return candidates beyond those that a suite is chosen from."""
     made = (maker.candidate(plan, MAX_CANDIDATES + number) for number in range(HELD_BACK))
-    return [variant for variant in made if variant is not None]
+    return [variant for variant in made if isinstance(variant, Variant)]
 
 
 def main() -> None:

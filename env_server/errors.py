@@ -17,6 +17,10 @@ class DataError(SQLEnvError):
     """A data set cannot be loaded: a missing file, broken JSON, an unknown name."""
 
 
+class NoVariantsError(DataError):
+    """A database that can be read cannot have variants; its questions are judged on it alone."""
+
+
 class UnknownQuestionError(SQLEnvError):
     """`reset` was asked for a question that the data set does not hold."""
 

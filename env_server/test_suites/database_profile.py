@@ -4,7 +4,8 @@
 table is read (`row_sampling`) and `KEPT_ROWS` of its rows, at equal distances, are kept.
 
 Tables come parents first. Views and indexes are rebuilt in a variant, triggers are not: nothing is ever written
-to it. A database with a virtual table has no blueprint, because its module decides what may be stored.
+to it. A database with a virtual table has no blueprint, because its module decides what may be stored; a damaged file
+is an error.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from dataclasses import dataclass
 from enum import Enum
 
 from env_server.dataset import Row, SQLValue
-from env_server.errors import DataError, SQLError
+from env_server.errors import DataError, NoVariantsError, SQLError
 from env_server.sql.sandbox import Sandbox
 from env_server.sql.schema import MAX_SCHEMA_ROWS, Schema, quote_identifier, read_schema
 from env_server.test_suites.row_sampling import KEPT_ROWS, read_sample, spaced
 
+_DAMAGE = ("disk image is malformed", "malformed database schema", "file is not a database", "disk I/O error")
+"""Words of SQLite's errors about a file, not about a statement."""
 _DATE = re.compile(r"\d{4}-\d{1,2}(-\d{1,2})?([ T]\d{2}:\d{2}(:\d{2})?)?")
 
 
@@ -93,15 +96,21 @@ class Blueprint:
 
 
 def read_blueprint(sandbox: Sandbox) -> Blueprint:
-    """Read the blueprint of the database that `sandbox` has open. Raises DataError where there is none."""
+    """Read the blueprint of the database that `sandbox` has open.
+
+    Raises NoVariantsError where there can be none, DataError where the file cannot be read.
+    """
     try:
         schema = read_schema(sandbox)
-        if any(table.is_virtual for table in schema.tables):
-            raise DataError("a database with virtual tables has no variants")
+        virtual = [table.name for table in schema.tables if table.is_virtual]
+        if virtual:
+            raise NoVariantsError(f"the database has virtual tables: {', '.join(virtual)}")
         plans = [_plan(sandbox, schema, table.name) for table in schema.tables if not table.is_view]
         statements = _statements(sandbox)
     except SQLError as error:
-        raise DataError(f"the database cannot be read: {error}") from error
+        if not error.deterministic or any(words in error.message for words in _DAMAGE):
+            raise DataError(f"the database cannot be read: {error.message}") from error
+        raise NoVariantsError(f"its tables cannot be sampled: {error.message}") from error
     return Blueprint(schema, tuple(parents_first(plans)), statements)
 
 

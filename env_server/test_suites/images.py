@@ -13,7 +13,7 @@ from itertools import islice
 import apsw
 
 from env_server.dataset import Row
-from env_server.errors import DataError
+from env_server.errors import NoVariantsError
 from env_server.sql.schema import quote_identifier
 from env_server.sql.vfs import VFS_NAME
 from env_server.test_suites.database_profile import Blueprint, TablePlan
@@ -27,14 +27,16 @@ class ImageBuilder:
     """Builds databases with a blueprint's schema."""
 
     def __init__(self, blueprint: Blueprint) -> None:
-        """Make the empty database. Raises DataError when the schema's own statements fail."""
+        """Make the empty database. Raises NoVariantsError when the schema's own statements fail."""
         with _connected() as connection:
             connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
             for statement in blueprint.statements:
                 try:
                     connection.execute(statement)
                 except apsw.Error as error:
-                    raise DataError(f"the schema cannot be rebuilt: {error}. It says: {statement[:200]}") from error
+                    raise NoVariantsError(
+                        f"the schema cannot be rebuilt: {error}. It says: {statement[:200]}"
+                    ) from error
             self.empty = connection.serialize("main")
 
     @contextmanager

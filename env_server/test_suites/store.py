@@ -2,7 +2,7 @@
 
 `Suites.of` may be called from any thread and any number of processes. The cache holds one SQLite file per database
 file, named after the database's content, so that a changed database gets new suites; deleting the folder is safe.
-A database that can have no variants (see `blueprint`) has empty suites.
+A database that can have no variants (see `database_profile`) has empty suites that say why; a damaged one is an error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import cast
 import apsw
 
 from env_server.dataset import Gold, Question, SQLValue
-from env_server.errors import DataError
+from env_server.errors import DataError, NoVariantsError
 from env_server.lru import LRUCache
 from env_server.settings import SandboxSettings
 from env_server.sql.sandbox import Sandbox
@@ -36,7 +36,7 @@ _BUSY_MS = 60_000
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS suites(
-    key TEXT PRIMARY KEY, mutants INTEGER, killed INTEGER, untested TEXT
+    key TEXT PRIMARY KEY, mutants INTEGER, killed INTEGER, untested TEXT, problem TEXT
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS variants(
     key TEXT, place INTEGER, image BLOB, gold BLOB, ordered INTEGER, strictness TEXT, PRIMARY KEY (key, place)
@@ -78,21 +78,27 @@ class Suites:
 
     def _make(self, db_id: str, sql: str) -> Suite:
         maker = self._maker(db_id)
-        return Suite(()) if maker is None else maker.make(sql)
+        return Suite((), problem=maker) if isinstance(maker, str) else maker.make(sql)
 
-    def _new_maker(self, db_id: str) -> SuiteMaker | None:
-        sandbox = Sandbox(self._path(db_id), self._settings)
+    def _new_maker(self, db_id: str) -> SuiteMaker | str:
+        """Return what makes a database's suites, or why it can have none. Raises DataError."""
+        path = self._path(db_id)
+        sandbox = Sandbox(path, self._settings)
         try:
             return SuiteMaker(read_blueprint(sandbox), self._settings)
-        except DataError:
-            return None
+        except NoVariantsError as error:
+            return str(error)
+        except DataError as error:
+            raise DataError(f"no variants can be made of {path}: {error}. Copy or unpack it again") from error
         finally:
             sandbox.close()
 
     def _load(self, db_id: str, sql: str) -> Suite | None:
         key = _key(sql)
         with self._cache(db_id) as cache:
-            found = cache.execute("SELECT mutants, killed, untested FROM suites WHERE key = ?", (key,)).fetchall()
+            found = cache.execute(
+                "SELECT mutants, killed, untested, problem FROM suites WHERE key = ?", (key,)
+            ).fetchall()
             if not found:
                 return None
             rows = cache.execute(
@@ -102,8 +108,8 @@ class Suites:
             Variant(zlib.decompress(image), Gold(_decoded(gold), bool(ordered)), Strictness(strictness))
             for image, gold, ordered, strictness in cast("list[tuple[bytes, bytes, int, str]]", rows)
         )
-        mutants, killed, untested = cast("tuple[int, int, str]", found[0])
-        return Suite(tuple(variants), mutants, killed, tuple(json.loads(untested)))
+        mutants, killed, untested, problem = cast("tuple[int, int, str, str]", found[0])
+        return Suite(tuple(variants), mutants, killed, tuple(json.loads(untested)), problem)
 
     def _save(self, db_id: str, sql: str, suite: Suite) -> None:
         key = _key(sql)
@@ -113,8 +119,8 @@ class Suites:
         ]
         with self._cache(db_id) as cache, cache:
             cache.executemany("INSERT OR REPLACE INTO variants VALUES (?, ?, ?, ?, ?, ?)", rows)
-            facts = (key, suite.mutants, suite.killed, json.dumps(suite.untested))
-            cache.execute("INSERT OR REPLACE INTO suites VALUES (?, ?, ?, ?)", facts)
+            facts = (key, suite.mutants, suite.killed, json.dumps(suite.untested), suite.problem)
+            cache.execute("INSERT OR REPLACE INTO suites VALUES (?, ?, ?, ?, ?)", facts)
 
     @contextmanager
     def _cache(self, db_id: str) -> Iterator[apsw.Connection]:

@@ -16,9 +16,10 @@ Promises:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 from itertools import chain
 
 import sqlglot
@@ -40,7 +41,7 @@ from env_server.test_suites.mutants import mutants
 from env_server.test_suites.selection import KILLS_WANTED, choose
 from env_server.types import SQLRule
 
-SUITE_VERSION = 4
+SUITE_VERSION = 5
 """Counts up when the same question would get another suite."""
 _SEED = 1
 """Begins every candidate's seed. It stays when the version counts up, so that no suite changes without need."""
@@ -78,17 +79,28 @@ class Variant:
         return rule is SQLRule.BIRD or list(map(len, rows)) == list(map(len, self.gold.rows))
 
 
+class Refusal(StrEnum):
+    """Why a candidate is no variant."""
+
+    FAILS = "on small databases the gold query fails or needs too much work"
+    TOO_LARGE = f"on small databases the gold query returns more than {MAX_RESULT_ROWS} rows"
+    CHANCE = "what the gold query returns is left to chance"
+    EMPTY = "on small databases the gold query returns no row, and neither do its near-misses"
+
+
 @dataclass(frozen=True, slots=True)
 class Suite:
     """The variants of one question; `killed` of the `mutants` that can run differ from the gold on one of them.
 
     `untested`: the clauses of the gold, as SQL, that could be left out, or never be met, without a variant's notice.
+    `problem`: why there are no variants; "" where there are.
     """
 
     variants: tuple[Variant, ...]
     mutants: int = 0
     killed: int = 0
     untested: tuple[str, ...] = ()
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +117,7 @@ class SuiteMaker:
     """Makes suites for the questions of one database."""
 
     def __init__(self, blueprint: Blueprint, settings: SandboxSettings) -> None:
-        """Prepare the empty schema. Raises DataError when it cannot be rebuilt."""
+        """Prepare the empty schema. Raises NoVariantsError when it cannot be rebuilt."""
         self._blueprint = blueprint
         self._settings = settings
         self._builder = ImageBuilder(blueprint)
@@ -116,16 +128,19 @@ class SuiteMaker:
         alive = dict.fromkeys(plan.near_misses, 0)
         candidates: list[Variant] = []
         kills: list[set[str]] = []
+        refusals: Counter[Refusal] = Counter()
         idle = 0
         for number in range(MAX_CANDIDATES):
             if idle == PATIENCE or (not alive and len(candidates) >= MIN_VARIANTS):
                 break
             idle += 1
             variant = self.candidate(plan, number)
-            if variant is None:
+            if isinstance(variant, Refusal):
+                refusals[variant] += 1
                 continue
             killed = killed_by(variant, alive)
             if not killed and not variant.gold.rows:
+                refusals[Refusal.EMPTY] += 1
                 continue
             candidates.append(variant)
             kills.append(killed)
@@ -139,6 +154,10 @@ class SuiteMaker:
         variants = [candidates[i] for i in chosen]
         others = [candidate for i, candidate in enumerate(candidates) if i not in chosen]
         untested = self._test_clauses(plan, variants, others)
+        if not variants:
+            # Where candidates were made but the gold did not pass, it fails under the sandbox's limits.
+            problem = Refusal.FAILS if candidates else max(refusals, key=lambda each: refusals[each])
+            return Suite((), len(plan.near_misses), problem=problem.value)
         return Suite(tuple(variants), len(plan.near_misses), len(dead), untested)
 
     def _test_clauses(self, plan: Plan, variants: list[Variant], others: Sequence[Variant]) -> tuple[str, ...]:
@@ -147,8 +166,8 @@ class SuiteMaker:
         for variant in variants:
             missing -= killed_by(variant, missing)
         made = (self.candidate(plan, number, AIMED_STYLES) for number in range(AIMED_CANDIDATES))
-        for variant in chain(others, (each for each in made if each is not None)):
-            if not missing or not variants:
+        for variant in chain(others, (each for each in made if isinstance(each, Variant))):
+            if not missing:
                 break
             noticed = killed_by(variant, missing)
             if noticed and self._gold_passes(variant, plan.queries[0]):
@@ -188,8 +207,8 @@ class SuiteMaker:
             )
             return tuple(mutant for mutant in near_misses if run(connection, mutant) is not None), tuple(probed)
 
-    def candidate(self, plan: Plan, number: int, styles: Sequence[Style] = STYLES) -> Variant | None:
-        """Make a candidate; None where the gold fails, or returns too much or something left to chance."""
+    def candidate(self, plan: Plan, number: int, styles: Sequence[Style] = STYLES) -> Variant | Refusal:
+        """Make a candidate, or say why there is none."""
         queries = plan.queries
         seed = f"{_SEED}\n{'' if styles is STYLES else 'aimed '}{number}\n{queries[0]}"
         with self._builder.building() as building:
@@ -200,9 +219,11 @@ class SuiteMaker:
         with opened(image, reverse=True) as connection:
             results.append(run(connection, queries[0]))
         rows = [each for each in results if each is not None]
-        if results[0] is None or len(results[0]) > MAX_RESULT_ROWS:
-            return None
-        return as_variant(image, rows, ordered=orders_at_top_level(queries[0]))
+        if results[0] is None:
+            return Refusal.FAILS
+        if len(results[0]) > MAX_RESULT_ROWS:
+            return Refusal.TOO_LARGE
+        return as_variant(image, rows, ordered=orders_at_top_level(queries[0])) or Refusal.CHANCE
 
 
 def reordered(tree: exp.Expression, schema: Schema) -> list[str]:

@@ -49,7 +49,8 @@ class Validation:
     """What was found. `wrong` holds the ids of the questions whose gold answer is judged wrong.
 
     `luck` says how easily each question's answer is hit by luck; None where that was not measured. `untested` holds,
-    by question, the clauses of its gold that no variant tests; None where no variants were made.
+    by question, the clauses of its gold that no variant tests, and `alone` why a question has no variants at all; None
+    where no variants were made.
     """
 
     dataset: Dataset
@@ -57,6 +58,7 @@ class Validation:
     wrong: tuple[str, ...]
     luck: Mapping[str, Luck] | None = None
     untested: Mapping[str, tuple[str, ...]] | None = None
+    alone: Mapping[str, str] | None = None
 
     @property
     def guessable(self) -> list[str]:
@@ -128,7 +130,12 @@ class Validation:
         return {"near_misses": luck.different, "lucky_near_misses": luck.lucky, "guessable": luck.guessable}
 
     def _suite_of(self, question_id: str) -> dict[str, object]:
-        return {} if self.untested is None else {"untested_clauses": list(self.untested.get(question_id, ()))}
+        if self.untested is None or self.alone is None:
+            return {}
+        return {
+            "untested_clauses": list(self.untested.get(question_id, ())),
+            "no_variants": self.alone.get(question_id, ""),
+        }
 
     def summary(self) -> dict[str, object]:
         """Return the whole report as JSON: counts, every exclusion, every duplicate, the split."""
@@ -151,6 +158,7 @@ class Validation:
             "duplicate_of": {q.question_id: q.duplicate_of for q in questions if q.duplicate_of},
             **({} if self.luck is None else {"guessable": self.guessable}),
             **({} if self.untested is None else {"untested_clauses": {k: list(v) for k, v in self.untested.items()}}),
+            **({} if self.alone is None else {"no_variants": dict(self.alone)}),
             "excluded": [
                 {"question_id": e.question_id, "db_id": e.db_id, "reason": e.reason.value, "detail": e.detail}
                 for e in excluded
@@ -177,6 +185,7 @@ def validate(
     wrong = []
     luck: dict[str, Luck] = {}
     untested: dict[str, tuple[str, ...]] = {}
+    alone: dict[str, str] = {}
     with EnvironmentFactory(dataset, settings, answer_mode) as factory:
         suites = factory.suites
         if suites is None and guessable:
@@ -193,12 +202,16 @@ def validate(
                 suite = suites.of(question)
                 if suite.untested:
                     untested[question.question_id] = suite.untested
+                if suite.problem:
+                    alone[question.question_id] = suite.problem
                 if guessable:
                     luck[question.question_id] = measure_luck(question, suite, factory.pool)
             if progress is not None:
                 progress(done, len(dataset.questions))
-    made = suites is not None
-    return Validation(dataset, answer_mode, tuple(wrong), luck if guessable else None, untested if made else None)
+    measured = luck if guessable else None
+    if suites is None:
+        return Validation(dataset, answer_mode, tuple(wrong), measured)
+    return Validation(dataset, answer_mode, tuple(wrong), measured, untested, alone)
 
 
 def validation_text(validation: Validation) -> Group:
@@ -213,6 +226,7 @@ def validation_text(validation: Validation) -> Group:
         *_listed("gold answers that are judged wrong", validation.wrong),
         *_listed("guessable", [_guess_line(validation.luck or {}, each) for each in validation.guessable]),
         *_listed("clauses that no variant tests, or that change nothing", _untested_lines(validation)),
+        *_listed("without variants, so judged on one database", _alone_lines(validation)),
         *_listed("split by database", _split_lines(dataset)),
     )
 
@@ -247,6 +261,11 @@ def _accounts(validation: Validation) -> Text:
             if validation.untested is None
             else [(len(validation.untested), "  a clause of the gold is tested by none of its variants; kept")]
         ),
+        *(
+            []
+            if validation.alone is None
+            else [(len(validation.alone), "  no variant can be made, so a query is judged on one database; kept")]
+        ),
         (len(validation.dataset.excluded), "left out"),
         *((count, f"  {reason.value}: {_REASONS[reason]}") for reason, count in _reasons(validation.dataset)),
     ]
@@ -261,6 +280,11 @@ def _guess_line(luck: Mapping[str, Luck], question_id: str) -> str:
 def _untested_lines(validation: Validation) -> list[str]:
     untested = validation.untested or {}
     return [f"{question_id}  {clause}" for question_id, clauses in untested.items() for clause in clauses]
+
+
+def _alone_lines(validation: Validation) -> list[str]:
+    databases = {question.question_id: question.db_id for question in validation.dataset.questions}
+    return [f"{each}  {databases[each]}  {problem}" for each, problem in (validation.alone or {}).items()]
 
 
 def _reasons(dataset: Dataset) -> list[tuple[ExclusionReason, int]]:

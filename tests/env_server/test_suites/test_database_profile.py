@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from env_server.dataset import SQLValue
-from env_server.errors import DataError
+from env_server.errors import NoVariantsError
 from env_server.settings import SandboxSettings
 from env_server.sql.sandbox import Sandbox
 from env_server.test_suites.database_profile import Blueprint, Kind, Reference, kind_of, read_blueprint
@@ -124,5 +124,5 @@ def test_the_schema_can_be_rebuilt_with_views_and_without_triggers(tmp_path: Pat
 
 
 def test_a_virtual_table_means_no_blueprint(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="virtual"):
+    with pytest.raises(NoVariantsError, match="virtual tables: notes"):
         blueprint_of(tmp_path, "CREATE VIRTUAL TABLE notes USING fts5(body)")

@@ -138,13 +138,44 @@ def test_of_a_large_file_only_blocks_are_read(tmp_path: Path) -> None:
     assert fingerprint(path) != before
 
 
-def test_a_database_without_variants_has_empty_suites(tmp_path: Path, cats: Question) -> None:
+@pytest.mark.parametrize(
+    ("definition", "problem"),
+    [
+        ("CREATE VIRTUAL TABLE notes USING fts5(body)", "the database has virtual tables: notes"),
+        ("CREATE VIRTUAL TABLE notes USING rtree(id, low, high)", "the database has virtual tables: notes"),
+    ],
+)
+def test_a_database_without_variants_has_empty_suites_that_say_why(
+    tmp_path: Path, cats: Question, definition: str, problem: str
+) -> None:
     path = tmp_path / "notes.sqlite"
     connection = apsw.Connection(str(path))
-    connection.execute("CREATE VIRTUAL TABLE notes USING fts5(body)")
+    connection.execute(definition)
     connection.close()
     question = replace(cats, db_id="notes", gold_sql="SELECT COUNT(*) FROM notes")
-    assert suites({"notes": path}, tmp_path / "cache").of(question).variants == ()
+    for _ in ("made", "loaded"):
+        suite = suites({"notes": path}, tmp_path / "cache").of(question)
+        assert suite.variants == ()
+        assert suite.problem == problem
+
+
+def test_a_damaged_database_is_an_error_and_is_not_kept(tmp_path: Path, cats: Question) -> None:
+    path = tmp_path / "zoo.sqlite"
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE animals (id INTEGER PRIMARY KEY, name TEXT)")
+    connection.execute("CREATE TABLE keepers (id INTEGER PRIMARY KEY, name TEXT)")
+    connection.execute("INSERT INTO animals VALUES (1, 'bear')")
+    connection.executemany("INSERT INTO keepers VALUES (?, ?)", ((i, "x" * 500) for i in range(100)))
+    connection.commit()
+    connection.close()
+    whole = path.read_bytes()
+    path.write_bytes(whole[:12_288] + bytes(4_096) + whole[16_384:])
+    question = replace(cats, db_id="zoo", gold_sql="SELECT name FROM animals")
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"zoo\.sqlite: the database cannot be read: .*malformed"):
+            suites({"zoo": path}, tmp_path / "cache").of(question)
+    path.write_bytes(whole)
+    assert suites({"zoo": path}, tmp_path / "cache").of(question).variants
 
 
 @pytest.mark.parametrize("broken", ["a file", "not a database", "no database"])

@@ -16,6 +16,7 @@ from env_server.test_suites.database_profile import read_blueprint
 from env_server.test_suites.suite import (
     MAX_VARIANTS,
     MIN_VARIANTS,
+    Refusal,
     Strictness,
     Suite,
     SuiteMaker,
@@ -161,8 +162,10 @@ def test_a_gold_without_use_has_what_can_be_made(maker: SuiteMaker, gold: str) -
     suite = maker.make(gold)
     if gold.startswith("SELECT count"):
         assert len(suite.variants) >= MIN_VARIANTS
+        assert suite.problem == ""
     else:
         assert suite.variants == ()
+        assert suite.problem in (Refusal.FAILS, Refusal.CHANCE)
 
 
 @pytest.mark.parametrize(

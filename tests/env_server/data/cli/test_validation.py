@@ -8,6 +8,7 @@ from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
+import apsw
 import pytest
 from rich.console import Console
 
@@ -189,3 +190,32 @@ def test_clauses_that_no_variant_tests_are_named(
         text = printed(validation)
         assert "clauses that no variant tests, or that change nothing\n  useless  HAVING COUNT(*) >= 1\n" in text
         assert accounts(text)["a clause of the gold is tested by none of its variants; kept"] == 1
+
+
+def test_questions_without_variants_are_named_with_the_reason(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    (path,) = dataset.databases.values()
+    searched = tmp_path / "searched.sqlite"
+    searched.write_bytes(path.read_bytes())
+    connection = apsw.Connection(str(searched))
+    connection.execute("CREATE VIRTUAL TABLE notes USING fts5(body)")
+    connection.close()
+    question = replace(dataset.questions[0], question_id="on-search", db_id="searched")
+    asked = replace(
+        dataset,
+        questions=(*dataset.questions, question),
+        databases={**dataset.databases, "searched": searched},
+    )
+    assert "no_variants" not in validate(asked).summary()
+    validation = validate(asked, AnswerMode.SQL)
+    assert validation.problem == ""
+    assert validation.summary()["no_variants"] == {"on-search": "the database has virtual tables: notes"}
+    records = {record["question_id"]: record.get("no_variants") for record in validation.records()}
+    assert records["on-search"] == "the database has virtual tables: notes"
+    assert records["cats"] == ""
+    text = printed(validation)
+    lines = "  on-search  searched  the database has virtual tables: notes\n"
+    assert f"without variants, so judged on one database\n{lines}" in text
+    assert accounts(text)["no variant can be made, so a query is judged on one database; kept"] == 1
