@@ -9,8 +9,8 @@ Promises:
 - A variant asks no more than the question does: the gold also runs over the same rows read in other orders.
   Where only the order of its rows changes, their order does not count on the variant; where ties make the rows
   themselves a matter of chance, only their number and width count; where even those change, it is no variant.
-- Where the chosen variants leave a clause of the gold untested (`clauses`), more candidates are aimed at it; what no
-  variant tests even so is named.
+- Where the chosen variants leave a clause of the gold untested (`clauses`), more candidates are aimed at it, and some
+  at the mutants that survive; a clause that no variant tests even so is named.
 - The same database and gold give the same suite.
 """
 
@@ -41,7 +41,7 @@ from env_server.test_suites.mutants import mutants
 from env_server.test_suites.selection import KILLS_WANTED, choose
 from env_server.types import SQLRule
 
-SUITE_VERSION = 5
+SUITE_VERSION = 6
 """Counts up when the same question would get another suite."""
 _SEED = 1
 """Begins every candidate's seed. It stays when the version counts up, so that no suite changes without need."""
@@ -50,7 +50,7 @@ MIN_VARIANTS = 4
 """Variants of a query whose mutants fewer would kill, or that has no mutants: its other near-misses are unknown."""
 MAX_CANDIDATES = 48
 AIMED_CANDIDATES = 60
-"""Candidates more, where those leave a clause of the gold untested."""
+"""Candidates more, where those leave a clause of the gold untested; `PATIENCE` of them where only mutants survive."""
 PATIENCE = 12
 """Candidates in a row that kill nothing, after which no more are made."""
 
@@ -153,27 +153,39 @@ class SuiteMaker:
         dead = {mutant for i in chosen for mutant in kills[i]}
         variants = [candidates[i] for i in chosen]
         others = [candidate for i, candidate in enumerate(candidates) if i not in chosen]
-        untested = self._test_clauses(plan, variants, others)
+        surviving = set(plan.near_misses) - dead
+        missing = self._aim(plan, variants, others, surviving, most)
+        untested = tuple(clause.text for clause in plan.clauses if missing.intersection(clause.probes))
         if not variants:
             # Where candidates were made but the gold did not pass, it fails under the sandbox's limits.
             problem = Refusal.FAILS if candidates else max(refusals, key=lambda each: refusals[each])
             return Suite((), len(plan.near_misses), problem=problem.value)
-        return Suite(tuple(variants), len(plan.near_misses), len(dead), untested)
+        return Suite(tuple(variants), len(plan.near_misses), len(plan.near_misses) - len(surviving), untested)
 
-    def _test_clauses(self, plan: Plan, variants: list[Variant], others: Sequence[Variant]) -> tuple[str, ...]:
-        """Add variants until each clause is tested; return the text of those that are not even so."""
+    def _aim(
+        self, plan: Plan, variants: list[Variant], others: Sequence[Variant], surviving: set[str], most: int
+    ) -> set[str]:
+        """Add variants for clauses that are untested and, up to `most` in all, for the mutants of `surviving`.
+
+        Those that are killed leave `surviving`. Returns the probes that no variant tells from the gold.
+        """
         missing = {probe for clause in plan.clauses for probe in clause.probes}
         for variant in variants:
             missing -= killed_by(variant, missing)
         made = (self.candidate(plan, number, AIMED_STYLES) for number in range(AIMED_CANDIDATES))
-        for variant in chain(others, (each for each in made if isinstance(each, Variant))):
-            if not missing:
+        offered = chain[Variant | Refusal](others, made)
+        for number, candidate in enumerate(offered):
+            wanted = missing | surviving if number < len(others) + PATIENCE and len(variants) < most else missing
+            if not wanted:
                 break
-            noticed = killed_by(variant, missing)
-            if noticed and self._gold_passes(variant, plan.queries[0]):
-                variants.append(variant)
+            if isinstance(candidate, Refusal):
+                continue
+            noticed = killed_by(candidate, wanted)
+            if noticed and self._gold_passes(candidate, plan.queries[0]):
+                variants.append(candidate)
                 missing -= noticed
-        return tuple(clause.text for clause in plan.clauses if missing.intersection(clause.probes))
+                surviving -= noticed
+        return missing
 
     def plan(self, sql: str) -> Plan:
         """Read what a gold query's candidates are made from and tried with."""
