@@ -6,7 +6,7 @@ Promises:
 - The only named file that can be opened is a main database, read-only. No statement can create a file,
   whatever it gets past the layers above.
 - What SQLite would spill to a temporary file (large sorts, DISTINCT, materialised subqueries) stays in memory
-  and is charged, by bytes written, to the allowance of the statement that runs on the thread. The count
+  and is charged, by bytes written, to the spill budget of the statement that runs on the thread. The count
   depends on the statement and the data alone, so the refusal is the same on every machine.
 """
 
@@ -26,7 +26,7 @@ _UNIX_EPOCH_JULIAN_DAY = 2440587.5
 _SECONDS_PER_DAY = 86_400
 
 
-class SpillAllowance(threading.local):
+class SpillBudget(threading.local):
     """Bytes of temporary space that the running statement of this thread may still write; 0 outside of one."""
 
     left = 0
@@ -42,8 +42,8 @@ class SpillAllowance(threading.local):
 class SpillFile:
     """An anonymous temporary file in memory; the methods are those that SQLite asks of a file."""
 
-    def __init__(self, allowance: SpillAllowance) -> None:
-        self._allowance = allowance
+    def __init__(self, spill_budget: SpillBudget) -> None:
+        self._spill_budget = spill_budget
         self._data = bytearray()
 
     def xRead(self, amount: int, offset: int) -> bytes:  # noqa: N802
@@ -51,9 +51,9 @@ class SpillFile:
         return bytes(memoryview(self._data)[offset : offset + amount])
 
     def xWrite(self, data: bytes, offset: int) -> None:  # noqa: N802
-        """Write at `offset`, filling a gap with zeros; raises apsw.FullError past the allowance."""
+        """Write at `offset`, filling a gap with zeros; raises apsw.FullError past the spill budget."""
         end = offset + len(data)
-        self._allowance.charge(len(data) + max(0, offset - len(self._data)))
+        self._spill_budget.charge(len(data) + max(0, offset - len(self._data)))
         if offset > len(self._data):
             self._data.extend(bytes(offset - len(self._data)))
         self._data[offset:end] = data
@@ -93,7 +93,7 @@ class SandboxVFS(apsw.VFS):
 
     def __init__(self) -> None:
         super().__init__(VFS_NAME, base="", maxpathname=4096)
-        self.allowance = SpillAllowance()
+        self.spill_budget = SpillBudget()
 
     def xCurrentTimeInt64(self) -> int:  # noqa: N802
         """Return FIXED_NOW in milliseconds of the Julian day."""
@@ -107,7 +107,7 @@ class SandboxVFS(apsw.VFS):
         """Open a database read-only, or make a temporary file in memory; refuse everything else."""
         if name is None:
             flags[1] = flags[0]
-            return SpillFile(self.allowance)  # type: ignore[return-value]
+            return SpillFile(self.spill_budget)  # type: ignore[return-value]
         if flags[0] & apsw.SQLITE_OPEN_MAIN_DB and flags[0] & apsw.SQLITE_OPEN_READONLY:
             return super().xOpen(name, flags)
         raise apsw.CantOpenError("the sandbox opens nothing but the database, read-only")
@@ -115,11 +115,11 @@ class SandboxVFS(apsw.VFS):
     @contextmanager
     def spill_allowance(self, limit: int) -> Iterator[None]:
         """Allow the statement that runs inside, on this thread, `limit` bytes of temporary space."""
-        self.allowance.left = limit
+        self.spill_budget.left = limit
         try:
             yield
         finally:
-            self.allowance.left = 0
+            self.spill_budget.left = 0
 
 
 SANDBOX_VFS = SandboxVFS()

@@ -8,7 +8,7 @@ from pathlib import Path
 import apsw
 import pytest
 
-from env_server.sql.vfs import SANDBOX_VFS, VFS_NAME, SpillAllowance, SpillFile
+from env_server.sql.vfs import SANDBOX_VFS, VFS_NAME, SpillBudget, SpillFile
 
 
 def test_the_vfs_is_registered_and_is_not_the_default() -> None:
@@ -36,9 +36,9 @@ def test_the_clock_is_a_julian_day_and_its_milliseconds() -> None:
 
 
 def test_a_spill_file_reads_back_what_was_written() -> None:
-    allowance = SpillAllowance()
-    allowance.left = 100
-    file = SpillFile(allowance)
+    spill_budget = SpillBudget()
+    spill_budget.left = 100
+    file = SpillFile(spill_budget)
     file.xWrite(b"abcdef", 0)
     file.xWrite(b"XY", 4)
     file.xWrite(b"z", 10)
@@ -52,9 +52,9 @@ def test_a_spill_file_reads_back_what_was_written() -> None:
 
 
 def test_writes_are_charged_and_refused_past_the_allowance() -> None:
-    allowance = SpillAllowance()
-    allowance.left = 10
-    file = SpillFile(allowance)
+    spill_budget = SpillBudget()
+    spill_budget.left = 10
+    file = SpillFile(spill_budget)
     file.xWrite(b"12345", 0)
     file.xWrite(b"12345", 0)
     with pytest.raises(apsw.FullError):
@@ -64,9 +64,9 @@ def test_writes_are_charged_and_refused_past_the_allowance() -> None:
 def test_an_allowance_belongs_to_one_thread_and_ends_with_its_statement() -> None:
     seen: list[int] = []
     with SANDBOX_VFS.spill_allowance(50):
-        thread = threading.Thread(target=lambda: seen.append(SANDBOX_VFS.allowance.left))
+        thread = threading.Thread(target=lambda: seen.append(SANDBOX_VFS.spill_budget.left))
         thread.start()
         thread.join()
-        assert SANDBOX_VFS.allowance.left == 50
+        assert SANDBOX_VFS.spill_budget.left == 50
     assert seen == [0]
-    assert SANDBOX_VFS.allowance.left == 0
+    assert SANDBOX_VFS.spill_budget.left == 0
