@@ -65,6 +65,7 @@ def action(text: str) -> SQLAction:
 def short_backoffs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing here depends on how long a backoff is; the tests need not wait for it."""
     monkeypatch.setattr("env_server.client.servers.FIRST_BACKOFF_S", 0.002)
+    monkeypatch.setattr("env_server.client.servers.LONGEST_BACKOFF_S", 0.1)
 
 
 @pytest.fixture(autouse=True)
