@@ -1,4 +1,4 @@
-"""How many lucky near-misses do the variants catch, and do they ever reject what is right?
+"""How many lucky neighbour queries do the variants catch, and do they ever reject what is right?
 
 For each question, the mutants of its gold that give the gold's rows on the original database are run on its suite, and
 on held-back databases: candidates that the choice of the suite never saw. A mutant that any of them tells from the

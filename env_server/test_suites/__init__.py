@@ -1,1 +1,4 @@
-"""Variants of a database that tell a right query from a lucky one, and near-misses of a query to choose them by."""
+"""Variants of a database that tell a right query from a lucky one, and the neighbour queries to choose them by.
+
+Neighbour queries are those of Zhong et al. (EMNLP 2020): the gold with one piece changed.
+"""

@@ -1,4 +1,4 @@
-"""What a gold query says about the data that tell it from its near-misses: constants, sizes, equated columns.
+"""What a gold query says about the data that tell it from its neighbour queries: constants, sizes, equated columns.
 
 Read from the query's syntax tree and the schema; pure. A constant belongs to the column that it is compared
 with, through functions and arithmetic if need be; one that is compared with an aggregate, and LIMIT, gives a size

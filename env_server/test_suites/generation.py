@@ -5,7 +5,7 @@ apart: few parents with many children (large groups), many parents with few (emp
 with many ties or none, rows like the original ones or rows drawn from small pools. Keys are numbered afresh, so that
 a join on the wrong columns does not come out right. Primary keys, UNIQUE, NOT NULL and foreign keys hold, and NULL
 stands only where the original has it: a query that differs from the gold only on data that the database
-rules out is no near-miss.
+rules out is no neighbour.
 
 The method is the fuzzing of Zhong, Yu and Klein (EMNLP 2020), with sizes of tens of rows instead of hundreds, and
 with the constants of one question at a time.

@@ -1,6 +1,6 @@
-"""How easily a question's answer is hit by luck: near-misses of its gold that give the same answer on its database.
+"""How easily an answer is hit by luck: neighbour queries of its gold that give the same answer on its database.
 
-A near-miss counts as different when one of the question's variants tells it from the gold, and as lucky when its
+A neighbour query counts as different when one of the question's variants tells it from the gold, and as lucky when its
 rows on the database itself are the gold's all the same. In `value` mode nothing but the answer is judged, so an agent
 that asks the wrong question of such a database is rewarded like one that understands it.
 """
@@ -19,29 +19,29 @@ from env_server.test_suites.mutants import mutants
 from env_server.test_suites.suite import Suite
 
 GUESSABLE_SHARE = 1 / 3
-"""A question is guessable when this share of the near-misses that differ from its gold are lucky."""
+"""A question is guessable when this share of the neighbour queries that differ from its gold are lucky."""
 
 
 @dataclass(frozen=True, slots=True)
-class Luck:
-    """`different` near-misses differ from the gold on a variant; `lucky` of them agree with it on the database."""
+class Guessability:
+    """`different` neighbour queries differ from the gold on a variant; `lucky` of them agree on the database."""
 
     different: int
     lucky: int
 
     @property
     def guessable(self) -> bool:
-        """Whether so many near-misses are lucky that the answer says little about the question."""
+        """Whether so many neighbour queries are lucky that the answer says little about the question."""
         return self.lucky > 0 and self.lucky >= GUESSABLE_SHARE * self.different
 
 
-def measure_luck(question: Question, suite: Suite, databases: Databases) -> Luck:
-    """Count a question's near-misses. Raises DataError when its database cannot be read."""
+def measure_guessability(question: Question, suite: Suite, databases: Databases) -> Guessability:
+    """Count a question's neighbour queries. Raises DataError when its database cannot be read."""
     schema = databases.schema(question.db_id)
     tree = parse(question.gold_sql, schema)
     near_misses = [] if tree is None else [mutant.sql for mutant in mutants(tree.sql(dialect="sqlite"), schema)]
     different = _told_apart(near_misses, suite)
-    return Luck(len(different), sum(_agrees(sql, question, databases) for sql in different))
+    return Guessability(len(different), sum(_agrees(sql, question, databases) for sql in different))
 
 
 def _told_apart(queries: list[str], suite: Suite) -> list[str]:

@@ -1,4 +1,4 @@
-"""Near-misses of a gold query: other queries that a model might have written instead, most of them wrong.
+"""Neighbour queries of a gold query: other queries that a model might have written instead, most of them wrong.
 
 They serve to choose database variants that tell the gold from them (the method of distilled test suites: Zhong, Yu
 and Klein, EMNLP 2020), and to measure how well that succeeds. `mutants` models the mistakes of text-to-SQL models
@@ -51,7 +51,7 @@ class MutantKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A near-miss and what was changed."""
+    """A neighbour query and what was changed."""
 
     sql: str
     kind: MutantKind
@@ -78,7 +78,7 @@ _RULES: dict[MutantKind, Callable[[QueryTree], Iterator[Change]]] = {
 
 
 def mutants(sql: str, schema: Schema) -> tuple[Mutant, ...]:
-    """Return near-misses of a query, the kinds in turn."""
+    """Return neighbour queries of a query, the kinds in turn."""
     try:
         statements = [tree for tree in sqlglot.parse(sql, read="sqlite") if tree is not None]
         if len(statements) != 1 or not isinstance(statements[0], exp.Query):

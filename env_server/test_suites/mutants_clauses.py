@@ -1,4 +1,4 @@
-"""Near-misses of a SELECT's clauses: DISTINCT, aggregates, columns, GROUP BY, ORDER BY, LIMIT, and the extreme row.
+"""Neighbour queries of a SELECT's clauses: DISTINCT, aggregates, columns, GROUP BY, ORDER BY, LIMIT, the extreme row.
 
 Each function yields the changes of one kind over all scopes of a query, the likeliest mistakes first.
 """

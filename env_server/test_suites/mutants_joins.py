@@ -1,4 +1,4 @@
-"""Near-misses of what a SELECT reads: joins that are missing, too many or of another kind, and other tables.
+"""Neighbour queries of what a SELECT reads: joins that are missing, too many or of another kind, and other tables.
 
 Each function yields the changes of one kind over all scopes of a query, the likeliest mistakes first.
 """

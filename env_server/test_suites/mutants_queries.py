@@ -1,4 +1,4 @@
-"""Near-misses between queries: subqueries turned into joins and back, and set operations into conditions and back.
+"""Neighbour queries of another shape: subqueries turned into joins and back, set operations into conditions and back.
 
 Each function yields the changes of one kind over all scopes of a query, the likeliest mistakes first.
 """

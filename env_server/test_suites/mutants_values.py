@@ -1,4 +1,4 @@
-"""Near-misses inside expressions: other constants, operators, connectives, arithmetic, and conditions left out.
+"""Neighbour queries inside expressions: other constants, operators, connectives, arithmetic, and conditions left out.
 
 Each function yields the changes of one kind over all scopes of a query, the likeliest mistakes first.
 """

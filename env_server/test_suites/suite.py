@@ -1,4 +1,4 @@
-"""A question's suite: a handful of small databases on which the gold query and its near-misses differ.
+"""A question's suite: a handful of small databases on which the gold query and its neighbour queries differ.
 
 Candidates are made one after the other (`generation`), the gold and those of its mutants (`mutants`) that are
 still alive run on each, and `selection` keeps the fewest that kill the most. The method is that of distilled test
@@ -47,7 +47,7 @@ _SEED = 1
 """Begins every candidate's seed. It stays when the version counts up, so that no suite changes without need."""
 MAX_VARIANTS = 8
 MIN_VARIANTS = 4
-"""Variants of a query whose mutants fewer would kill, or that has no mutants: its other near-misses are unknown."""
+"""Variants of a query whose mutants fewer would kill, or that has no mutants: its other neighbours are unknown."""
 MAX_CANDIDATES = 48
 AIMED_CANDIDATES = 60
 """Candidates more, where those leave a clause of the gold untested; `PATIENCE` of them where only mutants survive."""
@@ -85,7 +85,7 @@ class Refusal(StrEnum):
     FAILS = "on small databases the gold query fails or needs too much work"
     TOO_LARGE = f"on small databases the gold query returns more than {MAX_RESULT_ROWS} rows"
     CHANCE = "what the gold query returns is left to chance"
-    EMPTY = "on small databases the gold query returns no row, and neither do its near-misses"
+    EMPTY = "on small databases the gold query returns no row, and neither do its neighbour queries"
 
 
 @dataclass(frozen=True, slots=True)

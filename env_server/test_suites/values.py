@@ -1,6 +1,6 @@
 """Values for a variant's columns: the query's constants, their neighbours, and values like those in the database.
 
-Pure and driven by the random generator that is passed in. A value is near another one when a near-miss of a query
+Pure and driven by the random generator that is passed in. A value is near another one when a neighbour query of a query
 would treat the two differently: one more, one less, a letter changed, added or lost, the next day.
 
 Reals other than the query's own constants are multiples of 1/4, so that sums and averages do not depend on the

@@ -26,7 +26,7 @@ from env_server.dataset import Dataset, ExclusionReason, Hardness, Question, Spl
 from env_server.factory import EnvironmentFactory
 from env_server.judging.answers import format_answer
 from env_server.settings import EnvSettings
-from env_server.test_suites.guessability import Luck, measure_luck
+from env_server.test_suites.guessability import Guessability, measure_guessability
 from env_server.test_suites.store import Suites
 from env_server.types import ActionType, AnswerMode, SQLAction, Verdict
 
@@ -48,22 +48,24 @@ WrittenSplit = dict[str, str | dict[str, str]]
 class Validation:
     """What was found. `wrong` holds the ids of the questions whose gold answer is judged wrong.
 
-    `luck` says how easily each question's answer is hit by luck; None where that was not measured. `untested` holds,
-    by question, the clauses of its gold that no variant tests, and `alone` why a question has no variants at all; None
-    where no variants were made.
+    `guessability` says how easily each question's answer is hit by luck; None where that was not measured. `untested`
+    holds, by question, the clauses of its gold that no variant tests, and `alone` why a question has no variants at
+    all; None where no variants were made.
     """
 
     dataset: Dataset
     answer_mode: AnswerMode
     wrong: tuple[str, ...]
-    luck: Mapping[str, Luck] | None = None
+    guessability: Mapping[str, Guessability] | None = None
     untested: Mapping[str, tuple[str, ...]] | None = None
     alone: Mapping[str, str] | None = None
 
     @property
     def guessable(self) -> list[str]:
         """The ids of the questions whose answer is guessable, as far as that was measured."""
-        return [question_id for question_id, luck in (self.luck or {}).items() if luck.guessable]
+        return [
+            question_id for question_id, guessability in (self.guessability or {}).items() if guessability.guessable
+        ]
 
     @property
     def problem(self) -> str:
@@ -111,7 +113,7 @@ class Validation:
                 "duplicate_of": question.duplicate_of,
                 "zero": question.gold.is_zero,
                 "gold_answer_correct": question.question_id not in wrong,
-                **self._luck_of(question.question_id),
+                **self._guessability_of(question.question_id),
                 **self._suite_of(question.question_id),
             }
         for each in self.dataset.excluded:
@@ -123,11 +125,15 @@ class Validation:
                 "detail": each.detail,
             }
 
-    def _luck_of(self, question_id: str) -> dict[str, object]:
-        luck = (self.luck or {}).get(question_id)
-        if luck is None:
+    def _guessability_of(self, question_id: str) -> dict[str, object]:
+        guessability = (self.guessability or {}).get(question_id)
+        if guessability is None:
             return {}
-        return {"near_misses": luck.different, "lucky_near_misses": luck.lucky, "guessable": luck.guessable}
+        return {
+            "near_misses": guessability.different,
+            "lucky_near_misses": guessability.lucky,
+            "guessable": guessability.guessable,
+        }
 
     def _suite_of(self, question_id: str) -> dict[str, object]:
         if self.untested is None or self.alone is None:
@@ -156,7 +162,7 @@ class Validation:
             "gold_answers_correct": len(questions) - len(self.wrong),
             "gold_answers_wrong": list(self.wrong),
             "duplicate_of": {q.question_id: q.duplicate_of for q in questions if q.duplicate_of},
-            **({} if self.luck is None else {"guessable": self.guessable}),
+            **({} if self.guessability is None else {"guessable": self.guessable}),
             **({} if self.untested is None else {"untested_clauses": {k: list(v) for k, v in self.untested.items()}}),
             **({} if self.alone is None else {"no_variants": dict(self.alone)}),
             "excluded": [
@@ -183,7 +189,7 @@ def validate(
     """
     limits = settings or EnvSettings()
     wrong = []
-    luck: dict[str, Luck] = {}
+    guessability: dict[str, Guessability] = {}
     untested: dict[str, tuple[str, ...]] = {}
     alone: dict[str, str] = {}
     with EnvironmentFactory(dataset, settings, answer_mode) as factory:
@@ -205,10 +211,10 @@ def validate(
                 if suite.problem:
                     alone[question.question_id] = suite.problem
                 if guessable:
-                    luck[question.question_id] = measure_luck(question, suite, factory.pool)
+                    guessability[question.question_id] = measure_guessability(question, suite, factory.pool)
             if progress is not None:
                 progress(done, len(dataset.questions))
-    measured = luck if guessable else None
+    measured = guessability if guessable else None
     if suites is None:
         return Validation(dataset, answer_mode, tuple(wrong), measured)
     return Validation(dataset, answer_mode, tuple(wrong), measured, untested, alone)
@@ -224,7 +230,7 @@ def validation_text(validation: Validation) -> Group:
         *([question_counts("split", _SPLITS, questions, lambda question: question.split)] if questions else []),
         *_listed("left out", [f"{e.question_id}  {e.db_id}  {e.reason.value}  {e.detail}" for e in dataset.excluded]),
         *_listed("gold answers that are judged wrong", validation.wrong),
-        *_listed("guessable", [_guess_line(validation.luck or {}, each) for each in validation.guessable]),
+        *_listed("guessable", [_guess_line(validation.guessability or {}, each) for each in validation.guessable]),
         *_listed("clauses that no variant tests, or that change nothing", _untested_lines(validation)),
         *_listed("without variants, so judged on one database", _alone_lines(validation)),
         *_listed("split by database", _split_lines(dataset)),
@@ -251,9 +257,12 @@ def _accounts(validation: Validation) -> Text:
         (sum(q.gold.is_zero for q in questions), "  the answer is a single 0; kept, an answer like any other"),
         *(
             []
-            if validation.luck is None
+            if validation.guessability is None
             else [
-                (len(validation.guessable), "  guessable: a third of the near-misses of the gold give its answer; kept")
+                (
+                    len(validation.guessable),
+                    "  guessable: a third of the neighbour queries of the gold give its answer; kept",
+                )
             ]
         ),
         *(
@@ -272,9 +281,9 @@ def _accounts(validation: Validation) -> Text:
     return Text("".join(f"{count:>9,} {text}\n" for count, text in lines))
 
 
-def _guess_line(luck: Mapping[str, Luck], question_id: str) -> str:
-    found = luck[question_id]
-    return f"{question_id}  {found.lucky} of {found.different} near-misses give the same answer"
+def _guess_line(guessability: Mapping[str, Guessability], question_id: str) -> str:
+    found = guessability[question_id]
+    return f"{question_id}  {found.lucky} of {found.different} neighbour queries give the same answer"
 
 
 def _untested_lines(validation: Validation) -> list[str]:

@@ -1,4 +1,4 @@
-"""Which answers near-misses hit by luck, counted on databases where it can be seen by hand."""
+"""Which answers neighbour queries hit by luck, counted on databases where it can be seen by hand."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 from env_server.dataset import Gold, Hardness, Question, Split
 from env_server.settings import SandboxSettings
 from env_server.sql.pool import DatabasePool
-from env_server.test_suites.guessability import Luck, measure_luck
+from env_server.test_suites.guessability import Guessability, measure_guessability
 from env_server.test_suites.store import Suites
 
 SQL = "SELECT COUNT(*) FROM sales WHERE shop = 'north' AND day > 10"
 
 
-def luck_over(tmp_path: Path, rows: list[tuple[str, int]], sql: str) -> Luck:
+def guessability_over(tmp_path: Path, rows: list[tuple[str, int]], sql: str) -> Guessability:
     path = tmp_path / "sales.sqlite"
     connection = sqlite3.connect(path)
     connection.execute("CREATE TABLE sales (shop TEXT, day INTEGER)")
@@ -28,29 +28,29 @@ def luck_over(tmp_path: Path, rows: list[tuple[str, int]], sql: str) -> Luck:
     databases = DatabasePool({"sales": path}, SandboxSettings())
     suites = Suites({"sales": path}, SandboxSettings(), tmp_path / "cache")
     try:
-        return measure_luck(question, suites.of(question), databases)
+        return measure_guessability(question, suites.of(question), databases)
     finally:
         databases.close()
 
 
 def test_where_every_condition_counts_hardly_a_near_miss_is_lucky(tmp_path: Path) -> None:
     rows = [(shop, day) for shop in ("north", "south", "north east") for day in range(1, 25)]
-    luck = luck_over(tmp_path, rows, SQL)
-    assert luck.different > 20
-    assert not luck.guessable
+    guessability = guessability_over(tmp_path, rows, SQL)
+    assert guessability.different > 20
+    assert not guessability.guessable
 
 
 def test_where_no_condition_counts_the_answer_is_guessable(tmp_path: Path) -> None:
-    luck = luck_over(tmp_path, [("north", 20), ("north", 21)], SQL)
-    assert luck.different > 20
-    assert luck.guessable
+    guessability = guessability_over(tmp_path, [("north", 20), ("north", 21)], SQL)
+    assert guessability.different > 20
+    assert guessability.guessable
 
 
 def test_a_query_without_near_misses_is_not_called_guessable(tmp_path: Path) -> None:
-    assert luck_over(tmp_path, [("north", 1)], "VALUES (1)") == Luck(0, 0)
-    assert not Luck(0, 0).guessable
+    assert guessability_over(tmp_path, [("north", 1)], "VALUES (1)") == Guessability(0, 0)
+    assert not Guessability(0, 0).guessable
 
 
 @pytest.mark.parametrize(("lucky", "guessable"), [(0, False), (3, False), (4, True), (12, True)])
 def test_a_third_of_the_near_misses_makes_it_guessable(lucky: int, guessable: bool) -> None:
-    assert Luck(12, lucky).guessable is guessable
+    assert Guessability(12, lucky).guessable is guessable

@@ -1,4 +1,4 @@
-"""Near-misses of a gold query: which there are of each kind, and what holds for all of them."""
+"""Neighbour queries of a gold query: which there are of each kind, and what holds for all of them."""
 
 from __future__ import annotations
 
@@ -300,7 +300,7 @@ EXCHANGED: list[tuple[MutantKind, str, str, list[str]]] = [
 LEFT, RIGHT = "SELECT name FROM owners WHERE city = 'Oslo'", "SELECT name FROM owners WHERE city = 'Lima'"
 NO_CATS = f"SELECT name FROM owners EXCEPT SELECT T1.name {JOINED} WHERE T2.species = 'cat'"
 
-# (kind, gold, mutants): near-misses that are more than one piece away from the gold.
+# (kind, gold, mutants): neighbour queries that are more than one piece away from the gold.
 REBUILT: list[tuple[MutantKind, str, list[str]]] = [
     (
         MutantKind.SET_OPERATION,

@@ -1,4 +1,4 @@
-"""Suites: the gold always passes, near-misses that pass on the original fail, equivalent queries pass."""
+"""Suites: the gold always passes, neighbour queries that pass on the original fail, equivalent queries pass."""
 
 from __future__ import annotations
 
