@@ -213,7 +213,7 @@ def test_the_token_is_nowhere_to_be_read(stack: Stack) -> None:
     assert TOKEN not in stack.logs()
     for path in stack.runs.rglob("*.json*"):
         assert TOKEN not in path.read_text()
-    there = (ROOT / "env_server" / "sandbox.py").read_bytes()[:60]
+    there = (ROOT / "env_server" / "sql" / "sandbox.py").read_bytes()[:60]
     for image in IMAGES:
         assert TOKEN not in docker("history", "--no-trunc", image)
         assert contains(image, [TOKEN.encode(), there]) == [False, True]
