@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from env_server.dataset import Dataset
 from env_server.episodes import Episodes
-from env_server.errors import SQLError
 from env_server.jobs import Job, QueryJob
 from env_server.outcomes import Outcome, query_outcome
 from env_server.scores import Scores
 from env_server.settings import EnvSettings
-from env_server.sql.pool import Databases
+from env_server.sql.pool import Databases, run_query
 from env_server.test_suites.judge import QueryJudge, SQLJudge
 from env_server.types import AnswerMode, SQLAction, SQLObservation
 
@@ -49,8 +48,4 @@ class SQLEnvironment(Episodes):
     def _run(self, job: Job) -> Outcome:
         if not isinstance(job, QueryJob):
             return self._sql_judge.judge(job.question, job.answer)
-        try:
-            result = self._databases.query(job.db_id, job.sql, job.max_rows)
-        except SQLError as error:
-            return query_outcome(error, self._settings.display)
-        return query_outcome(result, self._settings.display)
+        return query_outcome(run_query(self._databases, job), self._settings.display)

@@ -31,8 +31,6 @@ from env_server.dataset import Split
 from env_server.errors import NoEpisodeError
 from env_server.types import SQLAction, SQLObservation, SQLState
 
-__all__ = ["EnvClient", "Reply", "SQLEnvClient", "SessionPool", "Timeouts"]
-
 
 @dataclass(frozen=True, slots=True)
 class Reply:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from env_server.errors import DataError, SQLError
+from env_server.jobs import QueryJob
 from env_server.settings import SandboxSettings
 from env_server.sql.sandbox import QueryResult, Sandbox
 from env_server.sql.schema import Schema, read_schema
@@ -101,3 +102,11 @@ class DatabasePool:
                 surplus.append(self._idle.popitem(last=False)[0])
         for old in surplus:
             old.close()
+
+
+def run_query(databases: Databases, job: QueryJob) -> QueryResult | SQLError:
+    """Run a job's statement; what is wrong with the statement is returned. Raises DataError."""
+    try:
+        return databases.query(job.db_id, job.sql, job.max_rows)
+    except SQLError as error:
+        return error

@@ -20,7 +20,7 @@ from env_server.jobs import QueryJob
 from env_server.judging.submissions import submitted_query
 from env_server.judging.verdict import Judgement, judge_rows
 from env_server.settings import JudgingSettings, SandboxSettings
-from env_server.sql.pool import Databases
+from env_server.sql.pool import Databases, run_query
 from env_server.sql.sandbox import QueryResult, Sandbox
 from env_server.test_suites.images import MAX_RESULT_ROWS
 from env_server.test_suites.store import Suites
@@ -55,11 +55,7 @@ class SQLJudge:
 
     def judge(self, question: Question, answer: str) -> Judgement:
         """Judge the text of an ANSWER. Raises DataError when a database cannot be opened."""
-        job = self.query(question, answer)
-        try:
-            judgement = self.on_database(question, self._databases.query(job.db_id, job.sql, job.max_rows))
-        except SQLError as error:
-            judgement = self.on_database(question, error)
+        judgement = self.on_database(question, run_query(self._databases, self.query(question, answer)))
         return self.on_variants(question, answer) if judgement.correct else judgement
 
     def query(self, question: Question, answer: str) -> QueryJob:

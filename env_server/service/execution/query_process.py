@@ -27,7 +27,7 @@ from env_server.errors import DataError, SQLError
 from env_server.jobs import Job, JudgeJob, QueryJob
 from env_server.judging.verdict import Judgement
 from env_server.settings import JudgingSettings, SandboxSettings
-from env_server.sql.pool import DatabasePool
+from env_server.sql.pool import DatabasePool, run_query
 from env_server.sql.sandbox import QueryResult, Sandbox, limit_memory
 from env_server.sql.schema import Schema
 
@@ -132,7 +132,7 @@ class JobRunner:
             return Failure("", str(error))
 
     def _query(self, job: QueryJob) -> Reply:
-        result = self._result(job)
+        result = run_query(self._databases, job)
         if self._setup.trial and _is_stopped(result):
             return None
         return _failure(result) if isinstance(result, SQLError) else result
@@ -140,19 +140,13 @@ class JobRunner:
     def _verdict(self, job: JudgeJob) -> Reply:
         if self._judge is None:
             raise DataError("this process does not judge")
-        result = self._result(self._judge.query(job.question, job.answer))
+        result = run_query(self._databases, self._judge.query(job.question, job.answer))
         if self._setup.trial and _is_stopped(result):
             return None
         if isinstance(result, SQLError) and not result.deterministic:
             return _failure(result)  # it is not the query's own, so it tells nothing of the query
         judgement = self._judge.on_database(job.question, result)
         return self._judge.on_variants(job.question, job.answer) if judgement.correct else judgement
-
-    def _result(self, job: QueryJob) -> QueryResult | SQLError:
-        try:
-            return self._databases.query(job.db_id, job.sql, job.max_rows)
-        except SQLError as error:
-            return error
 
     def interrupt(self) -> None:
         """Stop the running statement on a question's database, from another thread. Without one, do nothing."""
