@@ -26,7 +26,7 @@ from env_server.judging.verdict import judge_rows
 from env_server.settings import SandboxSettings
 from env_server.sql.pool import DatabasePool
 from env_server.sql.sandbox import Sandbox
-from env_server.test_suites.database_profile import read_blueprint
+from env_server.test_suites.database_profile import read_profile
 from env_server.test_suites.suite import MAX_CANDIDATES, Plan, SuiteMaker, Variant, killed_by
 from env_server.types import AnswerMode
 
@@ -38,7 +38,7 @@ MUTANT_STEPS = 2_000_000
 def survivors(question: Question, plan: Plan, pool: DatabasePool) -> list[str]:
     """Return the mutants that give the gold's rows on the original database."""
     found = []
-    for mutant in plan.near_misses:
+    for mutant in plan.neighbours:
         try:
             result = pool.query(question.db_id, mutant, len(question.gold.rows) + 1)
         except SQLError:
@@ -72,7 +72,7 @@ def main() -> None:
     for done, question in enumerate(chosen, 1):
         if question.db_id not in makers:
             sandbox = Sandbox(dataset.databases[question.db_id], SandboxSettings())
-            makers[question.db_id] = SuiteMaker(read_blueprint(sandbox), SandboxSettings())
+            makers[question.db_id] = SuiteMaker(read_profile(sandbox), SandboxSettings())
             sandbox.close()
         maker = makers[question.db_id]
         began = time.perf_counter()

@@ -1,10 +1,10 @@
 """What a variant of a database must respect and may draw from: tables, keys, types, and a sample of the values.
 
-`read_blueprint` is the one function with I/O. It reads through a sandbox, so its work is bounded: a sample of each
+`read_profile` is the one function with I/O. It reads through a sandbox, so its work is bounded: a sample of each
 table is read (`row_sampling`) and `KEPT_ROWS` of its rows, at equal distances, are kept.
 
 Tables come parents first. Views and indexes are rebuilt in a variant, triggers are not: nothing is ever written
-to it. A database with a virtual table has no blueprint, because its module decides what may be stored; a damaged file
+to it. A database with a virtual table has no profile, because its module decides what may be stored; a damaged file
 is an error.
 """
 
@@ -74,7 +74,7 @@ class TablePlan:
 
 
 @dataclass(frozen=True)
-class Blueprint:
+class DatabaseProfile:
     """All of a database that its variants need. `statements` create the empty schema, in order."""
 
     schema: Schema
@@ -95,8 +95,8 @@ class Blueprint:
                     yield child, (reference.parent.casefold(), column.casefold())
 
 
-def read_blueprint(sandbox: Sandbox) -> Blueprint:
-    """Read the blueprint of the database that `sandbox` has open.
+def read_profile(sandbox: Sandbox) -> DatabaseProfile:
+    """Read the profile of the database that `sandbox` has open.
 
     Raises NoVariantsError where there can be none, DataError where the file cannot be read.
     """
@@ -111,7 +111,7 @@ def read_blueprint(sandbox: Sandbox) -> Blueprint:
         if not error.deterministic or any(words in error.message for words in _DAMAGE):
             raise DataError(f"the database cannot be read: {error.message}") from error
         raise NoVariantsError(f"its tables cannot be sampled: {error.message}") from error
-    return Blueprint(schema, tuple(parents_first(plans)), statements)
+    return DatabaseProfile(schema, tuple(parents_first(plans)), statements)
 
 
 def parents_first(plans: Sequence[TablePlan]) -> list[TablePlan]:

@@ -1,6 +1,6 @@
 """The rows of one candidate variant: random, but shaped by the query and true to the schema's keys.
 
-A candidate is a function of the blueprint, the hints and a seed. Its *style* decides what it is good at telling
+A candidate is a function of the profile, the hints and a seed. Its *style* decides what it is good at telling
 apart: few parents with many children (large groups), many parents with few (empty groups), small tables, values
 with many ties or none, rows like the original ones or rows drawn from small pools. Keys are numbered afresh, so that
 a join on the wrong columns does not come out right. Primary keys, UNIQUE, NOT NULL and foreign keys hold, and NULL
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from env_server.dataset import Row, SQLValue
 from env_server.test_suites.constants import Hints, Place
-from env_server.test_suites.database_profile import Blueprint, ColumnPlan, Reference, TablePlan
+from env_server.test_suites.database_profile import ColumnPlan, DatabaseProfile, Reference, TablePlan
 from env_server.test_suites.values import Pool, make_pool, neighbours, rounded, unused
 
 MAX_ROWS = 60
@@ -70,12 +70,12 @@ AIMED_STYLES = (
 """Styles for a clause that the others leave untested: larger tables, and smaller ones with few values."""
 
 
-def generate(blueprint: Blueprint, hints: Hints, seed: str, style: Style, insert: Insert) -> None:
+def generate(profile: DatabaseProfile, hints: Hints, seed: str, style: Style, insert: Insert) -> None:
     """Make every table's rows and hand them to `insert`, parents first."""
     rng = random.Random(seed)
     made: dict[str, Sequence[Row]] = {}
-    for table in blueprint.tables:
-        made[table.name] = insert(table, _Filler(blueprint, hints, rng, style, made, table).rows())
+    for table in profile.tables:
+        made[table.name] = insert(table, _Filler(profile, hints, rng, style, made, table).rows())
 
 
 def is_single(table: TablePlan, reference: Reference) -> bool:
@@ -88,14 +88,14 @@ class _Filler:
 
     def __init__(
         self,
-        blueprint: Blueprint,
+        profile: DatabaseProfile,
         hints: Hints,
         rng: random.Random,
         style: Style,
         made: dict[str, Sequence[Row]],
         table: TablePlan,
     ) -> None:
-        self._blueprint = blueprint
+        self._profile = profile
         self._hints = hints
         self._rng = rng
         self._style = style
@@ -146,7 +146,7 @@ class _Filler:
         """Whether the query names a table that has one row at most for each of this table's rows."""
         return any(
             reference.parent == self._table.name and is_single(table, reference)
-            for table in self._blueprint.tables
+            for table in self._profile.tables
             if table is not self._table and table.name.casefold() in self._hints.tables
             for reference in table.references
         )
@@ -198,7 +198,7 @@ class _Filler:
 
         None where there is no parent, or none is left for a reference that takes each parent once.
         """
-        parent = self._blueprint.table(reference.parent)
+        parent = self._profile.table(reference.parent)
         rows = self._made.get(reference.parent, ())
         if parent is None or not rows:
             return None
@@ -241,7 +241,7 @@ class _Filler:
         found: list[SQLValue] = []
         for left, right in self._hints.links:
             for here, there in ((left, right), (right, left)):
-                other = self._blueprint.table(there[0])
+                other = self._profile.table(there[0])
                 index = other.index(there[1]) if other is not None else None
                 if here == own and other is not None and index is not None:
                     found += [row[index] for row in self._made.get(other.name, ())]

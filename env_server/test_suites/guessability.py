@@ -39,8 +39,8 @@ def measure_guessability(question: Question, suite: Suite, databases: Databases)
     """Count a question's neighbour queries. Raises DataError when its database cannot be read."""
     schema = databases.schema(question.db_id)
     tree = parse(question.gold_sql, schema)
-    near_misses = [] if tree is None else [mutant.sql for mutant in mutants(tree.sql(dialect="sqlite"), schema)]
-    different = _told_apart(near_misses, suite)
+    neighbours = [] if tree is None else [mutant.sql for mutant in mutants(tree.sql(dialect="sqlite"), schema)]
+    different = _told_apart(neighbours, suite)
     return Guessability(len(different), sum(_agrees(sql, question, databases) for sql in different))
 
 

@@ -1,4 +1,4 @@
-"""Small databases as SQLite file images in memory: made from a blueprint and rows, opened, and queried.
+"""Small databases as SQLite file images in memory: made from a profile and rows, opened, and queried.
 
 The queries that run here are a data set's own and what is derived from them, not an agent's; those go through the
 sandbox. Work is bounded all the same, since a mutant may have lost its join condition.
@@ -16,7 +16,7 @@ from env_server.dataset import Row
 from env_server.errors import NoVariantsError
 from env_server.sql.schema import quote_identifier
 from env_server.sql.vfs import VFS_NAME
-from env_server.test_suites.database_profile import Blueprint, TablePlan
+from env_server.test_suites.database_profile import DatabaseProfile, TablePlan
 
 MAX_RESULT_ROWS = 500
 _PAGE_BYTES = 512
@@ -24,13 +24,13 @@ _VM_STEPS = 300_000
 
 
 class ImageBuilder:
-    """Builds databases with a blueprint's schema."""
+    """Builds databases with a profile's schema."""
 
-    def __init__(self, blueprint: Blueprint) -> None:
+    def __init__(self, profile: DatabaseProfile) -> None:
         """Make the empty database. Raises NoVariantsError when the schema's own statements fail."""
         with _connected() as connection:
             connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
-            for statement in blueprint.statements:
+            for statement in profile.statements:
                 try:
                     connection.execute(statement)
                 except apsw.Error as error:

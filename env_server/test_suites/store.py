@@ -24,7 +24,7 @@ from env_server.errors import DataError, NoVariantsError
 from env_server.lru import LRUCache
 from env_server.settings import SandboxSettings
 from env_server.sql.sandbox import Sandbox
-from env_server.test_suites.database_profile import read_blueprint
+from env_server.test_suites.database_profile import read_profile
 from env_server.test_suites.suite import SUITE_VERSION, Strictness, Suite, SuiteMaker, Variant
 
 KEPT_SUITES = 256
@@ -85,7 +85,7 @@ class Suites:
         path = self._path(db_id)
         sandbox = Sandbox(path, self._settings)
         try:
-            return SuiteMaker(read_blueprint(sandbox), self._settings)
+            return SuiteMaker(read_profile(sandbox), self._settings)
         except NoVariantsError as error:
             return str(error)
         except DataError as error:

@@ -34,7 +34,7 @@ from env_server.sql.sandbox import Sandbox
 from env_server.sql.schema import Schema, quote_identifier
 from env_server.test_suites.clauses import Clause, read_clauses
 from env_server.test_suites.constants import Hints, parse, read_hints, spread
-from env_server.test_suites.database_profile import Blueprint
+from env_server.test_suites.database_profile import DatabaseProfile
 from env_server.test_suites.generation import AIMED_STYLES, STYLES, Style, generate
 from env_server.test_suites.images import MAX_RESULT_ROWS, ImageBuilder, opened, run
 from env_server.test_suites.mutants import mutants
@@ -109,23 +109,23 @@ class Plan:
 
     queries: tuple[str, ...]
     hints: Hints
-    near_misses: tuple[str, ...]
+    neighbours: tuple[str, ...]
     clauses: tuple[Clause, ...]
 
 
 class SuiteMaker:
     """Makes suites for the questions of one database."""
 
-    def __init__(self, blueprint: Blueprint, settings: SandboxSettings) -> None:
+    def __init__(self, profile: DatabaseProfile, settings: SandboxSettings) -> None:
         """Prepare the empty schema. Raises NoVariantsError when it cannot be rebuilt."""
-        self._blueprint = blueprint
+        self._profile = profile
         self._settings = settings
-        self._builder = ImageBuilder(blueprint)
+        self._builder = ImageBuilder(profile)
 
     def make(self, sql: str, most: int = MAX_VARIANTS) -> Suite:
         """Make the suite of a gold query, of at most `most` variants."""
         plan = self.plan(sql)
-        alive = dict.fromkeys(plan.near_misses, 0)
+        alive = dict.fromkeys(plan.neighbours, 0)
         candidates: list[Variant] = []
         kills: list[set[str]] = []
         refusals: Counter[Refusal] = Counter()
@@ -153,14 +153,14 @@ class SuiteMaker:
         dead = {mutant for i in chosen for mutant in kills[i]}
         variants = [candidates[i] for i in chosen]
         others = [candidate for i, candidate in enumerate(candidates) if i not in chosen]
-        surviving = set(plan.near_misses) - dead
+        surviving = set(plan.neighbours) - dead
         missing = self._aim(plan, variants, others, surviving, most)
         untested = tuple(clause.text for clause in plan.clauses if missing.intersection(clause.probes))
         if not variants:
             # Where candidates were made but the gold did not pass, it fails under the sandbox's limits.
             problem = Refusal.FAILS if candidates else max(refusals, key=lambda each: refusals[each])
-            return Suite((), len(plan.near_misses), problem=problem.value)
-        return Suite(tuple(variants), len(plan.near_misses), len(plan.near_misses) - len(surviving), untested)
+            return Suite((), len(plan.neighbours), problem=problem.value)
+        return Suite(tuple(variants), len(plan.neighbours), len(plan.neighbours) - len(surviving), untested)
 
     def _aim(
         self, plan: Plan, variants: list[Variant], others: Sequence[Variant], surviving: set[str], most: int
@@ -189,12 +189,12 @@ class SuiteMaker:
 
     def plan(self, sql: str) -> Plan:
         """Read what a gold query's candidates are made from and tried with."""
-        tree = parse(sql, self._blueprint.schema)
+        tree = parse(sql, self._profile.schema)
         if tree is None:
             return Plan((sql,), Hints(), (), ())
-        hints = read_hints(tree, self._blueprint.schema)
-        spread(hints, self._blueprint.references())
-        queries = (sql, *reordered(tree, self._blueprint.schema))
+        hints = read_hints(tree, self._profile.schema)
+        spread(hints, self._profile.references())
+        queries = (sql, *reordered(tree, self._profile.schema))
         text = tree.sql(dialect="sqlite")
         return Plan(queries, hints, *self._runnable(text))
 
@@ -210,21 +210,21 @@ class SuiteMaker:
 
     def _runnable(self, sql: str) -> tuple[tuple[str, ...], tuple[Clause, ...]]:
         """Return the mutants, and the clauses with the probes, that can run."""
-        near_misses = [mutant.sql for mutant in mutants(sql, self._blueprint.schema)]
-        clauses = read_clauses(sql, self._blueprint.schema)
+        neighbours = [mutant.sql for mutant in mutants(sql, self._profile.schema)]
+        clauses = read_clauses(sql, self._profile.schema)
         with opened(self._builder.empty) as connection:
             probed = (
                 Clause(each.text, tuple(probe for probe in each.probes if run(connection, probe) is not None))
                 for each in clauses
             )
-            return tuple(mutant for mutant in near_misses if run(connection, mutant) is not None), tuple(probed)
+            return tuple(mutant for mutant in neighbours if run(connection, mutant) is not None), tuple(probed)
 
     def candidate(self, plan: Plan, number: int, styles: Sequence[Style] = STYLES) -> Variant | Refusal:
         """Make a candidate, or say why there is none."""
         queries = plan.queries
         seed = f"{_SEED}\n{'' if styles is STYLES else 'aimed '}{number}\n{queries[0]}"
         with self._builder.building() as building:
-            generate(self._blueprint, plan.hints, seed, styles[number % len(styles)], building.insert)
+            generate(self._profile, plan.hints, seed, styles[number % len(styles)], building.insert)
             image = building.image()
         with opened(image) as connection:
             results = [run(connection, query) for query in queries]

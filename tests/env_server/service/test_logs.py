@@ -177,11 +177,11 @@ def test_the_texts_of_uvicorn_and_our_own_are_kept(pipe: Pipe) -> None:
     logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
     logging.getLogger("uvicorn.error").info('%s - "WebSocket %s" [accepted]', "127.0.0.1", "/ws?token=abc")
     logging.getLogger("env_server.service.execution.query_pool").warning(
-        "process %d of the %s lane is replaced", 7, "slow"
+        "process %d of the %s queue is replaced", 7, "slow"
     )
     invalid, replaced = pipe.entries()
     assert invalid["message"] == "Invalid HTTP request received."
-    assert replaced["message"] == "process 7 of the slow lane is replaced"
+    assert replaced["message"] == "process 7 of the slow queue is replaced"
 
 
 def test_frames_are_not_logged_even_at_debug(pipe: Pipe) -> None:

@@ -27,8 +27,8 @@ FAST = "SELECT COUNT(*) FROM pets"
 LONG = "WITH RECURSIVE r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r LIMIT 3000) SELECT COUNT(*) FROM r"
 
 
-class Lane:
-    """A lane in this thread, which answers when it is let."""
+class Pool:
+    """A query pool in this thread, which answers when it is let."""
 
     def __init__(self, pool: DatabasePool) -> None:
         self._pool = pool
@@ -50,8 +50,8 @@ class Ledger:
         self.steps: list[tuple[str, str, str]] = []
         self.errors: list[str] = []
 
-    def step(self, action_type: str, outcome: str, seconds: float, lane: str) -> None:
-        self.steps.append((action_type, outcome, lane))
+    def step(self, action_type: str, outcome: str, seconds: float, route: str) -> None:
+        self.steps.append((action_type, outcome, route))
 
     def frame_error(self, code: str) -> None:
         self.errors.append(code)
@@ -63,9 +63,9 @@ def ledger() -> Ledger:
 
 
 @pytest.fixture
-async def lane(pets: Dataset) -> Any:
+async def query_pool(pets: Dataset) -> Any:
     pool = DatabasePool(pets.databases, SETTINGS.sandbox)
-    yield Lane(pool)
+    yield Pool(pool)
     pool.close()
 
 
@@ -73,12 +73,12 @@ NewSession = Callable[..., Session]
 
 
 @pytest.fixture
-def new_session(pets: Dataset, lane: Lane, ledger: Ledger) -> Iterator[NewSession]:
+def new_session(pets: Dataset, query_pool: Pool, ledger: Ledger) -> Iterator[NewSession]:
     databases = ServiceDatabases(pets.databases, SETTINGS)
 
     def make(answer_mode: AnswerMode = AnswerMode.VALUE) -> Session:
         episodes = Episodes(pets, databases.schema, SETTINGS, answer_mode)
-        session = Session(episodes, SessionJobs(databases, lane.run, CpuBudget()), ledger)
+        session = Session(episodes, SessionJobs(databases, query_pool.run, CpuBudget()), ledger)
         assert reply(session.answer('{"type": "reset", "data": {"question_id": "cats"}}'))["type"] == "observation"
         return session
 
@@ -105,12 +105,14 @@ async def waiting(answer: str | Awaitable[str] | None) -> asyncio.Future[str]:
     return task
 
 
-async def test_the_way_of_a_step_is_the_one_it_took(new_session: NewSession, lane: Lane, ledger: Ledger) -> None:
+async def test_the_route_of_a_step_is_the_one_it_took(
+    new_session: NewSession, query_pool: Pool, ledger: Ledger
+) -> None:
     one, other = new_session(), new_session()
     for action in (("DESCRIBE", "pets"), ("SAMPLE", "pets"), ("QUERY", FAST), ("QUERY", FAST), ("QUERY", "SELEC")):
         reply(one.answer(step(*action)))
     first, second = await waiting(one.answer(step("QUERY", LONG))), await waiting(other.answer(step("QUERY", LONG)))
-    lane.open.set()
+    query_pool.open.set()
     await first
     await second
     reply(other.answer(step("QUERY", LONG)))
@@ -126,18 +128,18 @@ async def test_the_way_of_a_step_is_the_one_it_took(new_session: NewSession, lan
         ("QUERY", "ok", "cached"),
         ("ANSWER", "correct", "none"),
     ]
-    assert lane.asked == [QueryJob("pets", LONG, SETTINGS.display.max_rows)] * 2, "each step asks once"
+    assert query_pool.asked == [QueryJob("pets", LONG, SETTINGS.display.max_rows)] * 2, "each step asks once"
 
 
 async def test_a_step_that_is_given_up_is_not_taken_and_disturbs_no_other_session(
-    new_session: NewSession, lane: Lane
+    new_session: NewSession, query_pool: Pool
 ) -> None:
     leaving, staying = new_session(), new_session()
     tasks = [await waiting(each.answer(step("QUERY", LONG))) for each in (leaving, staying)]
     tasks[0].cancel()
     with pytest.raises(asyncio.CancelledError):
         await tasks[0]
-    lane.open.set()
+    query_pool.open.set()
     observation = json.loads(await tasks[1])["data"]["observation"]
     assert (observation["result"].splitlines()[-1], observation["step_count"]) == ("3000", 1)
     assert reply(leaving.answer('{"type": "state"}'))["data"]["step_count"] == 0
@@ -146,10 +148,10 @@ async def test_a_step_that_is_given_up_is_not_taken_and_disturbs_no_other_sessio
 
 
 async def test_without_a_verdict_the_answer_is_an_error_and_can_be_given_again(
-    new_session: NewSession, lane: Lane, ledger: Ledger
+    new_session: NewSession, query_pool: Pool, ledger: Ledger
 ) -> None:
     session = new_session(AnswerMode.SQL)
-    lane.open.set()
+    query_pool.open.set()
     for _ in range(2):
         frame = json.loads(await (await waiting(session.answer(step("ANSWER", "SELECT 2")))))
         assert (frame["type"], frame["data"]["code"]) == ("error", "EXECUTION_ERROR")

@@ -12,7 +12,7 @@ from env_server.settings import SandboxSettings
 from env_server.sql.sandbox import Sandbox
 from env_server.sql.schema import Column, Schema, Table
 from env_server.test_suites.clauses import Clause, read_clauses
-from env_server.test_suites.database_profile import read_blueprint
+from env_server.test_suites.database_profile import read_profile
 from env_server.test_suites.suite import SuiteMaker, killed_by
 
 DATABASE = """
@@ -36,9 +36,9 @@ def maker(tmp_path_factory: pytest.TempPathFactory) -> SuiteMaker:
     connection.executescript(DATABASE)
     connection.close()
     sandbox = Sandbox(path, SandboxSettings())
-    blueprint = read_blueprint(sandbox)
+    profile = read_profile(sandbox)
     sandbox.close()
-    return SuiteMaker(blueprint, SandboxSettings())
+    return SuiteMaker(profile, SandboxSettings())
 
 
 @pytest.fixture(scope="module")

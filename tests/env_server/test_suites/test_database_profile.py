@@ -1,4 +1,4 @@
-"""The blueprint: what it reads of a database, and which databases have none."""
+"""The profile: what it reads of a database, and which databases have none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from env_server.dataset import SQLValue
 from env_server.errors import NoVariantsError
 from env_server.settings import SandboxSettings
 from env_server.sql.sandbox import Sandbox
-from env_server.test_suites.database_profile import Blueprint, Kind, Reference, kind_of, read_blueprint
+from env_server.test_suites.database_profile import DatabaseProfile, Kind, Reference, kind_of, read_profile
 from env_server.test_suites.images import ImageBuilder
 
 SCHEMA = """
@@ -30,25 +30,25 @@ INSERT INTO "odd 'one'" VALUES (1, 'x');
 """
 
 
-def blueprint_of(tmp_path: Path, script: str) -> Blueprint:
+def profile_of(tmp_path: Path, script: str) -> DatabaseProfile:
     path = tmp_path / "db.sqlite"
     connection = sqlite3.connect(path)
     connection.executescript(script)
     connection.close()
     sandbox = Sandbox(path, SandboxSettings())
     try:
-        return read_blueprint(sandbox)
+        return read_profile(sandbox)
     finally:
         sandbox.close()
 
 
 def test_tables_come_parents_first_and_views_are_no_tables(tmp_path: Path) -> None:
-    assert [table.name for table in blueprint_of(tmp_path, SCHEMA).tables] == ["pets", "odd 'one'", "visits"]
+    assert [table.name for table in profile_of(tmp_path, SCHEMA).tables] == ["pets", "odd 'one'", "visits"]
 
 
 def test_keys_and_references(tmp_path: Path) -> None:
-    blueprint = blueprint_of(tmp_path, SCHEMA)
-    pets, odd, visits = blueprint.tables
+    profile = profile_of(tmp_path, SCHEMA)
+    pets, odd, visits = profile.tables
     assert [column.name for column in pets.columns] == ["pet_id", "tag", "name", "mother", "kg", "born"]
     assert set(pets.unique) == {frozenset({0}), frozenset({1})}
     assert set(visits.unique) == {frozenset({0}), frozenset({1, 2})}
@@ -62,7 +62,7 @@ def test_keys_and_references(tmp_path: Path) -> None:
 
 
 def test_what_a_column_holds(tmp_path: Path) -> None:
-    pets, _, visits = blueprint_of(tmp_path, SCHEMA).tables
+    pets, _, visits = profile_of(tmp_path, SCHEMA).tables
     kinds = {column.name: column.kind for column in pets.columns}
     assert kinds == {
         "pet_id": Kind.INTEGER,
@@ -98,20 +98,20 @@ def test_the_values_decide_what_a_column_is(values: list[SQLValue], declared: st
 def test_a_cycle_of_references_is_cut(tmp_path: Path) -> None:
     cycle = """CREATE TABLE a (id INTEGER PRIMARY KEY, b INTEGER REFERENCES b(id));
     CREATE TABLE b (id INTEGER PRIMARY KEY, a INTEGER REFERENCES a(id));"""
-    first, second = blueprint_of(tmp_path, cycle).tables
+    first, second = profile_of(tmp_path, cycle).tables
     assert first.references == ()
     assert [reference.parent for reference in second.references] == [first.name]
 
 
 def test_a_reference_to_what_is_not_there_is_none(tmp_path: Path) -> None:
     script = "CREATE TABLE a (x INTEGER REFERENCES gone(id), y INTEGER REFERENCES a(no_such_column))"
-    (table,) = blueprint_of(tmp_path, script).tables
+    (table,) = profile_of(tmp_path, script).tables
     assert table.references == ()
 
 
 def test_the_schema_can_be_rebuilt_with_views_and_without_triggers(tmp_path: Path) -> None:
-    blueprint = blueprint_of(tmp_path, SCHEMA)
-    sandbox = Sandbox(ImageBuilder(blueprint).empty, SandboxSettings())
+    profile = profile_of(tmp_path, SCHEMA)
+    sandbox = Sandbox(ImageBuilder(profile).empty, SandboxSettings())
     rows = sandbox.query("SELECT type, name FROM sqlite_master WHERE name NOT LIKE 'sqlite_%' ORDER BY 1, 2", 20).rows
     sandbox.close()
     assert rows == (
@@ -123,6 +123,6 @@ def test_the_schema_can_be_rebuilt_with_views_and_without_triggers(tmp_path: Pat
     )
 
 
-def test_a_virtual_table_means_no_blueprint(tmp_path: Path) -> None:
+def test_a_virtual_table_means_no_profile(tmp_path: Path) -> None:
     with pytest.raises(NoVariantsError, match="virtual tables: notes"):
-        blueprint_of(tmp_path, "CREATE VIRTUAL TABLE notes USING fts5(body)")
+        profile_of(tmp_path, "CREATE VIRTUAL TABLE notes USING fts5(body)")

@@ -19,7 +19,7 @@ from env_server.dataset import Row
 from env_server.settings import SandboxSettings
 from env_server.sql.sandbox import Sandbox
 from env_server.test_suites.constants import Hints, parse, read_hints
-from env_server.test_suites.database_profile import Blueprint, TablePlan, read_blueprint
+from env_server.test_suites.database_profile import DatabaseProfile, TablePlan, read_profile
 from env_server.test_suites.generation import STYLES, generate
 from env_server.test_suites.images import ImageBuilder, opened
 
@@ -35,47 +35,47 @@ print(made(Path(sys.argv[1])))
 """
 
 
-def plan(path: Path) -> tuple[Blueprint, Hints]:
+def plan(path: Path) -> tuple[DatabaseProfile, Hints]:
     sandbox = Sandbox(path, SandboxSettings())
-    blueprint = read_blueprint(sandbox)
+    profile = read_profile(sandbox)
     sandbox.close()
-    tree = parse(SQL, blueprint.schema)
+    tree = parse(SQL, profile.schema)
     assert tree is not None
-    return blueprint, read_hints(tree, blueprint.schema)
+    return profile, read_hints(tree, profile.schema)
 
 
-def rows_of(blueprint: Blueprint, hints: Hints, seed: str, style: int) -> dict[str, Sequence[Row]]:
+def rows_of(profile: DatabaseProfile, hints: Hints, seed: str, style: int) -> dict[str, Sequence[Row]]:
     tables: dict[str, Sequence[Row]] = {}
 
     def insert(table: TablePlan, rows: Sequence[Row]) -> Sequence[Row]:
         tables[table.name] = rows
         return rows
 
-    generate(blueprint, hints, seed, STYLES[style], insert)
+    generate(profile, hints, seed, STYLES[style], insert)
     return tables
 
 
 def made(path: Path) -> str:
-    blueprint, hints = plan(path)
-    return hashlib.sha256(repr(rows_of(blueprint, hints, "seed", 0)).encode()).hexdigest()
+    profile, hints = plan(path)
+    return hashlib.sha256(repr(rows_of(profile, hints, "seed", 0)).encode()).hexdigest()
 
 
 @pytest.fixture(scope="module")
-def planned(pets_file: Path) -> tuple[Blueprint, Hints]:
+def planned(pets_file: Path) -> tuple[DatabaseProfile, Hints]:
     return plan(pets_file)
 
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.text(max_size=5), style=st.integers(0, len(STYLES) - 1))
 def test_keys_hold_and_null_stands_only_where_the_original_has_it(
-    planned: tuple[Blueprint, Hints], seed: str, style: int
+    planned: tuple[DatabaseProfile, Hints], seed: str, style: int
 ) -> None:
-    blueprint, hints = planned
-    tables = rows_of(blueprint, hints, seed, style)
-    builder = ImageBuilder(blueprint)
+    profile, hints = planned
+    tables = rows_of(profile, hints, seed, style)
+    builder = ImageBuilder(profile)
     with builder.building() as building:
         for name in ("owners", "pets"):
-            table = blueprint.table(name)
+            table = profile.table(name)
             assert table is not None
             assert building.insert(table, tables[name]) is tables[name], "every row is taken"
             for i, column in enumerate(table.columns):
@@ -86,11 +86,11 @@ def test_keys_hold_and_null_stands_only_where_the_original_has_it(
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
-def test_the_constants_of_the_query_are_met_and_missed(planned: tuple[Blueprint, Hints]) -> None:
-    blueprint, hints = planned
+def test_the_constants_of_the_query_are_met_and_missed(planned: tuple[DatabaseProfile, Hints]) -> None:
+    profile, hints = planned
     seen = {name: set[object]() for name in ("species", "age")}
     for number in range(len(STYLES)):
-        for row in rows_of(blueprint, hints, str(number), number)["pets"]:
+        for row in rows_of(profile, hints, str(number), number)["pets"]:
             seen["species"].add(row[2])
             seen["age"].add(row[3])
     assert {"cat", "cats"} & seen["species"] >= {"cat"}
@@ -98,7 +98,7 @@ def test_the_constants_of_the_query_are_met_and_missed(planned: tuple[Blueprint,
     assert {2, 3, 4} <= seen["age"]
 
 
-def test_another_seed_gives_other_rows(planned: tuple[Blueprint, Hints]) -> None:
+def test_another_seed_gives_other_rows(planned: tuple[DatabaseProfile, Hints]) -> None:
     assert rows_of(*planned, "a", 0) != rows_of(*planned, "b", 0)
 
 
@@ -127,12 +127,12 @@ def test_a_table_whose_key_refers_to_another_table_grows_with_it(tmp_path: Path)
     )
     connection.close()
     sandbox = Sandbox(path, SandboxSettings())
-    blueprint = read_blueprint(sandbox)
+    profile = read_profile(sandbox)
     sandbox.close()
     hints = Hints(tables={"people", "students", "tutors"})
     sizes: dict[str, list[int]] = {name: [] for name in ("people", "students", "tutors")}
     for number in range(8 * len(STYLES)):
-        tables = rows_of(blueprint, hints, str(number), number % len(STYLES))
+        tables = rows_of(profile, hints, str(number), number % len(STYLES))
         people, students, tutors = ([row[0] for row in tables[name]] for name in sizes)
         assert len(set(students)) == len(students)
         assert set(students) <= set(people)

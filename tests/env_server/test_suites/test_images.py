@@ -6,7 +6,7 @@ import pytest
 
 from env_server.errors import DataError
 from env_server.sql.schema import Schema
-from env_server.test_suites.database_profile import Blueprint, ColumnPlan, Kind, TablePlan
+from env_server.test_suites.database_profile import ColumnPlan, DatabaseProfile, Kind, TablePlan
 from env_server.test_suites.images import MAX_RESULT_ROWS, ImageBuilder, opened, run
 
 COLUMNS = tuple(ColumnPlan(name, Kind.INTEGER, required=False, values=(), has_null=False) for name in ("a", "b"))
@@ -14,7 +14,7 @@ TABLE = TablePlan("t", COLUMNS, (), (), (), checked=True)
 
 
 def builder(*statements: str) -> ImageBuilder:
-    return ImageBuilder(Blueprint(Schema(()), (TABLE,), statements))
+    return ImageBuilder(DatabaseProfile(Schema(()), (TABLE,), statements))
 
 
 def image(rows: list[tuple[int, int]]) -> bytes:

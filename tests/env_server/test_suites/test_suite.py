@@ -12,7 +12,7 @@ from env_server.judging.verdict import judge_rows
 from env_server.settings import SandboxSettings
 from env_server.sql.hardness import orders_at_top_level
 from env_server.sql.sandbox import Sandbox
-from env_server.test_suites.database_profile import read_blueprint
+from env_server.test_suites.database_profile import read_profile
 from env_server.test_suites.suite import (
     MAX_VARIANTS,
     MIN_VARIANTS,
@@ -113,9 +113,9 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def maker(shop: Path) -> SuiteMaker:
     sandbox = Sandbox(shop, SandboxSettings())
-    blueprint = read_blueprint(sandbox)
+    profile = read_profile(sandbox)
     sandbox.close()
-    return SuiteMaker(blueprint, SandboxSettings())
+    return SuiteMaker(profile, SandboxSettings())
 
 
 def rows_on(database: Path | bytes, sql: str) -> tuple[Row, ...]:
@@ -218,7 +218,7 @@ def test_what_comes_late_in_a_large_table_is_tested(tmp_path: Path) -> None:
     connection.commit()
     connection.close()
     sandbox = Sandbox(path, SandboxSettings())
-    suite = SuiteMaker(read_blueprint(sandbox), SandboxSettings()).make("SELECT COUNT(*) FROM jobs WHERE ended IS NULL")
+    suite = SuiteMaker(read_profile(sandbox), SandboxSettings()).make("SELECT COUNT(*) FROM jobs WHERE ended IS NULL")
     sandbox.close()
     assert passes(suite, "SELECT COUNT(*) - COUNT(ended) FROM jobs")
     assert not passes(suite, "SELECT COUNT(*) FROM jobs WHERE id > 9900")

@@ -19,8 +19,7 @@ from env_server.dataset import Dataset
 from env_server.errors import DataError, SQLEnvError, SQLError
 from env_server.jobs import JudgeJob, QueryJob
 from env_server.judging.verdict import Judgement
-from env_server.service.execution import child as lane_child
-from env_server.service.execution import query_pool as lanes
+from env_server.service.execution import child, query_pool
 from env_server.service.execution import query_queue as queue
 from env_server.service.execution.child import ChildLostError, ChildProcess
 from env_server.service.execution.cpu_budget import LEAST_S, CpuBudget
@@ -84,9 +83,9 @@ def shared(
     runner.run(both.aclose())
 
 
-async def outcome(lanes: QueryPool, job: QueryJob) -> object:
+async def outcome(queries: QueryPool, job: QueryJob) -> object:
     try:
-        return await lanes.run(job)
+        return await queries.run(job)
     except SQLEnvError as error:
         return described(error)
 
@@ -104,10 +103,10 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-async def long_answer(lanes: QueryPool) -> bool:
+async def long_answer(queries: QueryPool) -> bool:
     """Tell whether the slow queue answers as it should."""
     async with asyncio.timeout(60):
-        return (await lanes.run(QueryJob("pets", LONG, 5))).rows == ((200_000,),)
+        return (await queries.run(QueryJob("pets", LONG, 5))).rows == ((200_000,),)
 
 
 def vanished(pid: int) -> bool:
@@ -185,7 +184,7 @@ def test_answers_errors_and_costs_are_those_of_a_pool(
     pool.close()
     for job, answer, other in zip(jobs, found, wanted, strict=True):
         assert answer == other, job
-    assert any(isinstance(each, QueryResult) and each.vm_steps > lanes.MEDIUM_VM_STEPS for each in found)
+    assert any(isinstance(each, QueryResult) and each.vm_steps > query_pool.MEDIUM_VM_STEPS for each in found)
     assert any(isinstance(each, QueryResult) and each.row_count is None for each in found)
 
 
@@ -255,19 +254,19 @@ def test_half_of_the_processes_are_kept_for_those_who_have_some_left(
     runner: asyncio.Runner, databases: dict[str, Path], tmp_path: Path
 ) -> None:
     async def play() -> None:
-        async with QueryPool(databases, SETTINGS, AnswerMode.VALUE, tmp_path, (2, 1)) as lanes:
+        async with QueryPool(databases, SETTINGS, AnswerMode.VALUE, tmp_path, (2, 1)) as queries:
             greedy = CpuBudget(clock=lambda: 0.0)
             greedy.charge(1.0)
-            jobs = [asyncio.ensure_future(lanes.run(QueryJob("pets", f"{LONG} -- {n}", 5), greedy)) for n in range(6)]
+            jobs = [asyncio.ensure_future(queries.run(QueryJob("pets", f"{LONG} -- {n}", 5), greedy)) for n in range(6)]
             most = 0
             while not all(job.done() for job in jobs):
-                most = max(most, lanes.stats["medium"].running)
+                most = max(most, queries.stats["medium"].running)
                 await asyncio.sleep(0.001)
             assert most == 1
-            modest = [lanes.run(QueryJob("pets", f"{LONG} -- modest {n}", 5), CpuBudget()) for n in range(6)]
+            modest = [queries.run(QueryJob("pets", f"{LONG} -- modest {n}", 5), CpuBudget()) for n in range(6)]
             both = asyncio.gather(*modest)
             while not both.done():
-                most = max(most, lanes.stats["medium"].running)
+                most = max(most, queries.stats["medium"].running)
                 await asyncio.sleep(0.001)
             assert most == 2
 
@@ -440,7 +439,7 @@ def test_a_lane_without_a_process_fails_its_jobs_and_recovers(
 ) -> None:
     async def scenario() -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(lane_child, "_PROGRAM", "raise SystemExit(3)")
+            patch.setattr(child, "_PROGRAM", "raise SystemExit(3)")
             os.kill(shared.stats["medium"].pids[0], signal.SIGKILL)
             with pytest.raises(SQLError, match="lost") as caught:
                 await shared.run(QueryJob("pets", "SELECT 1", 5))
@@ -507,8 +506,8 @@ def test_a_start_that_fails_says_so_and_leaves_nothing(
     runner: asyncio.Runner, databases: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The slow queue's process does not start; the medium one's, of another niceness, does.
-    program = f"import sys; sys.argv[1] == '{lanes.NICENESS}' or sys.exit(3); {lane_child._PROGRAM}"
-    monkeypatch.setattr(lane_child, "_PROGRAM", program)
+    program = f"import sys; sys.argv[1] == '{query_pool.NICENESS}' or sys.exit(3); {child._PROGRAM}"
+    monkeypatch.setattr(child, "_PROGRAM", program)
     ended: list[int] = []
     end = ChildProcess.end
 
@@ -535,11 +534,11 @@ from env_server.types import AnswerMode
 
 async def main(database, cache, sql):
     settings = EnvSettings(sandbox=SandboxSettings(deadline_s=60))
-    async with QueryPool({"pets": Path(database)}, settings, AnswerMode.VALUE, Path(cache)) as lanes:
-        task = asyncio.create_task(lanes.run(QueryJob("pets", sql, 5)))
-        while not lanes.stats["slow"].running:
+    async with QueryPool({"pets": Path(database)}, settings, AnswerMode.VALUE, Path(cache)) as queries:
+        task = asyncio.create_task(queries.run(QueryJob("pets", sql, 5)))
+        while not queries.stats["slow"].running:
             await asyncio.sleep(0)
-        print(*(pid for stats in lanes.stats.values() for pid in stats.pids), flush=True)
+        print(*(pid for stats in queries.stats.values() for pid in stats.pids), flush=True)
         await task
 
 asyncio.run(main(*sys.argv[1:]))
