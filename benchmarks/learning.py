@@ -36,7 +36,7 @@ def outcome(run: RunFolder) -> dict[str, Any]:
     """Success before and after, with intervals, the paired difference and the minutes that GRPO took."""
     before, after = (next(e.summary for e in run.evaluations() if e.label == label) for label in ("before", "after"))
     difference = compare(run.evaluation_episodes("before"), run.evaluation_episodes("after"))
-    gaps = [row["sampling/sampling_logp_difference/max"] for row in run.metrics().rows]
+    gaps = [row["sampling/sampling_logp_difference/max"] for row in run.metrics()]
     return {
         "episodes": after.episodes,
         "before": before.success_rate,
@@ -47,7 +47,7 @@ def outcome(run: RunFolder) -> dict[str, Any]:
         "gain_interval": [difference.interval.low, difference.interval.high],
         "intervals_apart": before.interval.high < after.interval.low,
         "max_logprob_gap": max(gaps),
-        "minutes": sum(row["step_time"] for row in run.metrics().rows if "step_time" in row) / 60,
+        "minutes": sum(row["step_time"] for row in run.metrics() if "step_time" in row) / 60,
     }
 
 

@@ -84,7 +84,7 @@ def test_the_adapter_goes_on_being_trained_as_it_was_made(continued: RunFolder, 
 
 
 def test_the_kl_term_is_measured_from_the_adapter_not_from_its_base(continued: RunFolder) -> None:
-    first, second = continued.metrics().rows
+    first, second = continued.metrics()
     assert first["kl"] < 1e-7 < second["kl"], "at first, nothing has been learned"
 
 
@@ -96,7 +96,7 @@ def test_a_resumed_run_goes_on_from_its_checkpoint(continued: RunFolder, adapter
     again = train(adapter, stopped, "--max_steps", "2", *EACH_STEP, "--resume_from_checkpoint", "true")
     ours, theirs = load_file(again.path / "model" / WEIGHTS), load_file(continued.path / "model" / WEIGHTS)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    assert again.metrics().rows[-1]["kl"] == pytest.approx(continued.metrics().rows[-1]["kl"], rel=1e-4)
+    assert again.metrics()[-1]["kl"] == pytest.approx(continued.metrics()[-1]["kl"], rel=1e-4)
 
 
 def test_merged_it_is_the_base_of_a_fresh_adapter(adapter: Path, tmp_path: Path) -> None:
@@ -109,5 +109,5 @@ def test_merged_it_is_the_base_of_a_fresh_adapter(adapter: Path, tmp_path: Path)
         torch.testing.assert_close(merged(ids).logits, named(ids).logits, rtol=1e-4, atol=1e-4)
     config = json.loads((run.path / "model" / "adapter_config.json").read_text())
     assert (config["r"], config["base_model_name_or_path"]) == (2, str(run.path / "merged"))
-    assert run.metrics().rows[0]["kl"] < 1e-6
+    assert run.metrics()[0]["kl"] < 1e-6
     assert run.config()["model"]["model_name_or_path"] == str(adapter), "the run says what it was started with"

@@ -113,7 +113,7 @@ def test_an_adapter_is_trained_beside_weights_of_four_bits(policy: Path, cache: 
     assert ended.returncode == 0, ended.stderr
     assert "autograd kernel was not registered" not in ended.stderr, "gradients pass through the weights"
     run = RunFolder.open(folder)
-    for row in run.metrics().rows:
+    for row in run.metrics():
         assert row["sampling/sampling_logp_difference/max"] < 1e-3, "rollouts ran on the same four bits"
         assert row["grad_norm"] > 0
     assert (folder / "model" / "adapter_config.json").is_file()

@@ -104,7 +104,7 @@ def dataset(whole: object, cache: Path) -> Dataset:
 
 
 def test_every_row_has_a_completion_of_its_own_and_groups_are_whole(whole: tuple[RunFolder, Ended]) -> None:
-    rows = whole[0].episodes().rows
+    rows = whole[0].episodes()
     assert Counter(row.step for row in rows) == {1: 16, 2: 16, 3: 16}, "eight of each rank in each step"
     assert len({row.record.episode_id for row in rows}) == 48
     for start in range(0, 48, 4):
@@ -114,15 +114,15 @@ def test_every_row_has_a_completion_of_its_own_and_groups_are_whole(whole: tuple
 
 
 def test_every_step_is_token_exact_on_both_ranks(whole: tuple[RunFolder, Ended]) -> None:
-    steps = whole[0].metrics().rows
+    steps = whole[0].metrics()
     assert [row["step"] for row in steps] == [1, 2, 3]
     assert all(token_exact(row) and row["grad_norm"] > 0 for row in steps)
 
 
 def test_the_metrics_are_those_of_all_ranks_episodes(whole: tuple[RunFolder, Ended]) -> None:
     folder, _ = whole
-    for metrics in folder.metrics().rows:
-        played = [row.record for row in folder.episodes().rows if row.step == metrics["step"]]
+    for metrics in folder.metrics():
+        played = [row.record for row in folder.episodes() if row.step == metrics["step"]]
         assert metrics["rollout/reward"] == pytest.approx(sum(r.reward for r in played) / 16, abs=1e-5)
         assert metrics["rollout/trained_tokens"] == sum(r.tokens for r in played)
         assert metrics["rewards/reward_correctness/mean"] == pytest.approx(metrics["rollout/success_rate"])
@@ -187,21 +187,20 @@ def test_a_rank_that_fails_ends_the_run_and_says_why_once(
     assert ended.errors.count(message) == 1
     assert ended.errors.count("sqlenv train: rank") == 1, "the ranks that this one takes down are silent"
     folder = RunFolder.open(tmp_path / "run")
-    assert (folder.metrics().torn, folder.episodes().torn) == (0, 0)
-    assert {row.step for row in folder.episodes().rows} == {1}
+    assert {row.step for row in folder.episodes()} == {1}
 
 
 def test_the_share_of_failed_episodes_is_that_of_all_ranks(launch: Launch, tmp_path: Path) -> None:
     once = launch(tmp_path / "once", *NO_CHECKPOINTS, "--max_steps", "1", script=(WORKER, "flaky", "1"))
     assert once.status == 0, once.errors
     folder = RunFolder.open(tmp_path / "once")
-    assert [row["rollout/failed"] for row in folder.metrics().rows] == [1.0], "one failure never ends a run"
+    assert [row["rollout/failed"] for row in folder.metrics()] == [1.0], "one failure never ends a run"
     assert {e.label: e.summary.failed for e in folder.evaluations()}["before"] == 1
 
     both = launch(tmp_path / "both", *NO_CHECKPOINTS, "--eval_episodes", "0", script=(WORKER, "flaky", "all"))
     assert both.status != 0
     assert both.errors.count("2 of 16 episodes failed, more than the share of 10% that --max_failure_share allows") == 1
-    assert not RunFolder.open(tmp_path / "both").metrics().rows
+    assert not RunFolder.open(tmp_path / "both").metrics()
 
 
 def test_what_is_wrong_on_every_rank_is_said_once(launch: Launch, tmp_path: Path) -> None:

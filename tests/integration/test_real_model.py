@@ -122,7 +122,7 @@ def exported(trained: RunFolder, work: Path) -> Path:
 
 
 def test_an_adapter_is_trained_on_a_real_model(trained: RunFolder) -> None:
-    (step,) = trained.metrics().rows
+    (step,) = trained.metrics()
     assert step["rollout/failed"] == 0
     assert step["rollout/trained_tokens"] > 0
     assert step["grad_norm"] > 0
@@ -173,7 +173,7 @@ def test_all_weights_are_trained_on_a_real_model(exported: Path, server: VLLMHan
     flags = ["--data", data, "--eval_episodes", "0", "--learning_rate", "1e-5", "--bf16", "false", *GRPO, *servers]
     command = ["train", "--model_name_or_path", str(exported), "--use_peft", "false", *flags]
     assert sqlenv.main([*command, "--output_dir", str(work / "full")]) == 0
-    (step,) = RunFolder.open(work / "full").metrics().rows
+    (step,) = RunFolder.open(work / "full").metrics()
     assert step["grad_norm"] > 0
     assert step["sampling/sampling_logp_difference/max"] < EXACT
 

@@ -170,7 +170,7 @@ def test_a_run_that_is_stopped_in_a_step_saves_it_and_goes_on_as_if_it_had_not_b
         run.wait_until(lambda: has_steps(folder))
         run.terminate()
         assert run.end() == 0, run.errors
-    last = int(folder.metrics().rows[-1]["step"])
+    last = int(folder.metrics()[-1]["step"])
     assert 1 <= last < 6
     checkpoint = folder.path / f"checkpoint-{last}"
     assert list(folder.path.glob("checkpoint-*")) == [checkpoint]
@@ -179,7 +179,6 @@ def test_a_run_that_is_stopped_in_a_step_saves_it_and_goes_on_as_if_it_had_not_b
         "output_dir with --resume_from_checkpoint true"
     )
     assert run.errors.splitlines().count(STOPPING) == 1
-    assert (folder.metrics().torn, folder.episodes().torn) == (0, 0)
     assert [e.label for e in folder.evaluations()] == ["random", "before", "oracle"]
     assert not (folder.path / "model").exists()
     assert not folder.report_path.exists()
@@ -187,7 +186,7 @@ def test_a_run_that_is_stopped_in_a_step_saves_it_and_goes_on_as_if_it_had_not_b
     assert sqlenv.main([*arguments, "--resume_from_checkpoint", "true"]) == 0
     assert sqlenv.main([*arguments, "--output_dir", str(tmp_path / "whole")]) == 0
     whole = RunFolder.open(tmp_path / "whole")
-    assert [row["step"] for row in folder.metrics().rows] == [1, 2, 3, 4, 5, 6]
+    assert [row["step"] for row in folder.metrics()] == [1, 2, 3, 4, 5, 6]
     assert folder.episodes_path.read_bytes() == whole.episodes_path.read_bytes()
     assert weights_of(folder) == weights_of(whole)
     for label in ("before", "after"):
@@ -205,7 +204,7 @@ def test_a_run_that_is_stopped_in_an_evaluation_ends_at_once_and_says_what_there
         run.terminate()
         assert run.end() == 0, run.errors
     assert run.said.splitlines()[-1] == "stopped before training began; start again with the same command"
-    assert not folder.episodes().rows
+    assert not folder.episodes()
 
     model = folder.path / "model"
 
@@ -245,7 +244,7 @@ def test_a_run_that_is_stopped_in_an_evaluation_on_the_way_saves_its_step_and_be
 
     assert sqlenv.main([*arguments, "--resume_from_checkpoint", "true"]) == 0
     assert [step for step, _ in folder.evaluations_during()] == [1, 2]
-    assert [row["step"] for row in folder.metrics().rows if "eval/success_rate" in row and "loss" in row] == [1, 2]
+    assert [row["step"] for row in folder.metrics() if "eval/success_rate" in row and "loss" in row] == [1, 2]
     assert folder.evaluation_episodes("after") == folder.evaluation_episodes("step-000002")
 
 
@@ -271,7 +270,7 @@ def test_ranks_stop_after_the_same_step(started: Start, arguments: list[str], tm
         run.terminate()
         run.end()
     assert [(tmp_path / f"status-{rank}").read_text() for rank in (0, 1)] == ["0", "0"], run.errors
-    last = int(folder.metrics().rows[-1]["step"])
+    last = int(folder.metrics()[-1]["step"])
     assert run.said.count(f"stopped after step {last} of 1000") == 1
     assert (folder.path / f"checkpoint-{last}" / "trainer_state.json").exists()
     for rank in (0, 1):

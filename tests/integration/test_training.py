@@ -96,7 +96,7 @@ def weights_of(folder: RunFolder, name: str = "model.safetensors") -> str:
 
 
 def test_every_step_is_token_exact(whole: RunFolder) -> None:
-    steps = whole.metrics().rows
+    steps = whole.metrics()
     assert [row["step"] for row in steps] == [1, 2, 3]
     assert all(token_exact(row) for row in steps)
     assert max(row["rollout/truncated"] for row in steps) > 0, "rows that lost their oldest turns are among them"
@@ -104,26 +104,25 @@ def test_every_step_is_token_exact(whole: RunFolder) -> None:
 
 
 def test_the_policy_learns_from_rewards_that_differ(whole: RunFolder, policy: Path) -> None:
-    steps = whole.metrics().rows
+    steps = whole.metrics()
     assert all(row["reward_std"] > 0 and row["grad_norm"] > 0 for row in steps)
     assert weights_of(whole) != sha256((policy / "model.safetensors").read_bytes()).hexdigest()
     assert Qwen3ForCausalLM.from_pretrained(whole.path / "model").num_parameters() > 0
 
 
 def test_every_training_episode_is_kept(whole: RunFolder, dataset: Dataset) -> None:
-    lines = whole.episodes()
-    assert lines.torn == 0
-    assert Counter(row.step for row in lines.rows) == {1: 8, 2: 8, 3: 8}
+    episodes = whole.episodes()
+    assert Counter(row.step for row in episodes) == {1: 8, 2: 8, 3: 8}
     for start in range(0, 24, 4):
-        assert len({row.record.question_id for row in lines.rows[start : start + 4]}) == 1, "a group is one question"
-    assert len({row.record.episode_id for row in lines.rows}) == 24
-    assert {row.record.db_id for row in lines.rows} <= {q.db_id for q in dataset.select(Split.TRAIN)}
-    assert all(row.record.turns and row.record.outcome != "failed" for row in lines.rows)
+        assert len({row.record.question_id for row in episodes[start : start + 4]}) == 1, "a group is one question"
+    assert len({row.record.episode_id for row in episodes}) == 24
+    assert {row.record.db_id for row in episodes} <= {q.db_id for q in dataset.select(Split.TRAIN)}
+    assert all(row.record.turns and row.record.outcome != "failed" for row in episodes)
 
 
 def test_the_metrics_are_those_of_the_episodes(whole: RunFolder) -> None:
-    for metrics in whole.metrics().rows:
-        played = [row.record for row in whole.episodes().rows if row.step == metrics["step"]]
+    for metrics in whole.metrics():
+        played = [row.record for row in whole.episodes() if row.step == metrics["step"]]
         assert metrics["rollout/reward"] == pytest.approx(sum(r.reward for r in played) / 8, abs=1e-5)
         assert metrics["rollout/trained_tokens"] == sum(r.tokens for r in played)
         assert metrics["rewards/reward_correctness/mean"] == metrics["rollout/success_rate"]
@@ -155,7 +154,7 @@ def test_the_same_seed_gives_the_same_run(train: Run, whole: RunFolder) -> None:
     volatile = ("seconds", "time", "per_second", "runtime")
 
     def comparable(folder: RunFolder) -> list[dict[str, Any]]:
-        return [{k: v for k, v in row.items() if not k.endswith(volatile)} for row in folder.metrics().rows]
+        return [{k: v for k, v in row.items() if not k.endswith(volatile)} for row in folder.metrics()]
 
     assert comparable(again) == comparable(whole)
 
@@ -164,11 +163,11 @@ def test_a_run_resumed_from_a_checkpoint_is_the_run_that_was_never_stopped(
     train: Run, whole: RunFolder, tmp_path: Path
 ) -> None:
     stopped = train(*CHECKPOINTS, "--max_steps", "2", folder=tmp_path / "run")
-    assert [row["step"] for row in stopped.metrics().rows] == [1, 2]
+    assert [row["step"] for row in stopped.metrics()] == [1, 2]
     before = stopped.evaluation_episodes("before")
     checkpoint = str(stopped.path / "checkpoint-2")
     resumed = train(*NO_CHECKPOINTS, "--resume_from_checkpoint", checkpoint, folder=stopped.path)
-    assert [row["step"] for row in resumed.metrics().rows] == [1, 2, 3]
+    assert [row["step"] for row in resumed.metrics()] == [1, 2, 3]
     assert resumed.episodes_path.read_bytes() == whole.episodes_path.read_bytes()
     assert weights_of(resumed) == weights_of(whole)
     assert resumed.evaluation_episodes("before") == before
@@ -195,7 +194,7 @@ def test_evaluations_on_the_way_are_kept_and_tracked_and_leave_training_alone(tr
     assert folder.evaluation_episodes("after") == folder.evaluation_episodes(f"step-{kept:06d}")
     checkpoint = folder.path / f"checkpoint-{kept}" / "model.safetensors"
     assert weights_of(folder) == sha256(checkpoint.read_bytes()).hexdigest()
-    shown, rows = scalars(folder), {row["step"]: row for row in folder.metrics().rows}
+    shown, rows = scalars(folder), {row["step"]: row for row in folder.metrics()}
     before = whole.evaluations()[1].summary.success_rate
     assert shown["eval/success_rate"] == pytest.approx({0: before, **rates})
     assert rates == {step: row["eval/success_rate"] for step, row in rows.items() if "eval/success_rate" in row}
@@ -213,7 +212,7 @@ def test_without_evaluations_on_the_way_trackers_see_both_ends(train: Run, whole
 def test_an_adapter_trains_token_exactly(train: Run) -> None:
     lora = ("--use_peft", "true", "--lora_r", "4", "--lora_dropout", "0", "--lora_target_modules", "q_proj", "v_proj")
     folder = train(*NO_CHECKPOINTS, *lora, "--max_steps", "2")
-    assert all(token_exact(row) and row["grad_norm"] > 0 for row in folder.metrics().rows)
+    assert all(token_exact(row) and row["grad_norm"] > 0 for row in folder.metrics())
     adapter = json.loads((folder.path / "model" / "adapter_config.json").read_text(encoding="utf-8"))
     assert (adapter["r"], sorted(adapter["target_modules"])) == (4, ["q_proj", "v_proj"])
     assert not (folder.path / "model" / "model.safetensors").exists()
@@ -239,8 +238,8 @@ def test_an_interrupted_run_ends_at_once_and_leaves_whole_files(policy: Path, tm
     assert process.returncode == 130
     assert errors.read_text().splitlines()[-1] == "sqlenv train: interrupted"
     folder = RunFolder.open(tmp_path / "run")
-    assert (folder.metrics().torn, folder.episodes().torn) == (0, 0)
-    assert len(folder.episodes().rows) >= 16
+    assert folder.episodes_path.read_bytes().endswith(b"\n")
+    assert len(folder.episodes()) >= 16
 
 
 def test_a_run_on_servers_is_the_local_run_also_when_one_is_killed(

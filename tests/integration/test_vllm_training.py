@@ -87,10 +87,10 @@ def token_exact(metrics: dict[str, float]) -> bool:
 
 def test_a_run_is_token_exact_and_learns(train: Train) -> None:
     folder = train(*NO_CHECKPOINTS)
-    steps = folder.metrics().rows
+    steps = folder.metrics()
     assert [row["step"] for row in steps] == [1, 2, 3]
     assert all(token_exact(row) and row["grad_norm"] > 0 and row["rollout/failed"] == 0 for row in steps)
-    assert len(folder.episodes().rows) == 24
+    assert len(folder.episodes()) == 24
     assert [each.label for each in folder.evaluations()] == ["random", "before", "after", "oracle"]
     assert folder.config()["grpo"]["use_vllm"] is True
     assert not (folder.path / "weights").exists(), "what was written for the servers is gone"
@@ -118,7 +118,7 @@ def test_an_adapter_is_pushed_alone_and_goes_on_being_trained(well: VLLMHandle, 
     # The same adapter, merged for a server that takes whole checkpoints.
     on_disk = command(tmp_path / "disk", well.url, *NO_CHECKPOINTS, *again, "--weight_sync", "disk")
     assert sqlenv.main(on_disk) == 0
-    steps = [row for name in ("run", "lora", "disk") for row in RunFolder.open(tmp_path / name).metrics().rows]
+    steps = [row for name in ("run", "lora", "disk") for row in RunFolder.open(tmp_path / name).metrics()]
     assert len(steps) == 5
     assert all(token_exact(row) and row["grad_norm"] > 0 for row in steps)
 
@@ -134,7 +134,7 @@ def test_the_only_server_is_killed_and_restarted_and_training_goes_on(well: VLLM
 
     arguments = command(folder.path, well.url, *NO_CHECKPOINTS, "--eval_episodes", "0", "--max_steps", "6")
     assert meanwhile(strike, lambda: sqlenv.main([*arguments, "--vllm_server_timeout", "300"])) == 0
-    steps = folder.metrics().rows
+    steps = folder.metrics()
     assert len(steps) == 6
     assert all(token_exact(row) and row["rollout/failed"] == 0 for row in steps), "on the right weights"
 
@@ -155,13 +155,13 @@ def test_a_server_that_never_comes_back_stops_the_run_and_its_checkpoint_resumes
     assert said.startswith("sqlenv train: ")
     assert "within 3 s (--vllm_server_timeout)" in said
     assert well.url in said
-    done = len(folder.metrics().rows)
+    done = len(folder.metrics())
     well.start()
     steps = str(done + 1)
     resumed = command(folder.path, well.url, *flags, "--max_steps", steps, "--resume_from_checkpoint", "true")
     assert sqlenv.main(resumed) == 0
-    assert [row["step"] for row in folder.metrics().rows] == list(range(1, done + 2))
-    assert all(token_exact(row) for row in folder.metrics().rows)
+    assert [row["step"] for row in folder.metrics()] == list(range(1, done + 2))
+    assert all(token_exact(row) for row in folder.metrics())
 
 
 def test_two_ranks_share_one_server(well: VLLMHandle, tmp_path: Path) -> None:
@@ -179,10 +179,10 @@ def test_two_ranks_share_one_server(well: VLLMHandle, tmp_path: Path) -> None:
             raise
     assert status == 0, (tmp_path / "output").read_text()[-4000:]
     folder = RunFolder.open(tmp_path / "run")
-    episodes = folder.episodes().rows
-    assert len(folder.metrics().rows) == 20
+    episodes = folder.episodes()
+    assert len(folder.metrics()) == 20
     assert len({row.record.episode_id for row in episodes}) == len(episodes) == 160
-    assert all(token_exact(row) and row["rollout/failed"] == 0 for row in folder.metrics().rows)
+    assert all(token_exact(row) and row["rollout/failed"] == 0 for row in folder.metrics())
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ def learning_curve_png(run: Path, path: Path) -> None:
     Raises RunFolderError when the run has neither training episodes nor evaluations.
     """
     folder = RunFolder.open(run)
-    learning = learning_of(folder, [(e.step, e.record) for e in folder.episodes(turns=False).rows])
+    learning = learning_of(folder, [(e.step, e.record) for e in folder.episodes(turns=False)])
     marks = learning.marks
     if not learning.points and not marks:
         raise RunFolderError(f"{run} has neither training episodes nor evaluations yet: nothing to draw")

@@ -6,8 +6,8 @@ Promises:
    readable on a phone.
 2. Every word from a database, a model or a config is escaped; the template escapes by default, and only our own
    pictures are exempt.
-3. Honest: every rate carries its interval and its n; failed episodes, excluded questions, torn lines and numbers
-   that were not finite are named; two evaluations are compared only when they played the same questions the same
+3. Honest: every rate carries its interval and its n; failed episodes, excluded questions and numbers that
+   were not finite are named; two evaluations are compared only when they played the same questions the same
    way; the shown episodes are chosen by a fixed rule that shows losses too.
 4. A partial run gives a report that says what is missing.
 5. Bounded: long texts are cut and marked, curves are thinned, so that the file stays under 1.5 MB.
@@ -98,22 +98,22 @@ def write_report(run: Path) -> Path:
     episodes = folder.episodes(turns=False)
     played = {e.label: Played(e, folder.evaluation_episodes(e.label)) for e in folder.evaluations()}
     before, after = played.get("before"), played.get("after")
-    learning = plots.learning_of(folder, [(e.step, e.record) for e in episodes.rows])
+    learning = plots.learning_of(folder, [(e.step, e.record) for e in episodes])
     sentence, detail = headline(before, after)
     page = {
         "name": folder.name,
         "headline": sentence,
         "detail": detail,
-        "missing": missing(played, metrics.rows, episodes.rows),
-        "notes": [*health(metrics.rows, metrics.torn, episodes.torn), *failures(episodes.rows)],
+        "missing": missing(played, metrics, episodes),
+        "notes": [*not_finite(metrics), *failures(episodes)],
         "base_notes": base_notes(config.get("base_notes")),
-        "pictures": pictures(learning, metrics.rows),
-        "metrics": metrics_table(metrics.rows),
+        "pictures": pictures(learning, metrics),
+        "metrics": metrics_table(metrics),
         "evaluations": evaluation_table(played) if played else None,
         "groups": [t for kind in ("hardness", "family") if (t := group_table(kind, before, after)) is not None],
         "outcomes": outcome_table(played) if played else None,
         "excluded": excluded_table(played),
-        "ratio": ratio_line(metrics.rows),
+        "ratio": ratio_line(metrics),
         "replays": replays(before.records, after.records) if before and after and mismatch(before, after) == "" else [],
         "config": cut(json.dumps(redacted(config), ensure_ascii=False, indent=2), CONFIG_LIMIT),
     }
@@ -291,17 +291,11 @@ def ratio_line(metrics: Sequence[Mapping[str, float]]) -> str:
     )
 
 
-def health(metrics: Sequence[Mapping[str, float]], torn_metrics: int, torn_episodes: int) -> list[str]:
-    """Return what a reader must know about the log itself."""
-    notes = []
+def not_finite(metrics: Sequence[Mapping[str, float]]) -> list[str]:
+    """Return which of the logged numbers are none."""
     broken = Counter(key for row in metrics for key, value in row.items() if not np.isfinite(value))
-    if broken:
-        worst = ", ".join(f"{cut(key, 60)} ({n})" for key, n in broken.most_common(5))
-        notes.append(f"Not finite at some steps, and left out of the curves: {worst}.")
-    for name, torn in (("metrics", torn_metrics), ("episodes", torn_episodes)):
-        if torn:
-            notes.append(f"The last line of the {name} was cut short when the run was stopped, and is left out.")
-    return notes
+    worst = ", ".join(f"{cut(key, 60)} ({n})" for key, n in broken.most_common(5))
+    return [f"Not finite at some steps, and left out of the curves: {worst}."] if broken else []
 
 
 def failures(episodes: Sequence[TrainingEpisode]) -> list[str]:

@@ -9,12 +9,10 @@
 
 Promises:
 
-1. A line is on its way to the disk when `write` returns; a killed process loses at most the line being written.
-2. A torn last line is skipped by readers and counted (`Lines.torn`), and cut off before a new line is appended.
-   Any other broken line is an error that names the file and the line.
-3. Where a resumed run repeats steps, the later lines win: a step smaller than the line before it drops what was
-   logged from that step on.
-4. Whole files are replaced atomically; an evaluation's summary is written after its episodes.
+1. A line is on its way to the disk when `write` returns; a killed process loses at most the line being written, which
+   readers skip. Any other broken line is an error that names the file and the line.
+2. A resumed run cuts off what was logged after the step that it goes on from: no step is there twice.
+3. Whole files are replaced atomically; an evaluation's summary is written after its episodes.
 """
 
 from __future__ import annotations
@@ -23,15 +21,16 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from itertools import takewhile
 from numbers import Real
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -44,14 +43,6 @@ T = TypeVar("T")
 
 class RunFolderError(SQLEnvError):
     """The folder is not a run, already is one, or holds a file that cannot be read."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lines(Generic[T]):
-    """The rows of a JSONL file; `torn` is 1 when the last line was cut short, else 0."""
-
-    rows: list[T]
-    torn: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +77,6 @@ class Evaluation:
 
 _RECORD = TypeAdapter(EpisodeRecord)
 _EVALUATION = TypeAdapter(Evaluation)
-_BLOCK = 1 << 16
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
@@ -100,19 +90,14 @@ def versions() -> dict[str, str]:
 
 
 class JsonlWriter:
-    """Appends objects to a JSONL file, one flushed write per line; a context manager."""
+    """Appends objects to a JSONL file, each line flushed; a context manager."""
 
     def __init__(self, path: Path) -> None:
-        path.touch()
-        _cut_torn_line(path)
-        self._file = path.open("ab", buffering=0)
+        self._file = path.open("a", buffering=1, encoding="utf-8", errors="replace", newline="\n")
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Append one object. Non-finite numbers are written as strings, since JSON has none."""
-        line = (json.dumps(_plain(row), ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8", "replace")
-        # An unbuffered write may be partial; the loop finishes the line.
-        while line:
-            line = line[self._file.write(line) :]
+        self._file.write(json.dumps(_plain(row), ensure_ascii=False, allow_nan=False) + "\n")
 
     def close(self) -> None:
         """Close the file; closing twice is allowed."""
@@ -205,30 +190,32 @@ class RunFolder:
         """Return a writer of metrics: objects with an integer "step" and numbers."""
         return JsonlWriter(self.metrics_path)
 
-    def metrics(self) -> Lines[dict[str, float]]:
+    def metrics(self) -> list[dict[str, float]]:
         """Return one row per step, in order: rows of the same step are merged, values that are no number left out.
 
         A missing file has no rows.
         """
-        lines = _read(self.metrics_path, _metrics_row)
         merged: dict[float, dict[str, float]] = {}
-        for row in _latest(lines.rows, lambda row: row["step"]):
+        for row in _read(self.metrics_path, _metrics_row):
             merged.setdefault(row["step"], {}).update(row)
-        return Lines(list(merged.values()), lines.torn)
+        return list(merged.values())
 
     def episodes_writer(self) -> EpisodeWriter:
         """Return a writer of training episodes."""
         return EpisodeWriter(self.episodes_path)
 
-    def episodes(self, turns: bool = True) -> Lines[TrainingEpisode]:
+    def episodes(self, turns: bool = True) -> list[TrainingEpisode]:
         """Return the training episodes in order; a missing file has none.
 
         `turns` False leaves their turns out, which are nearly all of the memory.
         """
-        lines = _read(self.episodes_path, partial(_training_episode, turns))
-        rows = _latest(lines.rows, lambda row: row.step)
-        # A run that was killed while it wrote a step, and resumed there, plays the same episodes again.
-        return Lines(list({(row.step, row.record.episode_id): row for row in rows}.values()), lines.torn)
+        return _read(self.episodes_path, partial(_training_episode, turns))
+
+    def go_on_from(self, step: int) -> None:
+        """Cut off the lines after a step that training goes on from, and one that a killed process left half."""
+        for path in filter(Path.is_file, (self.metrics_path, self.episodes_path)):
+            lines = _read(path, lambda line: (_row(line)["step"], len(line)))
+            os.truncate(path, sum(size for _, size in takewhile(lambda pair: pair[0] <= step, lines)))
 
     def write_evaluation(self, evaluation: Evaluation, records: Sequence[EpisodeRecord]) -> None:
         """Write an evaluation and its episodes, replacing one of the same label.
@@ -274,7 +261,7 @@ class RunFolder:
         path = self._evaluation_path(label, ".episodes.jsonl")
         if not path.is_file():
             raise RunFolderError(f"there is no {path}; the evaluation {label} was not finished")
-        return _read(path, _RECORD.validate_json).rows
+        return _read(path, _RECORD.validate_json)
 
     def write_report(self, html: str) -> Path:
         """Write the report and return its path."""
@@ -287,35 +274,37 @@ class RunFolder:
         return self.evaluations_path / (label + suffix)
 
 
-def _read(path: Path, parse: Callable[[bytes], T]) -> Lines[T]:
+def _read(path: Path, parse: Callable[[bytes], T]) -> list[T]:
     """Parse every complete line; raises RunFolderError for one that `parse` refuses."""
-    if not path.is_file():
-        return Lines([], 0)
     rows: list[T] = []
+    if not path.is_file():
+        return rows
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
-                return Lines(rows, 1)
+                break
             try:
                 rows.append(parse(line))
             except ValidationError as error:
                 raise RunFolderError(f"{path}, line {number}: {_first(error)}") from error
             except ValueError as error:
                 raise RunFolderError(f"{path}, line {number}: {error}") from error
-    return Lines(rows, 0)
+    return rows
+
+
+def _row(line: bytes) -> dict[str, Any]:
+    row = json.loads(line)
+    if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+        raise ValueError('a line is a JSON object with an integer "step"')
+    return row
 
 
 def _metrics_row(line: bytes) -> dict[str, float]:
-    row = json.loads(line)
-    if not isinstance(row, dict) or not isinstance(row.get("step"), int):
-        raise ValueError('a line of metrics is a JSON object with an integer "step"')
-    return {key: value for key, raw in row.items() if (value := _number(raw)) is not None}
+    return {key: value for key, raw in _row(line).items() if (value := _number(raw)) is not None}
 
 
 def _training_episode(turns: bool, line: bytes) -> TrainingEpisode:
-    row = json.loads(line)
-    if not isinstance(row, dict) or not isinstance(row.get("step"), int):
-        raise ValueError('an episode is a JSON object with an integer "step"')
+    row = _row(line)
     step = row.pop("step")
     if not turns:
         row["turns"] = []
@@ -327,18 +316,6 @@ def _number(value: object) -> float | None:
     if isinstance(value, int | float):
         return float(value)
     return float(value) if isinstance(value, str) and value in ("nan", "inf", "-inf") else None
-
-
-def _latest(rows: Iterable[T], step: Callable[[T], float]) -> list[T]:
-    """Drop what a resumed run has repeated: rows from step s on, when a row of step s follows a later step."""
-    kept: list[T] = []
-    for row in rows:
-        while kept and step(kept[-1]) > step(row):
-            last = step(row)
-            while kept and step(kept[-1]) >= last:
-                kept.pop()
-        kept.append(row)
-    return kept
 
 
 def _plain(value: Any) -> Any:
@@ -364,19 +341,6 @@ def _replace(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(text, encoding="utf-8", errors="replace")
     temporary.replace(path)
-
-
-def _cut_torn_line(path: Path) -> None:
-    """Cut the file after its last newline, reading backwards in blocks."""
-    with path.open("r+b") as file:
-        end = file.seek(0, os.SEEK_END)
-        for start in range(max(end - 1, 0) // _BLOCK * _BLOCK, -1, -_BLOCK):
-            file.seek(start)
-            newline = file.read(_BLOCK).rfind(b"\n")
-            if newline >= 0:
-                file.truncate(start + newline + 1)
-                return
-        file.truncate(0)
 
 
 def _first(error: ValidationError) -> str:

@@ -195,7 +195,7 @@ class _Origin:
             own = dict(run_folder.evaluations_during()).get(int(checkpoint[1]))
             others = [e for e in evaluations if e.label != "after"]
             return cls(config, [*others, *([replace(own, label="after")] if own else [])], int(checkpoint[1]))
-        rows = run_folder.episodes(turns=False).rows  # metrics are not logged at every step
+        rows = run_folder.episodes(turns=False)  # metrics are not logged at every step
         return cls(config, evaluations, rows[-1].step if rows else None)
 
     def base(self, named: NamedPolicy) -> str | None:

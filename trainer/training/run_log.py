@@ -24,6 +24,7 @@ class RunLog(TrainerCallback):  # type: ignore[misc]  # transformers carries no 
     """Writes what the trainer logs, and says it."""
 
     def __init__(self, folder: RunFolder, console: Console) -> None:
+        self._folder = folder
         self._metrics = folder.metrics_writer()
         self._episodes = folder.episodes_writer()
         self._console = console
@@ -41,7 +42,8 @@ class RunLog(TrainerCallback):  # type: ignore[misc]  # transformers carries no 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Start the clock, and remember where a resumed run goes on."""
+        """Start the clock, and go on where a resumed run does."""
+        self._folder.go_on_from(state.global_step)
         self._started = time.monotonic()
         self._first_step = self._logged_step = state.global_step
 

@@ -181,7 +181,7 @@ def test_the_curve_of_evaluations_begins_before_training_and_ends_are_where_they
     for step in (100, 20):
         folder.write_evaluation(replace(before, label=f"step-{step:06d}", step=step, during=True), records)
     folder.write_evaluation(replace(before, label="after", step=20, order=2), records)
-    learning = learning_of(folder, [(e.step, e.record) for e in folder.episodes().rows])
+    learning = learning_of(folder, [(e.step, e.record) for e in folder.episodes()])
     assert [p.step for p in learning.during] == [0, 20, 100]
     assert {(p.rate, p.interval) for p in learning.during} == {(before.summary.success_rate, before.summary.interval)}
     assert [(mark.label, mark.step) for mark in learning.marks] == [("before", None), ("after", 20)]

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.results.run_files import Evaluation, JsonlWriter, RunFolder, RunFolderError
+from tests.trainer.records import make_record
+from trainer.results.run_files import Evaluation, RunFolder, RunFolderError
 from trainer.results.statistics import summarize
 from trainer.rollout.episodes import EpisodeRecord
-
-
-def make_record(question: str, outcome: str = "correct") -> EpisodeRecord:
-    turn = {"text": f"ANSWER {question}", "reward": {"total": 1.0}}
-    return EpisodeRecord(question, question, "db", "how many?", "easy", "count", outcome, 1.0, 1, 1.0, 5, "", [turn])
 
 
 def make_evaluation(label: str, records: list[EpisodeRecord], order: int = 0) -> Evaluation:
@@ -57,8 +49,8 @@ def test_a_broken_config_is_named(folder: RunFolder, text: str) -> None:
 
 
 def test_an_empty_run_has_no_rows(folder: RunFolder) -> None:
-    assert folder.metrics().rows == []
-    assert folder.episodes().rows == []
+    assert folder.metrics() == []
+    assert folder.episodes() == []
     assert folder.evaluations() == []
 
 
@@ -67,7 +59,7 @@ def test_metrics_merge_the_lines_of_a_step_and_keep_numbers(folder: RunFolder) -
         writer.write({"step": 1, "loss": np.float32(0.5), "note": "text", "flag": True})
         writer.write({"step": 1, "kl": math.nan, "norm": math.inf})
         writer.write({"step": 2, "loss": 3})
-    first, second = folder.metrics().rows
+    first, second = folder.metrics()
     assert {k: first[k] for k in ("step", "loss", "flag", "norm")} == {
         "step": 1,
         "loss": 0.5,
@@ -83,13 +75,13 @@ def test_metrics_merge_the_lines_of_a_step_and_keep_numbers(folder: RunFolder) -
 
 def test_a_line_is_in_the_file_as_soon_as_it_is_written(folder: RunFolder) -> None:
     with folder.metrics_writer() as writer:
-        writer.write({"step": 1})
-        assert folder.metrics().rows == [{"step": 1}]
+        writer.write({"step": 1, "text": "x" * 100_000})
+        assert folder.metrics() == [{"step": 1}]
 
 
-@given(st.lists(st.integers(0, 9), max_size=6), st.integers(0, 200))
-def test_a_file_cut_anywhere_loses_only_its_last_line(
-    tmp_path_factory: pytest.TempPathFactory, values: list[int], cut: int
+@given(st.lists(st.integers(0, 9), max_size=6), st.integers(0, 200), st.integers(-1, 6))
+def test_a_file_cut_anywhere_loses_its_last_line_and_goes_on_from_any_step(
+    tmp_path_factory: pytest.TempPathFactory, values: list[int], cut: int, last: int
 ) -> None:
     folder = RunFolder.create(tmp_path_factory.mktemp("runs") / "run", {})
     with folder.metrics_writer() as writer:
@@ -98,43 +90,11 @@ def test_a_file_cut_anywhere_loses_only_its_last_line(
     data = folder.metrics_path.read_bytes()[:cut]
     folder.metrics_path.write_bytes(data)
     whole = data.count(b"\n")
-    lines = folder.metrics()
-    assert [row["value"] for row in lines.rows] == values[:whole]
-    assert lines.torn == (not data.endswith(b"\n") and bool(data))
+    assert [row["value"] for row in folder.metrics()] == values[:whole]
     with folder.metrics_writer() as writer:
-        writer.write({"step": 99, "value": -1})
-    lines = folder.metrics()
-    assert [row["value"] for row in lines.rows] == [*values[:whole], -1]
-    assert lines.torn == 0
-
-
-def test_a_torn_line_longer_than_a_block_is_cut(tmp_path: Path) -> None:
-    path = tmp_path / "lines.jsonl"
-    path.write_bytes(b'{"a": 1}\n' + b"x" * 200_000)
-    JsonlWriter(path).close()
-    assert path.read_bytes() == b'{"a": 1}\n'
-
-
-def test_a_killed_process_leaves_complete_lines(folder: RunFolder) -> None:
-    script = (
-        "import sys, itertools, pathlib; from trainer.results.run_files import RunFolder\n"
-        "writer = RunFolder.open(pathlib.Path(sys.argv[1])).metrics_writer()\n"
-        "for step in itertools.count():\n"
-        "    writer.write({'step': step, 'text': 'x' * 1000})\n"
-        "    step == 20 and print('ready', flush=True)\n"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", script, str(folder.path)],
-        stdout=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])},
-    )
-    with process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
-        process.send_signal(signal.SIGKILL)
-    steps = [row["step"] for row in folder.metrics().rows]
-    assert len(steps) > 20
-    assert steps == list(range(len(steps)))
+        folder.go_on_from(last)
+        writer.write({"step": last + 1, "value": -1})
+    assert [row["value"] for row in folder.metrics()] == [*values[: min(whole, last + 1)], -1]
 
 
 @pytest.mark.parametrize("line", ["{", "[]", '{"loss": 1}', '{"step": "1"}', ""])
@@ -144,27 +104,29 @@ def test_a_broken_line_is_named(folder: RunFolder, line: str) -> None:
         folder.metrics()
 
 
-def test_a_resumed_run_replaces_the_steps_that_it_repeats(folder: RunFolder) -> None:
-    with folder.metrics_writer() as metrics, folder.episodes_writer() as episodes:
-        for attempt, steps in enumerate([(1, 2, 3, 4), (3, 4, 5)]):
+def test_a_resumed_run_keeps_what_came_before_its_checkpoint(folder: RunFolder) -> None:
+    folder.go_on_from(0)
+    for steps in ((1, 2, 3), (3, 4)):
+        with folder.metrics_writer() as metrics, folder.episodes_writer() as episodes:
+            folder.go_on_from(steps[0] - 1)
             for step in steps:
-                metrics.write({"step": step, "attempt": attempt})
+                metrics.write({"step": step, "first": steps[0]})
                 for i in range(2):
-                    episodes.write_episode(step, make_record(f"{attempt}-{step}-{i}"))
-    assert [(r["step"], r["attempt"]) for r in folder.metrics().rows] == [(1, 0), (2, 0), (3, 1), (4, 1), (5, 1)]
-    assert [e.record.question_id for e in folder.episodes().rows] == [
-        f"{attempt}-{step}-{i}" for step, attempt in ((1, 0), (2, 0), (3, 1), (4, 1), (5, 1)) for i in range(2)
-    ]
+                    episodes.write_episode(step, make_record(f"{steps[0]}-{step}-{i}"))
+    kept = [(1, 1), (1, 2), (3, 3), (3, 4)]
+    assert [(row["first"], row["step"]) for row in folder.metrics()] == kept
+    assert [e.record.question_id for e in folder.episodes()] == [f"{f}-{step}-{i}" for f, step in kept for i in (0, 1)]
 
 
 def test_episodes_come_back_with_or_without_turns(folder: RunFolder) -> None:
-    record = make_record("q\ud800é")
+    turn = {"text": "ANSWER q\ud800é", "reward": {"total": 1.0}}
+    record = make_record("q", turns=[turn])
     with folder.episodes_writer() as writer:
         writer.write_episode(3, record)
-    (episode,) = folder.episodes().rows
+    (episode,) = folder.episodes()
     assert episode.step == 3
     assert episode.record.turns == [{"text": "ANSWER q?é", "reward": {"total": 1.0}}]
-    (lean,) = folder.episodes(turns=False).rows
+    (lean,) = folder.episodes(turns=False)
     assert lean.record.turns == []
 
 
@@ -205,12 +167,3 @@ def test_a_label_is_a_plain_name(folder: RunFolder, label: str) -> None:
     records = [make_record("a")]
     with pytest.raises(ValueError, match="label"):
         folder.write_evaluation(make_evaluation(label, records), records)
-
-
-def test_a_step_that_was_written_half_and_then_played_again_counts_once(folder: RunFolder) -> None:
-    with folder.episodes_writer() as writer:
-        writer.write_episode(1, make_record("a"))
-        writer.write_episode(2, make_record("a", "wrong"))
-        writer.write_episode(2, make_record("a", "wrong"))
-        writer.write_episode(2, make_record("b"))
-    assert [(row.step, row.record.question_id) for row in folder.episodes().rows] == [(1, "a"), (2, "a"), (2, "b")]

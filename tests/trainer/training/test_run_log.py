@@ -59,8 +59,8 @@ def test_a_line_holds_what_the_trainer_logs(logged: Logged) -> None:
     logged.begin()
     logged.log.write_batch(1, [EPISODE, OTHER])
     logged.step(1, {"loss": 0.5, "reward": 0.1, **ROLLOUT})
-    assert logged.folder.metrics().rows == [{"step": 1, "loss": 0.5, "reward": 0.1, **ROLLOUT}]
-    assert [(row.step, row.record) for row in logged.folder.episodes().rows] == [
+    assert logged.folder.metrics() == [{"step": 1, "loss": 0.5, "reward": 0.1, **ROLLOUT}]
+    assert [(row.step, row.record) for row in logged.folder.episodes()] == [
         (1, record(EPISODE)),
         (1, record(OTHER)),
     ]
@@ -75,7 +75,7 @@ def test_an_evaluation_is_in_the_line_of_its_step_under_the_names_that_trackers_
     logged.step(1, evaluation)
     logged.step(2, evaluation)
     shown = {"eval/success_rate": 0.5, "eval/success_low": 0.25}
-    assert logged.folder.metrics().rows == [{"step": 1, "loss": 0.5, **shown}, {"step": 2, **shown}]
+    assert logged.folder.metrics() == [{"step": 1, "loss": 0.5, **shown}, {"step": 2, **shown}]
     assert logged.said.getvalue() == said, "whoever evaluates says so"
 
 
@@ -84,14 +84,14 @@ def test_a_step_on_earlier_episodes_is_logged_too(logged: Logged) -> None:
     logged.log.write_batch(1, [])
     logged.step(1, {"loss": 0.5, **ROLLOUT})
     logged.step(2, {"loss": 0.4})
-    assert [row["loss"] for row in logged.folder.metrics().rows] == [0.5, 0.4]
+    assert [row["loss"] for row in logged.folder.metrics()] == [0.5, 0.4]
     assert [("success" in line) for line in logged.said.getvalue().splitlines()] == [True, False]
 
 
 def test_the_trainers_closing_words_are_no_step(logged: Logged) -> None:
     logged.begin()
     logged.step(10, {"train_runtime": 3.0, "train_loss": 0.1})
-    assert logged.folder.metrics().rows == []
+    assert logged.folder.metrics() == []
     assert logged.said.getvalue() == ""
 
 
