@@ -38,7 +38,8 @@ from scipy.special import ndtri, stdtrit
 from env_server.errors import SQLEnvError
 from trainer.rollout.episodes import EpisodeRecord, Outcome
 
-LEVEL = 0.95
+UPPER = 0.975
+"""The quantile that ends a two-sided interval of 95%."""
 
 
 class NothingJudgedError(SQLEnvError):
@@ -113,17 +114,17 @@ class RollingPoint:
     interval: Interval
 
 
-def wilson(successes: int, n: int, level: float = LEVEL) -> Interval:
+def wilson(successes: int, n: int) -> Interval:
     """Return Wilson's score interval (JASA 1927) of a share; [0, 1] when n is 0.
 
-    Raises ValueError unless 0 <= successes <= n and 0 < level < 1.
+    Raises ValueError unless 0 <= successes <= n.
     """
     if not 0 <= successes <= n:
         raise ValueError(f"successes must lie in 0..n, got {successes} of {n}")
-    return _score_interval(successes / n if n else 0.0, n, _quantile(level, None))
+    return _score_interval(successes / n if n else 0.0, n, _quantile(1))
 
 
-def clustered_interval(outcomes: Sequence[bool | float], clusters: Sequence[str], level: float = LEVEL) -> Interval:
+def clustered_interval(outcomes: Sequence[bool | float], clusters: Sequence[str]) -> Interval:
     """Return the interval of the mean of outcomes in [0, 1]; `clusters[i]` is the cluster of `outcomes[i]`.
 
     Wilson's interval at the effective sample size, with the quantile of t(G - 1); Wilson's own for one cluster.
@@ -131,17 +132,17 @@ def clustered_interval(outcomes: Sequence[bool | float], clusters: Sequence[str]
     """
     values = np.asarray(outcomes, dtype=float)
     if values.size == 0:
-        return wilson(0, 0, level)
+        return wilson(0, 0)
     if values.min() < 0 or values.max() > 1:
         raise ValueError("outcomes must lie in [0, 1]")
     mean = float(values.mean())
     variance, groups = _jackknife_variance(values, clusters)
     effect = _design_effect(variance, mean * (1 - mean) / values.size)
-    return _score_interval(mean, values.size / effect, _quantile(level, groups))
+    return _score_interval(mean, values.size / effect, _quantile(groups))
 
 
 def paired_difference(
-    before: Mapping[str, bool], after: Mapping[str, bool], clusters: Mapping[str, str], level: float = LEVEL
+    before: Mapping[str, bool], after: Mapping[str, bool], clusters: Mapping[str, str]
 ) -> PairedDifference:
     """Compare two evaluations question by question; the maps are keyed by question, `clusters` gives the database.
 
@@ -161,7 +162,7 @@ def paired_difference(
     effect = _design_effect(variance, float(values.var()) / n)
     return PairedDifference(
         mean=(better - worse) / n,
-        interval=_adjusted_wald(better / effect, worse / effect, n / effect, _quantile(level, groups)),
+        interval=_adjusted_wald(better / effect, worse / effect, n / effect, _quantile(groups)),
         better=better,
         worse=worse,
         n=n,
@@ -260,12 +261,9 @@ def _group(records: Sequence[EpisodeRecord]) -> GroupSummary:
     return GroupSummary(len(outcomes), sum(outcomes), sum(outcomes) / len(outcomes), interval)
 
 
-def _quantile(level: float, groups: int | None) -> float:
-    """The two-sided quantile: of t(groups - 1), or of the normal where there are no, or fewer than two, groups."""
-    if not 0 < level < 1:
-        raise ValueError(f"level must lie between 0 and 1, got {level}")
-    upper = (1 + level) / 2
-    return float(ndtri(upper)) if groups is None or groups < 2 else float(stdtrit(groups - 1, upper))
+def _quantile(groups: int) -> float:
+    """The quantile of t(groups - 1), or of the normal where there is no spread between groups."""
+    return float(ndtri(UPPER)) if groups < 2 else float(stdtrit(groups - 1, UPPER))
 
 
 def _jackknife_variance(values: NDArray[np.float64], clusters: Sequence[str]) -> tuple[float, int]:
