@@ -3,9 +3,8 @@
 Promises:
 
 1. Self-contained: no script, no request of any kind (a content security policy forbids both), light and dark,
-   readable on a phone.
-2. Every word from a database, a model or a config is escaped; the template escapes by default, and only our own
-   pictures are exempt.
+   readable on a phone. Pictures are images of their own, inside the file.
+2. Every word from a database, a model or a config is escaped, without an exemption.
 3. Honest: every rate carries its interval and its n; failed episodes, excluded questions and numbers that
    were not finite are named; two evaluations are compared only when they played the same questions the same
    way; the shown episodes are chosen by a fixed rule that shows losses too.
@@ -27,7 +26,6 @@ from typing import Any
 
 import numpy as np
 from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
 
 from env_server.dataset import Hardness
 from trainer.report import plots
@@ -173,19 +171,13 @@ def missing(played: Mapping[str, Played], metrics: Sequence[object], episodes: S
     return [name for name, there in found.items() if not there]
 
 
-def pictures(learning: plots.Learning, metrics: Sequence[Mapping[str, float]]) -> dict[str, list[tuple[str, Markup]]]:
-    """Return the pictures by name, each as pairs of CSS class and SVG: one for a page, one for a phone."""
-    series = plots.series_of(metrics, reward_keys(metrics))
-    reward_window = plots.window_for(len(metrics))
-    drawn: dict[str, list[tuple[str, Markup]]] = {"curve": [], "comparison": [], "rewards": []}
-    for size in plots.Size:
-        css = size.name.lower()
-        if learning.points or learning.during:
-            drawn["curve"].append((css, Markup(plots.learning_curve(learning, size))))
-        if learning.marks:
-            drawn["comparison"].append((css, Markup(plots.comparison(learning.marks, size))))
-        if series:
-            drawn["rewards"].append((css, Markup(plots.reward_curves(series, reward_window, size))))
+def pictures(learning: plots.Learning, metrics: Sequence[Mapping[str, float]]) -> dict[str, str]:
+    """Return the sources of the pictures by name, empty where there is nothing to draw."""
+    drawn = {"learning": "", "rewards": ""}
+    if learning.points or learning.during or learning.marks:
+        drawn["learning"] = plots.svg_uri(plots.learning_curve(learning))
+    if series := plots.series_of(metrics, reward_keys(metrics)):
+        drawn["rewards"] = plots.svg_uri(plots.reward_curves(series, plots.window_for(len(metrics))))
     return drawn
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from env_server.types import RewardComponents
+from tests.trainer.records import make_record
 from trainer.report.replays import TEXT_LIMIT, components, cut, episode_view, replays, varied
 from trainer.results.run_files import RunFolderError
 from trainer.rollout.episodes import EpisodeRecord, Turn
@@ -15,17 +16,17 @@ from trainer.rollout.episodes import EpisodeRecord, Turn
 KINDS = ("easy", "medium", "hard", "extra")
 
 
-def make_record(index: int, won: bool, turns: list[dict[str, Any]] | None = None) -> EpisodeRecord:
+def played(index: int, won: bool, turns: list[dict[str, Any]] | None = None) -> EpisodeRecord:
     reward = RewardComponents(step_cost=-0.02, operational=-0.02, terminal=float(won), total=won - 0.02)
     turn = asdict(Turn("ANSWER 17", "ANSWER", "17", True, "17", "", reward)) | {"reward": reward.model_dump()}
-    outcome = "correct" if won else "wrong"
-    about = (f"e{index}", f"q{index}", f"db{index % 6}", f"number {index}?", KINDS[index % 4], f"family{index % 3}")
-    return EpisodeRecord(*about, outcome, reward.total, 1, 1.0, 20, "", [turn] if turns is None else turns)
+    kind = {"hardness": KINDS[index % 4], "family": f"family{index % 3}"}
+    shown = [turn] if turns is None else turns
+    return make_record(f"q{index}", "correct" if won else "wrong", f"db{index % 6}", turns=shown, **kind)
 
 
 def test_replays_show_gains_a_loss_and_a_standstill() -> None:
-    before = [make_record(i, i == 0) for i in range(10)]
-    after = [make_record(i, i > 1) for i in range(10)]
+    before = [played(i, i == 0) for i in range(10)]
+    after = [played(i, i > 1) for i in range(10)]
     shown = replays(before, after)
     assert [r.kind for r in shown] == [
         *["Wrong before, right after"] * 4,
@@ -37,7 +38,7 @@ def test_replays_show_gains_a_loss_and_a_standstill() -> None:
 
 
 def test_chosen_pairs_differ_in_kind() -> None:
-    pairs = [(make_record(i, False), make_record(i, True)) for i in (0, 12, 24, 1, 2, 36)]
+    pairs = [(played(i, False), played(i, True)) for i in (0, 12, 24, 1, 2, 36)]
     chosen = varied(pairs, 3)
     assert len({b.family for b, _ in chosen}) == 3
     assert varied(pairs, 99) == varied(pairs, 99)
@@ -55,5 +56,5 @@ def test_components_name_what_is_not_zero() -> None:
 
 
 def test_a_turn_that_is_none_is_an_error_that_names_the_episode() -> None:
-    with pytest.raises(RunFolderError, match="episode e3: a turn cannot be read"):
-        episode_view("before", make_record(3, True, [{"text": 1}]))
+    with pytest.raises(RunFolderError, match="episode episode-q3: a turn cannot be read"):
+        episode_view("before", played(3, True, [{"text": 1}]))
