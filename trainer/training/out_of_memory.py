@@ -8,9 +8,8 @@ Promises of `HalvingTrainer`:
    is lost. It is said in one line.
 3. Loss, gradient and metrics are those of the whole micro-batch to rounding, whatever the loss type and its
    normalisation. The load-balancing loss of a mixture of experts alone is a mean over the parts.
-4. An optimizer's step is taken again when nothing was changed yet; the gradients are intact.
-5. With one row at a time, an optimizer that was half way, or several ranks, the run ends with a sentence that says
-   what to change. Ranks cannot go back over a step: the others are in the middle of a collective.
+4. With one row at a time, in the optimizer, or on several ranks, the run ends with a sentence that says what to change.
+   Ranks cannot go back over a step: the others are in the middle of a collective.
 
 How a micro-batch is halved without touching the loss: only the model's pass is cut, by rows. Each part is
 checkpointed: it keeps nothing but its logprobs and entropies, from which TRL computes its loss over the whole, and is
@@ -27,7 +26,6 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from types import MethodType
 from typing import Any
 
 import torch
@@ -179,42 +177,6 @@ class HalvingTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL carries no types
             "is taken again from the same rollouts; a run that starts with %s takes less time (%s)",
             *(step, self._rows, accumulation, smaller_batch(args, self._rows), words),
         )
-
-    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """Make the optimizer, which tries a step again that ran out of memory."""
-        optimizer: torch.optim.Optimizer = super().create_optimizer(model)
-        optimizer.step = MethodType(_trying_again(optimizer.step, self.args), optimizer)  # type: ignore[method-assign]
-        return optimizer
-
-
-def _trying_again(take: Callable[..., Any], args: GRPOConfig) -> Callable[..., Any]:
-    """Wrap an optimizer's `step`: it allocates its state in the first one, when everything else has its memory."""
-
-    def step(optimizer: torch.optim.Optimizer, closure: Callable[[], float] | None = None) -> Any:
-        known, versions = set(optimizer.state), _versions(optimizer)
-        try:
-            return take(closure)
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            words = release(error)
-        for parameter in set(optimizer.state) - known:
-            del optimizer.state[parameter]
-        # Kernels from elsewhere do not count what they change.
-        if not type(optimizer).__module__.startswith("torch.optim") or _versions(optimizer) != versions:
-            raise TrainingMemoryError(f"the optimizer ran out of memory half way; {_advice(args)} ({words})")
-        _LOG.warning("the optimizer ran out of memory: its step is tried again (%s)", words)
-        with memory_errors(args, "the optimizer's state does not fit"):
-            return take(closure)
-
-    return step
-
-
-def _versions(optimizer: torch.optim.Optimizer) -> list[int]:
-    """How often each of an optimizer's tensors was changed."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    state = [value for values in optimizer.state.values() for value in values.values() if isinstance(value, Tensor)]
-    return [tensor._version for tensor in parameters + state]
 
 
 @contextmanager
