@@ -16,7 +16,6 @@ from inference.weights.transport import Pause
 
 TOKEN_VARIABLE = "SQLENV_TOKEN"
 WEIGHT_SYNCS = ("auto", *(mode.value for mode in WeightSyncMode))
-ADAPTER_USES = ("continue", "merge")
 PAUSES = tuple(mode.value for mode in Pause)
 ENV_HELP = (
     "Where episodes are played: 'local' (in this process), or the URLs of servers that `sqlenv serve` runs, "
@@ -51,22 +50,12 @@ class EpisodeArguments:
         default="value",
         metadata={"help": "What ANSWER carries: 'value' (the answer itself) or 'sql' (a query that yields it)."},
     )
-    adapter: str | None = field(
-        default=None,
-        metadata={
-            "help": "What becomes of --model_name_or_path when it is a LoRA adapter: 'continue' (it goes on being "
-            "trained; the default) or 'merge' (it is merged into its base first; all weights are trained then, or a "
-            "fresh adapter with --use_peft)."
-        },
-    )
     step_budget: int = field(default=15, metadata={"help": "Steps in an episode."})
 
     def __post_init__(self) -> None:
         modes = [mode.value for mode in AnswerMode]
         if self.answer_mode not in modes:
             raise ConfigError(f"--answer_mode must be one of {modes}, not {self.answer_mode!r}")
-        if self.adapter not in (None, *ADAPTER_USES):
-            raise ConfigError(f"--adapter must be one of {list(ADAPTER_USES)}, not {self.adapter!r}")
 
 
 @dataclass

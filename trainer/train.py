@@ -55,7 +55,6 @@ from trainer.training.evaluating import EvaluateAtStart, SQLEnvTrainer
 from trainer.training.grpo import SQLEnvRollout, build_trainer, sync_weights, use_engine
 from trainer.training.out_of_memory import memory_errors
 from trainer.training.run_log import RunLog
-from trainer.training.starting_point import merged_start
 from trainer.training.trackers import writing_into
 
 TURN_S = 300.0
@@ -110,8 +109,7 @@ class Training:
         with ranks.one_goes_first():
             self._dataset = load_dataset(arguments.data, answer_mode=self._answer_mode)
         require_questions(len(self._dataset.select(Split.TRAIN)), grpo)
-        self._start = merged_start(model_config, grpo, arguments.adapter, ranks)
-        self._tokenizer = load_tokenizer(self._start, trust_remote_code=grpo.trust_remote_code)
+        self._tokenizer = load_tokenizer(model_config, trust_remote_code=grpo.trust_remote_code)
         self._folder = RunFolder(Path(grpo.output_dir))
         self._evaluations = RunEvaluations(
             self._folder,
@@ -132,7 +130,9 @@ class Training:
             runner = stack.enter_context(asyncio.Runner())
             rollout = SQLEnvRollout(self._dataset, grpo.seed, self._env_settings.reward, self._ranks, runner)
             questions = self._dataset.select(Split.TRAIN)
-            trainer = build_trainer(grpo, self._start, self._tokenizer, questions, self._evaluations.questions, rollout)
+            trainer = build_trainer(
+                grpo, self._model_config, self._tokenizer, questions, self._evaluations.questions, rollout
+            )
             renderer = ChatRenderer(self._tokenizer, grpo.chat_template_kwargs)
             settings = self._settings(trainer)
             policy = self._open_engine(trainer, renderer, settings)

@@ -1,4 +1,4 @@
-"""GRPO that starts from an adapter: continued, resumed, and merged into its base, a few steps long."""
+"""GRPO that starts from an adapter: continued, and resumed, a few steps long."""
 
 from __future__ import annotations
 
@@ -97,17 +97,3 @@ def test_a_resumed_run_goes_on_from_its_checkpoint(continued: RunFolder, adapter
     ours, theirs = load_file(again.path / "model" / WEIGHTS), load_file(continued.path / "model" / WEIGHTS)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     assert again.metrics()[-1]["kl"] == pytest.approx(continued.metrics()[-1]["kl"], rel=1e-4)
-
-
-def test_merged_it_is_the_base_of_a_fresh_adapter(adapter: Path, tmp_path: Path) -> None:
-    flags = ("--adapter", "merge", "--use_peft", "true", "--lora_r", "2", "--max_steps", "1", "--save_strategy", "no")
-    run = train(adapter, tmp_path / "run", *flags)
-    merged, _ = load_policy(str(run.path / "merged"))
-    named, _ = load_policy(str(adapter))
-    ids = torch.arange(5, 25)[None].to(named.device)
-    with torch.no_grad():
-        torch.testing.assert_close(merged(ids).logits, named(ids).logits, rtol=1e-4, atol=1e-4)
-    config = json.loads((run.path / "model" / "adapter_config.json").read_text())
-    assert (config["r"], config["base_model_name_or_path"]) == (2, str(run.path / "merged"))
-    assert run.metrics()[0]["kl"] < 1e-6
-    assert run.config()["model"]["model_name_or_path"] == str(adapter), "the run says what it was started with"

@@ -21,9 +21,10 @@ from trainer.flags.combinations import check_combinations, check_mappings, check
 from trainer.flags.defaults import Machine, train_defaults, warmup_defaults
 from trainer.flags.given import read_given
 from trainer.flags.table import TRAIN_FLAGS, WARMUP_FLAGS
+from trainer.policy.loading import resolve_policy
 from trainer.training.engines import check_vllm_flags
 from trainer.training.evaluating import settle_evaluation
-from trainer.training.starting_point import starting_point
+from trainer.training.starting_point import implied_flags, starting_line
 
 DESCRIPTION = """\
 GRPO on SQLEnv, with evaluation before and after, and the report.
@@ -86,8 +87,8 @@ def _starting_point(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]
     """Return the flags that follow from the policy that is named, and what to say of it. Raises SQLEnvError."""
     if not given.get("model_name_or_path"):
         return {}, []
-    start = starting_point(given)
-    return start.implied, [start.describe()] if start.use else []
+    policy = resolve_policy(str(given["model_name_or_path"]), given.get("model_revision"))
+    return implied_flags(policy, given), starting_line(policy)
 
 
 def _find_checkpoint(config: GRPOConfig | SFTConfig) -> None:

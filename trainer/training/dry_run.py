@@ -176,7 +176,7 @@ class _Run:
         if folder.is_dir() and not any(any(folder.glob(pattern)) for pattern in WEIGHT_FILES):
             raise DryRunError(f"{folder} has a config and no weights ({', '.join(WEIGHT_FILES)})")
         adapter = None
-        if policy.adapter is not None and self._arguments.adapter != "merge":
+        if policy.adapter is not None:
             place = policy.adapter.place
             adapter = PeftConfig.from_pretrained(place.location, revision=place.revision)
             adapter.inference_mode = False

@@ -200,8 +200,7 @@ def _transport(
         wrapped: nn.Module = trainer.model_wrapped
         return wrapped
 
-    # An adapter on a base that this run has merged is of no use to servers: they hold another base.
-    adapter = isinstance(accelerator.unwrap_model(trainer.model), PeftModel) and arguments.adapter != "merge"
+    adapter = isinstance(accelerator.unwrap_model(trainer.model), PeftModel)
     folder = Path(arguments.weight_sync_dir or Path(trainer.args.output_dir) / "weights")
     match choose_weight_sync(arguments.weight_sync, adapter, trainer.model.device, urls):
         case WeightSyncMode.LORA:

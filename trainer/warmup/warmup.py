@@ -2,7 +2,7 @@
 
 It teaches a model the moves, in either answer mode, before GRPO teaches it which of them pay. What it saves, a full
 checkpoint or with `--use_peft` a LoRA adapter, is a policy that `sqlenv train`, `inference`, `evaluate` and `export`
-take. Given an adapter, it goes on training that one (`--adapter`).
+take. Given an adapter, it goes on training that one.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ from trainer.tiny.model import build_model
 from trainer.tiny.tokenizer import build_tokenizer
 from trainer.training.arguments import parse_warmup_arguments
 from trainer.training.optimizers import MuonAdamW
-from trainer.training.starting_point import merged_start
 from trainer.warmup.data import encode, play_demonstrations
 
 LARGE_VOCABULARY = 8_192
@@ -135,9 +134,8 @@ def _warm_up(
         tokenizer = build_tokenizer(_texts(conversations))
         model = build_model(tokenizer, seed=sft.seed)
     else:
-        start = merged_start(model_config, sft, arguments.adapter, ranks)
-        tokenizer = load_tokenizer(start, trust_remote_code=sft.trust_remote_code)
-        model = _load(start, sft)
+        tokenizer = load_tokenizer(model_config, trust_remote_code=sft.trust_remote_code)
+        model = _load(model_config, sft)
     renderer = ChatRenderer(tokenizer, arguments.template_variables)
     rows = [encode(conversation, renderer, answer_mode) for conversation in conversations]
     context = model.config.get_text_config(decoder=True).max_position_embeddings

@@ -275,7 +275,6 @@ def test_generation_stops_where_turns_end(random_policy: Callable[..., Qwen3ForC
         (("--answer_mode", "yes"), "--answer_mode"),
         (("--max_episodes", "0"), "--max_episodes"),
         (("--chat_template_kwargs", "[1]"), "--chat_template_kwargs must be a JSON object"),
-        (("--model_name_or_path", str(BASE_CHECKPOINT), "--adapter", "merge"), "is a full checkpoint"),
         (("--model_name_or_path", str(BASE_CHECKPOINT), "--max_episodes", "4", "--max_length", "9"), "--max_length"),
     ],
 )
