@@ -12,11 +12,13 @@ from trl import GRPOConfig, ModelConfig, SFTConfig
 
 import sqlenv
 from trainer.config import ConfigError, SQLEnvArguments, WarmupArguments
+from trainer.flags.defaults import Machine, train_defaults, warmup_defaults
 from trainer.flags.given import read_given
-from trainer.flags.table import TRAIN_FLAGS, WARMUP_FLAGS, FlagTable, Need, Note
+from trainer.flags.table import TRAIN_FLAGS, WARMUP_FLAGS, FlagTable, Note
 
 CONFIGS = sorted((Path(__file__).parents[3] / "configs").glob("*.yaml"))
 TABLES = {"train": TRAIN_FLAGS, "warmup": WARMUP_FLAGS}
+DEFAULTS = {"train": train_defaults({}, Machine()), "warmup": warmup_defaults({}, Machine())}
 KINDS: dict[str, tuple[type, ...]] = {
     "train": (SQLEnvArguments, GRPOConfig, ModelConfig),
     "warmup": (WarmupArguments, SFTConfig, ModelConfig),
@@ -74,15 +76,6 @@ def value_of(command: str, name: str) -> str:
     return "0.5" if name in ("min_p", "neftune_noise_alpha") else "3"
 
 
-def setting(command: str, name: str, folder: Path) -> list[str]:
-    """The flags that set the field to `value_of`."""
-    if name not in BY_CONFIG:
-        return [f"--{name}", value_of(command, name)]
-    config = folder / "run.yaml"
-    config.write_text(f"{name}: {BY_CONFIG[name]}\n", encoding="utf-8")
-    return ["--config", str(config)]
-
-
 def said(capsys: pytest.CaptureFixture[str], command: str, flags: Sequence[str]) -> list[str]:
     """The lines on stderr of a command that ends with status 2."""
     assert sqlenv.main([command, "--use_cpu", "true", *NOWHERE[command], *flags]) == 2
@@ -116,47 +109,69 @@ def test_sentences_end_without_a_full_stop_and_are_one_line(command: str) -> Non
         assert not note.sentence.endswith(".")
 
 
-REFUSED = [(c, n) for c, table in TABLES.items() for n, note in table.notes.items() if note.refused]
-INEFFECTIVE = [(c, n) for c, table in TABLES.items() for n, note in table.notes.items() if not note.refused]
-NEEDING = [(c, n, need) for c, table in TABLES.items() for need in table.needs for n in need.names.split()]
+def read(command: str, names: Sequence[str], folder: Path) -> dict[str, Any]:
+    """What a user gives who sets all of these fields to `value_of`, by flag or, where that cannot be, by config."""
+    flags = [part for name in names if name not in BY_CONFIG for part in (f"--{name}", value_of(command, name))]
+    config = folder / "run.yaml"
+    config.write_text("".join(f"{name}: {BY_CONFIG[name]}\n" for name in names if name in BY_CONFIG) or "{}")
+    given = read_given(KINDS[command], [*flags, "--config", str(config)], "sqlenv")
+    assert given.keys() == set(names)
+    return given
 
 
-@pytest.mark.parametrize(("command", "name"), REFUSED)
-def test_a_refused_flag_ends_the_command_with_its_sentence(
-    command: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def defaults(command: str) -> dict[str, Any]:
+    of_fields = {field.name: field.default for kind in KINDS[command] for field in fields(kind)}
+    return of_fields | DEFAULTS[command]
+
+
+@pytest.mark.parametrize("command", TABLES)
+def test_each_refused_flag_ends_the_command_with_its_sentence(command: str, tmp_path: Path) -> None:
+    notes = {name: note for name, note in TABLES[command].notes.items() if note.refused}
+    for name, value in read(command, list(notes), tmp_path).items():
+        with pytest.raises(ConfigError) as refusal:
+            TABLES[command].check({name: value}, defaults(command))
+        assert str(refusal.value) == f"--{name} {value}: {notes[name].sentence}"
+
+
+@pytest.mark.parametrize("command", TABLES)
+def test_each_flag_without_effect_is_said(command: str, tmp_path: Path) -> None:
+    notes = {name: note for name, note in TABLES[command].notes.items() if not note.refused}
+    given = read(command, list(notes), tmp_path)
+    assert TABLES[command].check(given, defaults(command)) == [
+        f"--{name} has no effect: {notes[name].sentence}" for name in given
+    ]
+
+
+@pytest.mark.parametrize("command", TABLES)
+def test_each_flag_that_needs_another_says_so(command: str, tmp_path: Path) -> None:
+    table = TABLES[command]
+    needs = {name: need for need in table.needs for name in need.names.split()}
+    given = read(command, list(needs), tmp_path)
+    off = {"gradient_checkpointing": False, "vllm_importance_sampling_correction": False, "save_strategy": "no"}
+    resolved = defaults(command) | off | {"max_steps": 7, "eval_strategy": "no"}
+    said = table.check_needs(given, resolved)
+    assert said == [f"--{name} has no effect without {need.words}" for name, need in needs.items()]
+
+
+@pytest.mark.parametrize(
+    ("command", "flags", "line"),
+    [
+        ("train", ("--top_p", "0.5"), "--top_p 0.5: the engines sample from the policy's whole distribution"),
+        ("warmup", ("--eval_strategy", "steps"), "--eval_strategy steps: a warm-up evaluates nothing"),
+    ],
+)
+def test_a_refusal_is_all_that_a_user_reads(
+    command: str, flags: tuple[str, ...], line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    value = BY_CONFIG.get(name) or value_of(command, name)
-    (line,) = said(capsys, command, setting(command, name, tmp_path))
-    start, sentence = f"sqlenv {command}: --{name} ", f": {TABLES[command].notes[name].sentence}"
-    assert line.startswith(start)
-    assert line.endswith(sentence)
-    shown = line[len(start) : -len(sentence)]
-    assert shown.lower() in (value, f"{value}.0")
+    (only,) = said(capsys, command, flags)
+    assert only.startswith(f"sqlenv {command}: {line}")
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.parametrize(("command", "name"), INEFFECTIVE)
-def test_a_flag_without_effect_is_said_and_the_command_goes_on(
-    command: str, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    advice, *others, end = said(capsys, command, [f"--{name}", value_of(command, name)])
-    assert advice == f"sqlenv {command}: --{name} has no effect: {TABLES[command].notes[name].sentence}"
-    assert others == []
-    assert "/no/such/data" in end
-
-
-@pytest.mark.parametrize(("command", "name", "need"), NEEDING, ids=lambda part: part if isinstance(part, str) else "")
-def test_a_flag_that_needs_another_says_so(
-    command: str, name: str, need: Need, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    without = {
-        "--gradient_checkpointing": ["--gradient_checkpointing", "false"],
-        "--vllm_importance_sampling_correction": ["--vllm_importance_sampling_correction", "false"],
-        "--save_strategy steps": ["--save_strategy", "no"],
-        "--max_steps -1": ["--max_steps", "7"],
-    }
-    advice, end = said(capsys, command, [*without.get(need.words, []), *setting(command, name, tmp_path)])
-    assert advice == f"sqlenv {command}: --{name} has no effect without {need.words}"
+@pytest.mark.parametrize("command", TABLES)
+def test_the_command_says_what_does_nothing_and_goes_on(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    no_effect, needs, end = said(capsys, command, ["--do_train", "true", "--use_dora", "true"])
+    assert no_effect == f"sqlenv {command}: --do_train has no effect: the command trains"
+    assert needs == f"sqlenv {command}: --use_dora has no effect without --use_peft"
     assert "/no/such/data" in end
 
 
@@ -177,9 +192,9 @@ def test_neutral_values_and_flags_with_what_they_need_pass_in_silence(
 
 
 @pytest.mark.parametrize("name", TRAIN_FLAGS.choices)
-def test_what_trl_would_find_out_later_is_refused_at_once(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    (line,) = said(capsys, "train", [f"--{name}", "nonsense"])
-    assert line.startswith(f"sqlenv train: --{name} must be one of [")
+def test_what_trl_would_find_out_later_is_refused_at_once(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^--{name} must be one of \["):
+        TRAIN_FLAGS.check({name: "nonsense"}, {})
     help_text = str(next(f.metadata["help"] for f in fields(GRPOConfig) if f.name == name))
     assert all(choice in help_text for choice in TRAIN_FLAGS.choices[name])
 
@@ -200,10 +215,3 @@ def test_a_table_compares_with_the_defaults_that_it_is_given() -> None:
     assert table.check({"a": 5, "b": 3}, {"a": 1, "b": 2}) == ["--b has no effect: why"]
     with pytest.raises(ConfigError, match=r"^--a 2 3: no$"):
         table.check({"a": [2, 3]}, {"a": 1})
-
-
-def test_needs_are_judged_by_what_was_resolved() -> None:
-    table = FlagTable(frozenset(), {}, (Need("a b", "--c", lambda values: bool(values["c"])),))
-    given: dict[str, Any] = {"a": 1}
-    assert table.check_needs(given, {"c": False}) == ["--a has no effect without --c"]
-    assert table.check_needs(given, {"c": True}) == []
