@@ -7,22 +7,18 @@ Chromium.
 from __future__ import annotations
 
 import json
-import os
-import signal
+import re
+import shutil
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from websockets.sync.client import connect
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
-import sqlenv
 from env_server.data.loading import load_dataset
 from env_server.dataset import Dataset
 from env_server.factory import EnvironmentFactory
@@ -31,12 +27,14 @@ from env_server.sql.display import describe_table, format_cell, format_result
 from env_server.sql.sandbox import QueryResult
 from env_server.sql.schema import Column, ForeignKey, Table
 from env_server.types import SQLAction
-from tests.integration.chromium import CHROMIUM, DEADLINE_S, SHIFT, Browser, Page, chromium, running
+from tests.integration.service import WAIT_S, ask, open_socket, reset, serving
 
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium")
 
 TOKEN = "~~~???token/+="
 MARKUP = "<img src=x onerror=window.pwned=1>"
+LIGHT, DARK = "rgb(246, 248, 250)", "rgb(16, 21, 27)"
 ENDLESS = "WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c) SELECT COUNT(*) FROM c"
 SHOP = f"""
 CREATE TABLE items (item_id INTEGER PRIMARY KEY, name TEXT, price REAL);
@@ -57,16 +55,38 @@ QUESTIONS = [
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with chromium(tmp_path_factory.mktemp("chromium")) as browser:
+def browser() -> Iterator[Browser]:
+    """The system's Chromium; Playwright's own cannot be had from a package index."""
+    expect.set_options(WAIT_S * 1000)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--disable-gpu", "--disable-quic"])
         yield browser
+        browser.close()
 
 
 @pytest.fixture
 def page(browser: Browser) -> Iterator[Page]:
-    with browser.page() as page:
-        page.resize(1280, 800, "light")
-        yield page
+    page = browser.new_page(viewport={"width": 1280, "height": 800}, color_scheme="light")
+    yield page
+    page.close()
+
+
+@pytest.fixture
+def complaints(page: Page) -> list[str]:
+    """Errors on the page's console, violations of the policy among them."""
+    found: list[str] = []
+    page.on("console", lambda message: found.append(message.text) if message.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: found.append(str(error)))
+    return found
+
+
+@pytest.fixture
+def urls(page: Page) -> list[str]:
+    """Every address that the page asked for."""
+    found: list[str] = []
+    page.on("request", lambda request: found.append(request.url))
+    page.on("websocket", lambda websocket: found.append(websocket.url))
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -82,21 +102,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@contextmanager
-def _serving(folder: Path, *flags: str, token: str = "") -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """Run `sqlenv serve` on a free port; gives its URL and its process."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SQLENV_")}
-    environment |= {"SQLENV_TOKEN": token} if token else {}
-    command = [sys.executable, sqlenv.__file__, "serve", "--data", str(folder), "--port", "0", "--grace_s", "0", *flags]
-    command += ["--log_level", "error", "--cache_dir", str(folder.parent / "cache")]
-    with running(command, "stdout", "serving at ", env=environment) as served:
-        yield served
+FLAGS = ("--grace_s", "0", "--log_level", "error")
 
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[str]:
-    with _serving(folder, "--step_budget", "7") as (url, _):
-        yield url
+    with serving(folder.parent, folder, *FLAGS, "--step_budget", "7") as running:
+        yield running.url
 
 
 @pytest.fixture(scope="module")
@@ -104,22 +116,41 @@ def market(folder: Path) -> Dataset:
     return load_dataset(str(folder))
 
 
+def _seen(page: Page, selector: str, text: str) -> Locator:
+    """The first of these elements that holds a text, which is waited for."""
+    found = page.locator(selector, has_text=text).first
+    expect(found).to_be_visible()
+    return found
+
+
 def _start(page: Page, url: str, question: str = "How many items are there?") -> None:
-    page.open(url)
-    page.wait_for(".question", question)
-    page.click(".question")
-    page.wait_for("#question", question)
+    page.goto(url)
+    _seen(page, ".question", question).click()
+    _seen(page, "#question", question)
 
 
 def _steps(page: Page, count: int) -> None:
-    page.wait(f"document.querySelectorAll('#steps .reward').length === {count}")
+    expect(page.locator("#steps .reward")).to_have_count(count)
+
+
+def _rows(page: Page, selector: str) -> list[list[str]]:
+    return [row.locator("th, td").all_inner_texts() for row in page.locator(f"{selector} tr").all()]
+
+
+def _enter(page: Page, field: str, text: str) -> None:
+    page.click(field)
+    page.keyboard.insert_text(text)
+    page.keyboard.press("Enter")
 
 
 def _query(page: Page, sql: str, count: int) -> None:
-    page.click("#sql")
-    page.type(sql)
-    page.key("Enter")
+    _enter(page, "#sql", sql)
     _steps(page, count)
+
+
+def _poll(page: Page) -> None:
+    """Have the page look at the server's load now, as it does when one comes back to it."""
+    page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
 
 
 def _signed(value: float) -> str:
@@ -131,39 +162,41 @@ def _signed(value: float) -> str:
 # --- an episode ---
 
 
-def test_an_episode_is_played_by_clicks_and_keys(page: Page, server: str, market: Dataset) -> None:
+def test_an_episode_is_played_by_clicks_and_keys(
+    page: Page, server: str, market: Dataset, complaints: list[str], urls: list[str]
+) -> None:
     _start(page, server)
-    assert "market · 2 databases · 208 questions" in page.text("#dataset")
-    assert page.text("#question-facts").split() == ["shop", "easy", "train", "items"]
+    assert "market · 2 databases · 208 questions" in page.inner_text("#dataset")
+    assert page.inner_text("#question-facts").split() == ["shop", "easy", "train", "items"]
     page.click("[aria-label='Describe items']")
     _steps(page, 1)
-    assert page.rows(".step:nth-child(1)") == [
+    assert _rows(page, ".step:nth-child(1)") == [
         ["column", "type", "key"],
         ["item_id", "INTEGER", "primary key"],
         ["name", "TEXT", ""],
         ["price", "REAL", ""],
     ]
-    assert "4 rows" in page.text("#tables li:nth-child(1)")
+    assert "4 rows" in page.inner_text("#tables li:nth-child(1)")
     page.click("[aria-label='Sample items']")
     _steps(page, 2)
-    assert page.evaluate("document.activeElement.ariaLabel") == "Sample items"
-    assert page.rows(".step:nth-child(2)") == [
+    expect(page.locator("[aria-label='Sample items']")).to_be_focused()
+    assert _rows(page, ".step:nth-child(2)") == [
         ["item_id", "name", "price"],
         ["1", "lamp", "9.5"],
         ["2", MARKUP, "NULL"],
         ["3", "'a | b'", "1.0"],
     ]
     _query(page, "SELECT name || ' | ' || price AS both, price FROM items WHERE price > 100", 3)
-    assert page.rows(".step:nth-child(3)") == [["both", "price"]]
-    assert "no rows" in page.text(".step:nth-child(3)")
+    assert _rows(page, ".step:nth-child(3)") == [["both", "price"]]
+    assert "no rows" in page.inner_text(".step:nth-child(3)")
     _query(page, "SELEC 1", 4)
-    assert "syntax error" in page.text(".step:nth-child(4) .error")
+    assert "syntax error" in page.inner_text(".step:nth-child(4) .error")
     _query(page, "SELECT COUNT(*) FROM items", 5)
-    assert page.rows(".step:nth-child(5)") == [["COUNT(*)"], ["4"]]
+    assert _rows(page, ".step:nth-child(5)") == [["COUNT(*)"], ["4"]]
     page.click("#answer")
-    page.type("4")
+    page.keyboard.insert_text("4")
     page.click("#submit")
-    page.wait_for("#verdict", "Correct.")
+    _seen(page, "#verdict", "Correct.")
 
     actions = [
         *(("DESCRIBE", "items"), ("SAMPLE", "items")),
@@ -180,37 +213,37 @@ def test_an_episode_is_played_by_clicks_and_keys(page: Page, server: str, market
             parts: dict[str, float] = dict(seen.metadata["reward_components"])
             values = (parts["operational"], parts["progress"], parts["terminal"], seen.reward, total)
             expected.append([f"{number} {kind[0]}", *map(_signed, values)])
-    assert page.rows("#rewards") == expected
-    assert page.text("#total") == _signed(total)
-    assert page.text("#left-steps") == "1 of 7"
-    assert f"Total reward {_signed(total)} in 6 steps." in page.text("#verdict")
-    assert "terminal +1.00" in page.text(".step:nth-child(6) .reward")
-    assert "Step 6, ANSWER: The answer is correct." in page.evaluate("document.querySelector('#status').textContent")
-    assert not page.evaluate("document.querySelector('#composer').checkVisibility()")
-    assert page.complaints() == []
-    assert all(url.replace("ws:", "http:").startswith(server) for url in page.urls())
+    assert _rows(page, "#rewards") == expected
+    assert page.inner_text("#total") == _signed(total)
+    assert page.inner_text("#left-steps") == "1 of 7"
+    assert f"Total reward {_signed(total)} in 6 steps." in page.inner_text("#verdict")
+    assert "terminal +1.00" in page.inner_text(".step:nth-child(6) .reward")
+    expect(page.locator("#status")).to_contain_text("Step 6, ANSWER: The answer is correct.")
+    expect(page.locator("#composer")).to_be_hidden()
+    assert complaints == []
+    assert all(url.replace("ws:", "http:").startswith(server) for url in urls)
 
 
 def test_an_episode_is_played_by_keys_alone(page: Page, server: str) -> None:
-    page.open(server)
-    page.wait_for(".question", "How many items")
-    page.key("/")
-    page.type("LAMPS how")
-    page.wait("[...document.querySelectorAll('.question')].filter((e) => e.checkVisibility()).length === 1")
-    page.key("ArrowDown")
-    page.key("Enter")
-    page.wait_for("#question", "How many lamps were ordered?")
-    page.key("2")
+    page.goto(server)
+    _seen(page, ".question", "How many items")
+    page.keyboard.press("/")
+    page.keyboard.insert_text("LAMPS how")
+    expect(page.locator(".question:visible")).to_have_count(1)
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    _seen(page, "#question", "How many lamps were ordered?")
+    page.keyboard.press("2")
     _steps(page, 1)
-    assert page.text(".step:nth-child(1) .action").split() == ["1", "DESCRIBE", "orders"]
-    assert page.rows(".step:nth-child(1)")[2] == ["item_id", "INTEGER", "references items(item_id)"]
-    page.key("2", SHIFT)
+    assert page.inner_text(".step:nth-child(1) .action").split() == ["1", "DESCRIBE", "orders"]
+    assert _rows(page, ".step:nth-child(1)")[2] == ["item_id", "INTEGER", "references items(item_id)"]
+    page.keyboard.press("Shift+Digit2")
     _steps(page, 2)
-    assert page.text(".step:nth-child(2) .action").split() == ["2", "SAMPLE", "orders"]
-    page.key("q")
+    assert page.inner_text(".step:nth-child(2) .action").split() == ["2", "SAMPLE", "orders"]
+    page.keyboard.press("q")
     for count, sql in ((3, "SELECT 1"), (4, "SELECT 2")):
-        page.type(sql)
-        page.key("Enter")
+        page.keyboard.insert_text(sql)
+        page.keyboard.press("Enter")
         _steps(page, count)
     for key, recalled in (
         ("ArrowUp", "SELECT 2"),
@@ -218,110 +251,102 @@ def test_an_episode_is_played_by_keys_alone(page: Page, server: str) -> None:
         ("ArrowUp", "SELECT 1"),
         ("ArrowDown", "SELECT 2"),
     ):
-        page.key(key)
-        assert page.evaluate("document.querySelector('#sql').value") == recalled
-    page.key("Enter", SHIFT)
-    page.type("-- agai")
-    page.key("n")
-    page.key("Enter")
+        page.keyboard.press(key)
+        expect(page.locator("#sql")).to_have_value(recalled)
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.insert_text("-- agai")
+    page.keyboard.press("n")
+    page.keyboard.press("Enter")
     _steps(page, 5)
-    assert "repeat \N{MINUS SIGN}0.03" in page.text(".step:nth-child(5) .reward")
-    page.key("Escape")
-    page.key("a")
-    page.type("7")
-    page.key("Enter")
-    page.wait_for("#verdict", "Correct.")
-    page.key("r")
-    page.wait("document.querySelectorAll('.step').length === 0")
-    assert page.text("#left-steps") == "7 of 7"
-    page.key("?")
-    page.wait_for("#help", "DESCRIBE that table")
-    page.key("1")
-    page.key("Escape")
-    page.wait("!document.querySelector('#help').open")
-    assert page.evaluate("document.querySelectorAll('.step').length") == 0
+    assert "repeat \N{MINUS SIGN}0.03" in page.inner_text(".step:nth-child(5) .reward")
+    page.keyboard.press("Escape")
+    page.keyboard.press("a")
+    page.keyboard.insert_text("7")
+    page.keyboard.press("Enter")
+    _seen(page, "#verdict", "Correct.")
+    page.keyboard.press("r")
+    expect(page.locator(".step")).to_have_count(0)
+    assert page.inner_text("#left-steps") == "7 of 7"
+    page.keyboard.press("?")
+    _seen(page, "#help", "DESCRIBE that table")
+    page.keyboard.press("1")
+    page.keyboard.press("Escape")
+    expect(page.locator("#help")).to_be_hidden()
+    expect(page.locator(".step")).to_have_count(0)
 
 
 def test_the_budget_ends_an_episode_and_another_question_begins(page: Page, server: str) -> None:
     _start(page, server)
     for count in range(1, 7):
         _query(page, f"SELECT {count}", count)
-    page.click("#sql")
-    page.type("SELECT 7")
-    page.key("Enter")
-    page.wait_for("#verdict", "Out of steps.")
-    assert page.text("#left-steps") == "0 of 7"
-    page.key("n")
-    page.wait("document.querySelectorAll('.step').length === 0")
-    assert page.text("#left-steps") == "7 of 7"
+    _enter(page, "#sql", "SELECT 7")
+    _seen(page, "#verdict", "Out of steps.")
+    assert page.inner_text("#left-steps") == "0 of 7"
+    page.keyboard.press("n")
+    expect(page.locator(".step")).to_have_count(0)
+    assert page.inner_text("#left-steps") == "7 of 7"
 
 
 def test_a_database_is_picked_and_the_address_names_the_question(page: Page, server: str) -> None:
-    page.open(server)
-    page.wait_for(".question", "How many items")
-    page.click("#database")
-    page.key("ArrowDown")
-    page.key("Enter")
-    page.wait_for("#more", "5 more")
-    assert page.evaluate("document.querySelectorAll('.question').length") == 200
+    page.goto(server)
+    _seen(page, ".question", "How many items")
+    page.select_option("#database", "sky")
+    _seen(page, "#more", "5 more")
+    expect(page.locator(".question")).to_have_count(200)
     page.click("#filter")
-    page.type("203 what")
-    page.wait("[...document.querySelectorAll('.question')].filter((e) => e.checkVisibility()).length === 1")
-    page.key("Enter")
-    page.wait_for("#question", "What is 203 + 1?")
+    page.keyboard.insert_text("203 what")
+    expect(page.locator(".question:visible")).to_have_count(1)
+    page.keyboard.press("Enter")
+    _seen(page, "#question", "What is 203 + 1?")
     address = page.evaluate("location.href")
     assert address == f"{server}/#sky/sky-203"
-    page.open("about:blank")
-    page.open(address)
-    page.wait_for("#question", "What is 203 + 1?")
-    assert "What is 203" in page.text(".question[aria-current]")
+    page.goto("about:blank")
+    page.goto(address)
+    _seen(page, "#question", "What is 203 + 1?")
+    assert "What is 203" in page.inner_text(".question[aria-current]")
 
 
 def test_starting_again_drops_the_query_that_runs(page: Page, server: str) -> None:
     _start(page, server)
-    page.click("#sql")
-    page.type(ENDLESS)
-    page.key("Enter")
-    page.wait_for(".step", "running …")
-    page.key("Escape")
-    page.key("r")
-    page.wait("document.querySelectorAll('.step').length === 0")
-    assert not page.evaluate("document.querySelector('#notice').checkVisibility()")
-    page.evaluate("document.querySelector('#sql').value = ''")
+    _enter(page, "#sql", ENDLESS)
+    _seen(page, ".step", "running …")
+    page.keyboard.press("Escape")
+    page.keyboard.press("r")
+    expect(page.locator(".step")).to_have_count(0)
+    expect(page.locator("#notice")).to_be_hidden()
+    page.fill("#sql", "")
     _query(page, "SELECT 5", 1)
-    assert page.rows(".step:nth-child(1)") == [["5"], ["5"]]
-    assert len(page.rows("#rewards")) == 1
+    assert _rows(page, ".step:nth-child(1)") == [["5"], ["5"]]
+    assert len(_rows(page, "#rewards")) == 1
 
 
 # --- what comes from a database is text ---
 
 
-def test_markup_from_the_data_is_shown_and_never_parsed(page: Page, server: str) -> None:
-    page.open(server)
-    page.wait_for(".question", f"What costs the rug? {MARKUP}")
+def test_markup_from_the_data_is_shown_and_never_parsed(page: Page, server: str, complaints: list[str]) -> None:
+    page.goto(server)
+    _seen(page, ".question", f"What costs the rug? {MARKUP}")
     page.click("li:nth-child(2) .question")
-    page.wait_for("#question", f"What costs the rug? {MARKUP}")
+    _seen(page, "#question", f"What costs the rug? {MARKUP}")
     odd = "<b onclick=window.pwned=2>odd</b>"
-    assert page.text("#tables li:nth-child(3) .name") == odd
+    assert page.inner_text("#tables li:nth-child(3) .name") == odd
     page.click("#tables li:nth-child(3) button")
     _steps(page, 1)
-    assert "<i>column</i>" in page.text("#tables li:nth-child(3) .columns")
-    assert page.rows(".step:nth-child(1)")[1][0] == '"<i>column</i>"'
+    assert "<i>column</i>" in page.inner_text("#tables li:nth-child(3) .columns")
+    assert _rows(page, ".step:nth-child(1)")[1][0] == '"<i>column</i>"'
     _query(page, f"SELECT name, '{MARKUP}' AS \"<u>\" FROM items WHERE item_id = 2", 2)
-    assert page.rows(".step:nth-child(2)") == [["name", "<u>"], [MARKUP, MARKUP]]
+    assert _rows(page, ".step:nth-child(2)") == [["name", "<u>"], [MARKUP, MARKUP]]
     _query(page, f'SELECT "{MARKUP}"."x"', 3)
-    assert MARKUP in page.text(".step:nth-child(3) .error")
-    page.click("#answer")
-    page.type(MARKUP)
-    page.key("Enter")
-    page.wait_for("#verdict", "Wrong.")
-    assert page.evaluate("document.querySelectorAll('main img, main u, main i, main b[onclick]').length") == 0
+    assert MARKUP in page.inner_text(".step:nth-child(3) .error")
+    _enter(page, "#answer", MARKUP)
+    _seen(page, "#verdict", "Wrong.")
+    expect(page.locator("main").locator("img, u, i, b[onclick]")).to_have_count(0)
     assert page.evaluate("window.pwned") is None
-    assert page.complaints() == []
+    assert complaints == []
 
 
 def test_the_browser_refuses_to_parse_text_as_html(page: Page, server: str) -> None:
-    page.open(server)
+    page.goto(server)
     refused = page.evaluate("(() => { try { document.body.innerHTML = '<p>x'; } catch (e) { return e.name; } })()")
     assert refused == "TypeError"
 
@@ -329,64 +354,61 @@ def test_the_browser_refuses_to_parse_text_as_html(page: Page, server: str) -> N
 # --- the token, a full server, a server that goes away ---
 
 
-def test_the_token_is_asked_for_once_and_never_part_of_an_address(page: Page, folder: Path) -> None:
-    with _serving(folder, token=TOKEN) as (url, _):
-        page.open(url)
-        page.wait_for("#gate", "ASKS FOR A TOKEN")
-        page.type("wrong")
-        page.key("Enter")
-        page.wait_for("#gate-message", "refused that token")
-        page.type(TOKEN)
-        page.key("Enter")
-        page.wait_for(".question", "How many items")
+def test_the_token_is_asked_for_once_and_never_part_of_an_address(page: Page, folder: Path, urls: list[str]) -> None:
+    with serving(folder.parent, folder, *FLAGS, "--token", TOKEN) as server:
+        page.goto(server.url)
+        _seen(page, "#gate", "ASKS FOR A TOKEN")
+        page.keyboard.insert_text("wrong")
+        page.keyboard.press("Enter")
+        _seen(page, "#gate-message", "refused that token")
+        page.keyboard.insert_text(TOKEN)
+        page.keyboard.press("Enter")
+        _seen(page, ".question", "How many items")
         page.click(".question")
-        page.wait_for("#question", "How many items")
+        _seen(page, "#question", "How many items")
         _query(page, "SELECT 1", 1)
-        page.poll()
-        page.wait_for("#load-sessions", "1 of ")
-        page.open(f"{url}/?again")
-        page.wait_for(".question", "How many items")
+        _poll(page)
+        _seen(page, "#load-sessions", "1 of ")
+        page.goto(f"{server.url}/?again")
+        _seen(page, ".question", "How many items")
         assert not page.evaluate("document.querySelector('#gate').open")
         assert page.evaluate("sessionStorage.length") == 1
         assert page.evaluate("localStorage.length") == 0
-        assert not any("token" in address.removeprefix(url) for address in page.urls())
+        assert not any("token" in url.removeprefix(server.url) for url in urls)
 
 
 def test_a_full_server_says_so(page: Page, folder: Path) -> None:
-    with _serving(folder, "--max_sessions", "1", "--queue_timeout_s", "0") as (url, _):
-        page.open(url)
-        page.wait_for(".question", "How many items")
-        with connect(url.replace("http", "ws") + "/ws") as other:
-            other.send('{"type": "reset"}')
-            other.recv(timeout=DEADLINE_S)
-            page.click(".question")
-            page.wait_for("#notice", "The episode did not start: all 1 sessions of this server are in use")
-            page.poll()
-            page.wait_for("#server-state", "full")
-            page.wait_for("#load-refusals", "1")
-        page.wait_for("#load-sessions", "0 of 1")
-        page.click(".question")
-        page.wait_for("#question", "How many items are there?")
-        assert not page.evaluate("document.querySelector('#notice').checkVisibility()")
+    flags = (*FLAGS, "--max_sessions", "1", "--queue_timeout_s", "0")
+    with serving(folder.parent, folder, *flags) as server:
+        page.goto(server.url)
+        question = _seen(page, ".question", "How many items")
+        with open_socket(server) as other:
+            ask(other, reset())
+            question.click()
+            _seen(page, "#notice", "The episode did not start: all 1 sessions of this server are in use")
+            _poll(page)
+            _seen(page, "#server-state", "full")
+            _seen(page, "#load-refusals", "1")
+        _seen(page, "#load-sessions", "0 of 1")
+        question.click()
+        _seen(page, "#question", "How many items are there?")
+        expect(page.locator("#notice")).to_be_hidden()
 
 
 @pytest.mark.parametrize("sql", ["SELECT 1", ENDLESS], ids=["between steps", "during one"])
 def test_a_server_that_goes_away_ends_the_episode_in_words(page: Page, folder: Path, sql: str) -> None:
-    with _serving(folder) as (url, process):
-        _start(page, url)
-        page.click("#sql")
-        page.type(sql)
-        page.key("Enter")
-        page.wait_for(".step", "running …" if sql == ENDLESS else "reward")
-        process.send_signal(signal.SIGTERM)
-        page.wait_for("#verdict", "The episode broke off.")
-        page.wait_for("#notice", "shutting down")
-        process.wait(DEADLINE_S)
-    page.key("Escape")
-    page.key("r")
-    page.wait_for("#notice", "the server cannot be reached")
-    page.poll()
-    page.wait_for("#server-state", "the server cannot be reached")
+    with serving(folder.parent, folder, *FLAGS) as server:
+        _start(page, server.url)
+        _enter(page, "#sql", sql)
+        _seen(page, ".step", "running …" if sql == ENDLESS else "reward")
+        assert server.stop() == 0
+        _seen(page, "#verdict", "The episode broke off.")
+        _seen(page, "#notice", "shutting down")
+        page.keyboard.press("Escape")
+        page.keyboard.press("r")
+        _seen(page, "#notice", "the server cannot be reached")
+        _poll(page)
+        _seen(page, "#server-state", "the server cannot be reached")
 
 
 # --- how it looks ---
@@ -394,43 +416,48 @@ def test_a_server_that_goes_away_ends_the_episode_in_words(page: Page, folder: P
 
 def test_the_load_is_live(page: Page, server: str) -> None:
     _start(page, server)
-    page.wait_for("#server-state", "ready")
+    _seen(page, "#server-state", "ready")
     _query(page, "SELECT 1", 1)
-    page.poll()
-    page.wait_for("#load-sessions", "1 of 1,024")
+    _poll(page)
+    _seen(page, "#load-sessions", "1 of 1,024")
     for selector in ("#load-p50", "#load-p99"):
-        page.wait_for(selector, "ms")
-    page.wait("Number(document.querySelector('#load-steps').innerText) > 0")
-    page.wait("document.querySelector('#load-spark polyline').points.length > 0")
+        _seen(page, selector, "ms")
+    expect(page.locator("#load-steps")).to_have_text(re.compile("[1-9]"))
+    expect(page.locator("#load-spark polyline")).to_have_attribute("points", re.compile("."))
 
 
-@pytest.mark.parametrize(("width", "theme"), [(360, "dark"), (390, "light"), (800, "dark"), (1280, "light")])
-def test_nothing_is_wider_than_the_screen(page: Page, server: str, width: int, theme: str) -> None:
-    page.resize(width, 780, theme)
+def test_nothing_is_wider_than_the_screen(page: Page, server: str) -> None:
+    page.set_viewport_size({"width": 360, "height": 780})
     _start(page, server)
     page.click("[aria-label='Sample items']")
     _steps(page, 1)
-    assert page.evaluate("document.activeElement.ariaLabel") == "Sample items"
+    expect(page.locator("[aria-label='Sample items']")).to_be_focused()
     _query(page, f"SELECT '{'wide ' * 40}' AS {'w' * 60}, * FROM items, orders", 2)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    page.click("#answer")
-    page.type("4")
-    page.key("Enter")
-    page.wait_for("#verdict", "Correct.")
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(16, 21, 27)"
-    assert dark is (theme == "dark")
+    for done in (False, True):
+        if done:
+            _enter(page, "#answer", "4")
+            _seen(page, "#verdict", "Correct.")
+        for width in (360, 390, 800, 1280):
+            page.set_viewport_size({"width": width, "height": 780})
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize(("theme", "ground"), [("light", LIGHT), ("dark", DARK)])
+def test_the_theme_is_the_systems_until_one_is_chosen(page: Page, server: str, theme: str, ground: str) -> None:
+    page.emulate_media(color_scheme="dark" if theme == "dark" else "light")
+    page.goto(server)
+    expect(page.locator("body")).to_have_css("background-color", ground)
 
 
 def test_the_theme_is_chosen_and_kept(page: Page, server: str) -> None:
-    page.open(server)
-    for theme, ground in (("light", "rgb(246, 248, 250)"), ("dark", "rgb(16, 21, 27)")):
+    page.goto(server)
+    for theme, ground in (("light", LIGHT), ("dark", DARK)):
         page.click("#theme")
-        assert page.text("#theme") == f"Theme: {theme}"
-        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == ground
-    page.open(f"{server}/?again")
-    page.wait_for("#theme", "Theme: dark")
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(16, 21, 27)"
+        assert page.inner_text("#theme") == f"Theme: {theme}"
+        expect(page.locator("body")).to_have_css("background-color", ground)
+    page.goto(f"{server}/?again")
+    _seen(page, "#theme", "Theme: dark")
+    expect(page.locator("body")).to_have_css("background-color", DARK)
 
 
 def test_every_control_has_a_name_and_can_be_reached(page: Page, server: str) -> None:
@@ -443,7 +470,7 @@ def test_every_control_has_a_name_and_can_be_reached(page: Page, server: str) ->
     assert page.evaluate("document.activeElement.id") == "question"
     seen = []
     for _ in range(40):
-        page.key("Tab")
+        page.keyboard.press("Tab")
         seen.append(page.evaluate("document.activeElement.id || document.activeElement.ariaLabel || 'other'"))
     order = [name for name in ("scroller", "sql", "run", "answer", "submit") if name in seen]
     assert [seen.index(name) for name in order] == sorted(seen.index(name) for name in order)
@@ -457,9 +484,10 @@ def test_every_control_has_a_name_and_can_be_reached(page: Page, server: str) ->
 @pytest.fixture(scope="module")
 def bench(browser: Browser, server: str) -> Iterator[Page]:
     """A page on which the modules are tried by themselves."""
-    with browser.page() as page:
-        page.open(server)
-        yield page
+    page = browser.new_page()
+    page.goto(server)
+    yield page
+    page.close()
 
 
 def _call(page: Page, module: str, function: str, *arguments: object) -> Any:
