@@ -81,15 +81,26 @@ class RunningServer:
 Serve = Callable[..., RunningServer]
 
 
+def settings(folder: Path, **given: Any) -> ServiceSettings:
+    return ServiceSettings(**{"messages_per_s": 0, "lanes": (1, 1), "cache_dir": folder / "cache", **given})
+
+
 @pytest.fixture
 def serve(pets: Dataset, tmp_path: Path) -> Iterator[Serve]:
     """Start servers over the pets; keyword arguments are settings, `dataset` another data set."""
     with ExitStack() as stack:
 
-        def start(dataset: Dataset = pets, **settings: Any) -> RunningServer:
-            given = {"messages_per_s": 0, "cache_dir": tmp_path / "cache", **settings}
-            server = RunningServer(ServiceSettings(**given), dataset)
+        def start(dataset: Dataset = pets, **given: Any) -> RunningServer:
+            server = RunningServer(settings(tmp_path, **given), dataset)
             stack.callback(server.stop)
             return server
 
         yield start
+
+
+@pytest.fixture(scope="session")
+def server(pets: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server over the pets for the tests that need no settings of their own."""
+    server = RunningServer(settings(tmp_path_factory.mktemp("server")), pets)
+    yield server
+    server.stop()

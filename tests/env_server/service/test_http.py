@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterator
 
 import httpx
 import pytest
 from pydantic import TypeAdapter
 
 from env_server.service.http import schemas
+from tests.env_server.conftest import RunningServer, Serve
 
-Serve = Callable[..., Any]
 GUARDED = ("/ready", "/metrics", "/metadata", "/schema", "/state", "/questions")
+RIGHT = {"Authorization": "Bearer s3cret"}
 
 
-def test_health_ready_and_metadata(serve: Serve) -> None:
-    server = serve()
+def test_health_ready_and_metadata(server: RunningServer) -> None:
     assert httpx.get(f"{server.http}/health").json() == {"status": "healthy"}
     load = httpx.get(f"{server.http}/ready").json()
     assert (load["status"], load["active_sessions"], load["max_sessions"], load["waiting"]) == ("ready", 0, 1024, 0)
@@ -27,8 +26,7 @@ def test_health_ready_and_metadata(serve: Serve) -> None:
     assert "DESCRIBE" in metadata["readme_content"]
 
 
-def test_an_episode_of_one_request(serve: Serve) -> None:
-    server = serve()
+def test_an_episode_of_one_request(server: RunningServer) -> None:
     first = httpx.post(f"{server.http}/reset", json={"seed": 1, "question_id": "cats", "colour": "red"})
     assert first.status_code == 200
     assert first.json()["reward"] == 0
@@ -56,15 +54,14 @@ def test_an_episode_of_one_request(serve: Serve) -> None:
         ("/step", {"action": {"action_type": "QUERY", "sql": "SELECT secret"}}, 422),
     ],
 )
-def test_bad_bodies_are_told(serve: Serve, route: str, body: object, status: int) -> None:
-    reply = httpx.post(serve().http + route, json=body)
+def test_bad_bodies_are_told(server: RunningServer, route: str, body: object, status: int) -> None:
+    reply = httpx.post(server.http + route, json=body)
     assert reply.status_code == status
     assert reply.json()["detail"]
     assert "secret" not in reply.text
 
 
-def test_half_a_surrogate_pair_is_told(serve: Serve) -> None:
-    server = serve()
+def test_half_a_surrogate_pair_is_told(server: RunningServer) -> None:
     for route, body in (
         ("/reset", r'{"episode_id":"\ud800"}'),
         ("/step", r'{"action":{"action_type":"QUERY","argument":"\udfff"}}'),
@@ -72,8 +69,7 @@ def test_half_a_surrogate_pair_is_told(serve: Serve) -> None:
         assert httpx.post(server.http + route, content=body).status_code == 422
 
 
-def test_the_observation_fits_the_schema(serve: Serve) -> None:
-    server = serve()
+def test_the_observation_fits_the_schema(server: RunningServer) -> None:
     served = httpx.get(f"{server.http}/schema").json()
     assert served == json.loads(json.dumps(schemas()))
     observation = httpx.post(f"{server.http}/reset", json={}).json()["observation"]
@@ -92,37 +88,38 @@ def test_the_observation_fits_the_schema(serve: Serve) -> None:
         (b"\xff", -32700),
     ],
 )
-def test_mcp(serve: Serve, body: bytes, code: int) -> None:
-    reply = httpx.post(f"{serve().http}/mcp", content=body)
+def test_mcp(server: RunningServer, body: bytes, code: int) -> None:
+    reply = httpx.post(f"{server.http}/mcp", content=body)
     assert reply.status_code == 200
     assert reply.json()["error"]["code"] == code
 
 
 def test_with_a_token_only_health_and_the_page_are_open(serve: Serve) -> None:
     server = serve(token="s3cret")
-    assert httpx.get(f"{server.http}/health").status_code == 200
-    assert httpx.get(f"{server.http}/").status_code == 200
+    for route in ("/health", "/"):
+        assert httpx.get(server.http + route).status_code == 200
     for route in GUARDED:
         refused = httpx.get(server.http + route)
         assert refused.status_code == 401
         assert refused.headers["www-authenticate"] == "Bearer"
-        assert httpx.get(server.http + route, headers={"Authorization": "Bearer s3cret"}).status_code == 200
+        assert httpx.get(server.http + route, headers=RIGHT).status_code == 200
     for route in ("/reset", "/step", "/mcp"):
         assert httpx.post(server.http + route, json={}).status_code == 401
-    assert httpx.get(f"{server.http}/docs").status_code == 404
-    assert httpx.get(f"{server.http}/openapi.json").status_code == 404
+    for route in ("/docs", "/openapi.json"):
+        assert httpx.get(server.http + route).status_code == 404
+    text = httpx.get(f"{server.http}/metrics", headers=RIGHT).text
+    assert f'sqlenv_refused_total{{reason="token"}} {len(GUARDED) + 3}.0' in text
+    assert "s3cret" not in text
 
 
-def test_the_docs_are_there_without_a_token_or_when_asked_for(serve: Serve) -> None:
-    assert httpx.get(f"{serve().http}/docs").status_code == 200
-    server = serve(token="s3cret", docs=True)
-    document = httpx.get(f"{server.http}/openapi.json").json()
+def test_the_docs_are_there_without_a_token_or_when_asked_for(server: RunningServer, serve: Serve) -> None:
+    assert httpx.get(f"{server.http}/docs").status_code == 200
+    document = httpx.get(f"{serve(token='s3cret', docs=True).http}/openapi.json").json()
     assert isinstance(document["info"]["version"], str)
     assert {"/reset", "/step", "/state"} <= set(document["paths"])
 
 
-def test_a_page_of_another_origin_may_not_ask(serve: Serve) -> None:
-    server = serve()
+def test_a_page_of_another_origin_may_not_ask(server: RunningServer) -> None:
     for origin, status in (("http://evil.example.org", 403), (server.http, 200)):
         assert httpx.get(f"{server.http}/ready", headers={"Origin": origin}).status_code == status
     assert "access-control-allow-origin" not in httpx.get(f"{server.http}/ready").headers
@@ -133,16 +130,8 @@ def test_a_body_that_is_too_large_is_refused(serve: Serve) -> None:
     large = json.dumps({"episode_id": "x" * 5_000}).encode()
     assert httpx.post(f"{server.http}/reset", content=large).status_code == 413
 
-    def chunks() -> Any:
+    def chunks() -> Iterator[bytes]:
         yield large[:1_500]
         yield large[1_500:]
 
     assert httpx.post(f"{server.http}/reset", content=chunks()).status_code == 413
-
-
-def test_metrics_count_refusals(serve: Serve) -> None:
-    server = serve(token="s3cret")
-    httpx.get(f"{server.http}/ready")
-    text = httpx.get(f"{server.http}/metrics", headers={"Authorization": "Bearer s3cret"}).text
-    assert 'sqlenv_refused_total{reason="token"} 1.0' in text
-    assert "s3cret" not in text

@@ -7,7 +7,7 @@ import base64
 import errno
 import json
 import re
-from collections.abc import Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,18 +20,23 @@ from websockets.typing import Origin, Subprotocol
 from env_server.dataset import Dataset
 from env_server.environment import SQLEnvironment
 from env_server.service.access import Access
+from env_server.service.capacity import Capacity
+from env_server.service.metrics import Metrics
 from env_server.service.session import Session
 from env_server.service.settings import ServiceSettings
 from env_server.service.socket import Sockets
 from env_server.settings import EnvSettings
 from env_server.sql.pool import DatabasePool
 from env_server.types import SQLAction
+from tests.env_server.conftest import RunningServer, Serve
 
 SLOW = "WITH RECURSIVE r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r) SELECT COUNT(*) FROM r"
 """Runs until its budget is used up, a second or so."""
-MEDIUM = "WITH RECURSIVE r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r LIMIT 3000) SELECT COUNT(*) FROM r"
 
-Serve = Callable[..., Any]
+
+def counted(rows: int) -> str:
+    """A query for the pool."""
+    return f"WITH RECURSIVE r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r LIMIT {rows}) SELECT COUNT(*) FROM r"
 
 
 async def ask(client: ClientConnection, request: object) -> dict[str, Any]:
@@ -44,8 +49,20 @@ async def answer(client: ClientConnection) -> dict[str, Any]:
     return reply
 
 
-def reset(question_id: str = "cats") -> dict[str, Any]:
-    return {"type": "reset", "data": {"question_id": question_id}}
+async def state(client: ClientConnection) -> dict[str, Any]:
+    found: dict[str, Any] = (await ask(client, {"type": "state"}))["data"]
+    return found
+
+
+async def closing_code(client: ClientConnection) -> int | None:
+    """With which code the server closes, which it does next."""
+    with pytest.raises(ConnectionClosed) as closed:
+        await asyncio.wait_for(client.recv(), 20)
+    return closed.value.rcvd.code if closed.value.rcvd else None
+
+
+def reset(question_id: str = "cats", **data: str) -> dict[str, Any]:
+    return {"type": "reset", "data": {"question_id": question_id, **data}}
 
 
 def step(action_type: str, argument: str = "") -> dict[str, Any]:
@@ -59,13 +76,17 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_an_episode_over_the_socket_is_the_episode_in_process(serve: Serve, pets: Dataset) -> None:
+def is_busy(server: RunningServer) -> bool:
+    return any(queue.running for queue in server.service.query_pool.stats.values())
+
+
+async def test_an_episode_over_the_socket_is_the_episode_in_process(server: RunningServer, pets: Dataset) -> None:
     actions = [
         ("DESCRIBE", "pets"),
         ("SAMPLE", "owners"),
         ("QUERY", "SELECT COUNT(*) FROM pets"),
         ("QUERY", "SELECT COUNT(*) FROM pets"),
-        ("QUERY", MEDIUM),
+        ("QUERY", counted(3_000)),
         ("QUERY", "SELECT nonsense"),
         ("DANCE", ""),
         ("ANSWER", "2"),
@@ -75,7 +96,7 @@ async def test_an_episode_over_the_socket_is_the_episode_in_process(serve: Serve
     expected = [environment.reset(question_id="cats")]
     expected += [environment.step(SQLAction(action_type=kind, argument=argument)) for kind, argument in actions]
     pool.close()
-    async with connect(serve().ws) as client:
+    async with connect(server.ws) as client:
         replies = [await ask(client, reset())] + [await ask(client, step(*action)) for action in actions]
     for reply, observation in zip(replies, expected, strict=True):
         data = reply["data"]
@@ -83,46 +104,53 @@ async def test_an_episode_over_the_socket_is_the_episode_in_process(serve: Serve
         assert again == json.loads(observation.model_dump_json())
 
 
-async def test_what_kills_an_upstream_session_leaves_ours_alive(serve: Serve) -> None:
-    async with connect(serve().ws) as client:
+async def test_what_kills_an_upstream_session_leaves_ours_alive(server: RunningServer) -> None:
+    async with connect(server.ws) as client:
         await ask(client, reset())
         for frame in ("[]", "3", "null", b"\x00\xff", "{", '{"type":"step","data":{"action_type":null}}'):
             assert (await ask(client, frame))["type"] == "error"
+        assert (await ask(client, {"type": "mcp", "data": {"id": 5}}))["data"]["id"] == 5
         reply = await ask(client, step("QUERY", "SELECT 1"))
         assert reply["data"]["observation"]["step_count"] == 1
 
 
-async def test_a_session_begins_before_its_first_reset(serve: Serve) -> None:
-    async with connect(serve().ws) as client:
-        assert (await ask(client, {"type": "state"}))["data"] == {"episode_id": None, "step_count": 0}
-        early = await ask(client, step("SAMPLE", "pets"))
-        assert early["data"]["code"] == "EXECUTION_ERROR"
-        unknown = await ask(client, reset("no such question"))
-        assert unknown["data"]["code"] == "EXECUTION_ERROR"
-        await ask(client, reset())
-        await ask(client, step("ANSWER", "2"))
-        late = await ask(client, step("ANSWER", "2"))
-        assert "over" in late["data"]["message"]
-
-
-async def test_replies_come_in_order_while_a_slow_query_runs(serve: Serve) -> None:
-    async with connect(serve().ws) as client:
-        await ask(client, reset())
-        for request in (step("QUERY", MEDIUM), {"type": "state"}, step("SAMPLE", "pets"), {"type": "state"}):
-            await client.send(json.dumps(request))
-        replies = [await answer(client) for _ in range(4)]
-        assert [reply["type"] for reply in replies] == ["observation", "state", "observation", "state"]
-        assert [replies[i]["data"]["step_count"] for i in (1, 3)] == [1, 2]
-
-
-async def test_close_ends_the_session(serve: Serve) -> None:
-    server = serve()
+async def test_steps_out_of_turn_and_unknown_questions_are_errors_that_change_nothing(server: RunningServer) -> None:
     async with connect(server.ws) as client:
+        for request in (step("SAMPLE", "pets"), reset("no such question")):
+            assert (await ask(client, request))["data"]["code"] == "EXECUTION_ERROR"
+        assert await state(client) == {"episode_id": None, "step_count": 0}
+        await ask(client, reset(episode_id="one"))
+        assert (await ask(client, step("ANSWER", "2")))["data"]["done"] is True
+        late = await ask(client, step("ANSWER", "2"))
+        assert (late["data"]["code"], "over" in late["data"]["message"]) == ("EXECUTION_ERROR", True)
+        assert await state(client) == {"episode_id": "one", "step_count": 1}
+        assert (await ask(client, reset(episode_id="two")))["data"]["done"] is False
+        assert await state(client) == {"episode_id": "two", "step_count": 0}
+
+
+async def test_pipelined_requests_are_answered_in_order(server: RunningServer) -> None:
+    """A query that needs the pool holds back the replies behind it, of its own session."""
+    queries = [counted(5_000), "SELECT 1", counted(5_001), "SELECT 2", "SELEKT"]
+    async with connect(server.ws) as client:
+        for request in (reset(episode_id="piped"), *(step("QUERY", sql) for sql in queries)):
+            await client.send(json.dumps(request))
+            await client.send('{"type":"state"}')
+            await client.send("no JSON")
+        for number, sql in enumerate(["", *queries]):
+            observation = (await answer(client))["data"]["observation"]
+            assert (observation["step_count"], observation["action_history"][-1:]) == (
+                number,
+                [f"QUERY {sql}"][:number],
+            )
+            assert (await answer(client))["data"] == {"episode_id": "piped", "step_count": number}
+            assert (await answer(client))["data"]["code"] == "INVALID_JSON"
+
+
+async def test_close_ends_the_session_without_a_reply(server: RunningServer) -> None:
+    async with connect(server.ws) as client:
+        await ask(client, reset())
         await client.send('{"type":"close"}')
-        with pytest.raises(ConnectionClosed) as closed:
-            await client.recv()
-        assert closed.value.rcvd is not None
-        assert closed.value.rcvd.code == 1000
+        assert await closing_code(client) == 1000
     await until(lambda: server.capacity.active() == 0)
 
 
@@ -134,8 +162,7 @@ async def test_a_full_server_says_so(serve: Serve) -> None:
             reply = await answer(second)
             assert reply["data"]["code"] == "CAPACITY_REACHED"
             assert (reply["data"]["active_sessions"], reply["data"]["max_sessions"]) == (1, 1)
-            with pytest.raises(ConnectionClosed):
-                await second.recv()
+            assert await closing_code(second) == 1000
     await until(lambda: server.capacity.active() == 0)
     async with connect(server.ws) as third:
         assert (await ask(third, reset()))["type"] == "observation"
@@ -162,17 +189,14 @@ async def test_who_gives_up_waiting_leaves_the_queue(serve: Serve) -> None:
         assert server.capacity.active() == 1
 
 
-async def test_a_client_that_goes_frees_its_place_and_its_query(serve: Serve) -> None:
-    server = serve(max_sessions=1)
-    stats = server.service.query_pool.stats
+async def test_a_client_that_goes_frees_its_place_and_its_query(server: RunningServer) -> None:
     client = await connect(server.ws)
     await ask(client, reset())
     await client.send(json.dumps(step("QUERY", SLOW)))
-    await until(lambda: any(queue.running for queue in server.service.query_pool.stats.values()))
+    await until(lambda: is_busy(server))
     client.transport.abort()
     await until(lambda: server.capacity.active() == 0)
-    await until(lambda: not any(queue.running for queue in server.service.query_pool.stats.values()))
-    assert stats
+    await until(lambda: not is_busy(server))
 
 
 async def test_an_idle_session_is_told_and_closed(serve: Serve) -> None:
@@ -182,9 +206,9 @@ async def test_an_idle_session_is_told_and_closed(serve: Serve) -> None:
         reply = await answer(client)
         assert reply["data"]["code"] == "SESSION_ERROR"
         assert "idle" in reply["data"]["message"]
-        with pytest.raises(ConnectionClosed):
-            await client.recv()
+        assert await closing_code(client) == 1000
     await until(lambda: server.capacity.active() == 0)
+    assert closed_for(server.metrics) == {"idle": 1.0}
 
 
 async def test_a_session_is_not_idle_while_its_query_runs(serve: Serve) -> None:
@@ -217,7 +241,7 @@ async def test_after_the_grace_period_the_rest_is_closed(serve: Serve) -> None:
     async with connect(server.ws) as client:
         await ask(client, reset())
         await client.send(json.dumps(step("QUERY", SLOW)))
-        await until(lambda: any(queue.running for queue in server.service.query_pool.stats.values()))
+        await until(lambda: is_busy(server))
         await asyncio.to_thread(server.call, server.service.drain)
         assert (await answer(client))["data"]["code"] == "SESSION_ERROR"
     assert server.capacity.active() == 0
@@ -232,17 +256,6 @@ async def test_a_fast_sender_is_slowed_down_and_loses_nothing(serve: Serve) -> N
         replies = [await answer(client) for _ in range(130)]
         assert all(reply["type"] == "state" for reply in replies)
         assert loop.time() - began > 0.3, "100 at once, 30 more at 50 a second"
-
-
-async def test_a_frame_that_is_too_large_closes_the_socket(serve: Serve) -> None:
-    server = serve(max_frame_bytes=2_000)
-    async with connect(server.ws) as client:
-        await client.send(json.dumps(step("QUERY", "x" * 3_000)))
-        with pytest.raises(ConnectionClosed) as closed:
-            await client.recv()
-        assert closed.value.rcvd is not None
-        assert closed.value.rcvd.code == 1009
-    await until(lambda: server.capacity.active() == 0)
 
 
 async def test_the_token_and_the_origin(serve: Serve) -> None:
@@ -311,38 +324,39 @@ class Socket:
         self.sent.append(message)
 
 
+def played(socket: Socket, new_session: Callable[[], Session]) -> tuple[Capacity, Metrics, Awaitable[None]]:
+    """Serve a socket on this thread's event loop; the result is the places, the counts and its end."""
+    capacity = Capacity(1)
+    metrics = Metrics(capacity)
+    sockets = Sockets(ServiceSettings(), Access(None, ()), capacity, metrics, new_session)
+    return capacity, metrics, sockets({"type": "websocket", "headers": []}, socket.receive, socket.send)
+
+
 @pytest.mark.parametrize("at", ["receive", "send"])
-async def test_an_error_of_the_socket_is_a_client_that_left(serve: Serve, at: str) -> None:
-    server = serve()
+async def test_an_error_of_the_socket_is_a_client_that_left(server: RunningServer, at: str) -> None:
     socket = Socket(at, ConnectionResetError("gone"))
-    sockets = sockets_of(server, server.service.sockets._new_session)
-    await sockets({"type": "websocket", "headers": []}, socket.receive, socket.send)
-    assert closed_for(server) == {"disconnect": 1.0}
-    assert server.capacity.active() == 0
+    capacity, metrics, end = played(socket, server.service.sockets._new_session)
+    await end
+    assert closed_for(metrics) == {"disconnect": 1.0}
+    assert capacity.active() == 0
 
 
-async def test_an_error_of_the_environment_is_not(serve: Serve) -> None:
-    server = serve()
-
+async def test_an_error_of_the_environment_is_not() -> None:
     def broken() -> Session:
         raise OSError(errno.EMFILE, "too many open files")
 
     socket = Socket("nowhere", OSError())
+    capacity, metrics, end = played(socket, broken)
     with pytest.raises(OSError, match="too many open files"):
-        await sockets_of(server, broken)({"type": "websocket", "headers": []}, socket.receive, socket.send)
+        await end
     _accepted, told, closed = socket.sent
     assert json.loads(told["text"])["data"]["code"] == "SESSION_ERROR"
     assert closed["type"] == "websocket.close"
-    assert closed_for(server) == {"error": 1.0}
-    assert server.capacity.active() == 0
+    assert closed_for(metrics) == {"error": 1.0}
+    assert capacity.active() == 0
 
 
-def sockets_of(server: Any, new_session: Callable[[], Session]) -> Sockets:
-    """More sockets of a server, served on this thread's event loop."""
-    return Sockets(ServiceSettings(), Access(None, ()), server.capacity, server.metrics, new_session)
-
-
-def closed_for(server: Any) -> dict[str, float]:
+def closed_for(metrics: Metrics) -> dict[str, float]:
     """How many sessions were closed, by reason."""
-    found = re.findall(r'sqlenv_sessions_closed_total{reason="(\w+)"} (\S+)', server.metrics.render().decode())
+    found = re.findall(r'sqlenv_sessions_closed_total{reason="(\w+)"} (\S+)', metrics.render().decode())
     return {reason: float(count) for reason, count in found if float(count)}

@@ -1,4 +1,4 @@
-"""QueryPool with real child processes: answers, order, cancelling, lost processes, closing; on both event loops."""
+"""QueryPool with real child processes: answers, order, cancelling, lost processes, closing."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any, TypeVar
 
 import apsw
 import pytest
+import pytest_asyncio
 
 from env_server.dataset import Dataset
 from env_server.errors import DataError, SQLEnvError, SQLError
 from env_server.jobs import JudgeJob, QueryJob
-from env_server.judging.verdict import Judgement
 from env_server.service.execution import child, query_pool
 from env_server.service.execution import query_queue as queue
 from env_server.service.execution.child import ChildLostError, ChildProcess
@@ -31,8 +30,7 @@ from env_server.test_suites.judge import SQLJudge
 from env_server.test_suites.store import Suites
 from env_server.types import AnswerMode
 
-T = TypeVar("T")
-Run = Callable[[Coroutine[Any, Any, T]], T]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SETTINGS = EnvSettings(sandbox=SandboxSettings(vm_steps=4_000_000, deadline_s=60))
 COUNTED = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT {}) SELECT {} FROM n"
@@ -40,19 +38,6 @@ LONG = COUNTED.format(200_000, "count(*)")
 """More than the medium queue allows, and a tenth of a second of the slow one."""
 ENDLESS = COUNTED.format(10**9, "max(CASE WHEN i < 100000 THEN i ELSE hex(zeroblob(400000) || i) END)")
 """More steps than the medium queue allows, soon; then minutes of slow ones."""
-
-
-def loop_factory(name: str) -> Callable[[], asyncio.AbstractEventLoop]:
-    if name == "asyncio":
-        return asyncio.new_event_loop
-    factory: Callable[[], asyncio.AbstractEventLoop] = pytest.importorskip("uvloop").new_event_loop
-    return factory
-
-
-@pytest.fixture(scope="module", params=["asyncio", "uvloop"])
-def runner(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner]:
-    with asyncio.Runner(loop_factory=loop_factory(request.param)) as runner:
-        yield runner
 
 
 @pytest.fixture(autouse=True)
@@ -72,15 +57,11 @@ def databases(pets: Dataset, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     return {"pets": pets.databases["pets"], "odd": odd, "broken": folder / "broken.sqlite"}
 
 
-@pytest.fixture(scope="module")
-def shared(
-    runner: asyncio.Runner, databases: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[QueryPool]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(databases: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[QueryPool]:
     """QueryPool that the tests share, since starting processes takes time."""
-    both = QueryPool(databases, SETTINGS, AnswerMode.VALUE, tmp_path_factory.mktemp("cache"))
-    runner.run(both.start())
-    yield both
-    runner.run(both.aclose())
+    async with QueryPool(databases, SETTINGS, AnswerMode.VALUE, tmp_path_factory.mktemp("cache")) as pool:
+        yield pool
 
 
 async def outcome(queries: QueryPool, job: QueryJob) -> object:
@@ -122,27 +103,10 @@ def every_pid(both: QueryPool) -> list[int]:
     return [pid for stats in both.stats.values() for pid in stats.pids]
 
 
-def test_a_child_bounds_its_memory(runner: asyncio.Runner, databases: dict[str, Path], tmp_path: Path) -> None:
-    sandbox = SandboxSettings(vm_steps=4_000_000, deadline_s=60, heap_bytes=8_000_000)
-    many = f"SELECT {', '.join(['hex(zeroblob(400000))'] * 40)}"
-
-    async def run() -> object:
-        both = QueryPool(databases, EnvSettings(sandbox=sandbox), AnswerMode.VALUE, tmp_path)
-        await both.start()
-        try:
-            return await outcome(both, QueryJob("pets", many, 1))
-        finally:
-            await both.aclose()
-
-    assert runner.run(run()) == ("size", "the query needs too much memory", False)
-
-
 # --- answers -------------------------------------------------------------------------------------------------
 
 
-def test_answers_errors_and_costs_are_those_of_a_pool(
-    runner: asyncio.Runner, shared: QueryPool, databases: dict[str, Path]
-) -> None:
+async def test_answers_errors_and_costs_are_those_of_a_pool(shared: QueryPool, databases: dict[str, Path]) -> None:
     jobs = [
         QueryJob("pets", sql, 3)
         for sql in (
@@ -176,10 +140,7 @@ def test_answers_errors_and_costs_are_those_of_a_pool(
         except SQLEnvError as error:
             return described(error)
 
-    async def answers() -> list[object]:
-        return await asyncio.gather(*(outcome(shared, job) for job in jobs))
-
-    found = runner.run(answers())
+    found = await asyncio.gather(*(outcome(shared, job) for job in jobs))
     wanted = [expected(job) for job in jobs]
     pool.close()
     for job, answer, other in zip(jobs, found, wanted, strict=True):
@@ -188,7 +149,7 @@ def test_answers_errors_and_costs_are_those_of_a_pool(
     assert any(isinstance(each, QueryResult) and each.row_count is None for each in found)
 
 
-def test_hundreds_of_jobs_are_answered_once_each_and_in_order(runner: asyncio.Runner, shared: QueryPool) -> None:
+async def test_hundreds_of_jobs_are_answered_once_each_and_in_order(shared: QueryPool) -> None:
     answered: list[int] = []
 
     async def ask(number: int) -> bool:
@@ -196,314 +157,253 @@ def test_hundreds_of_jobs_are_answered_once_each_and_in_order(runner: asyncio.Ru
         answered.append(number)
         return result.rows == ((number,),)
 
-    async def ask_all() -> list[bool]:
-        return await asyncio.gather(*map(ask, range(200)))
-
-    assert all(runner.run(ask_all()))
+    assert all(await asyncio.gather(*map(ask, range(200))))
     assert answered == list(range(200))
 
 
-def test_hostile_queries_hold_up_no_medium_one(runner: asyncio.Runner, shared: QueryPool) -> None:
-    async def scenario() -> None:
-        hostile = [asyncio.create_task(shared.run(QueryJob("pets", f"{ENDLESS} -- {n}", 5))) for n in range(4)]
-        await until(lambda: shared.stats["slow"].running + shared.stats["slow"].waiting == 4)
-        for number in range(50):
-            assert (await shared.run(QueryJob("pets", f"SELECT {number}", 5))).rows == ((number,),)
-        assert not any(task.done() for task in hostile)
-        for task in hostile:
-            task.cancel()
-        await asyncio.wait(hostile)
-        await until(lambda: not shared.stats["slow"].running)
-
-    runner.run(scenario())
+async def test_hostile_queries_hold_up_no_medium_one(shared: QueryPool) -> None:
+    hostile = [asyncio.create_task(shared.run(QueryJob("pets", f"{ENDLESS} -- {n}", 5))) for n in range(4)]
+    await until(lambda: shared.stats["slow"].running + shared.stats["slow"].waiting == 4)
+    for number in range(50):
+        assert (await shared.run(QueryJob("pets", f"SELECT {number}", 5))).rows == ((number,),)
+    assert not any(task.done() for task in hostile)
+    for task in hostile:
+        task.cancel()
+    await asyncio.wait(hostile)
+    await until(lambda: not shared.stats["slow"].running)
     assert shared.stats["slow"].waiting == 0
 
 
 # --- cancelling ----------------------------------------------------------------------------------------------
 
 
-def test_who_has_used_up_the_allowance_comes_last(runner: asyncio.Runner, shared: QueryPool) -> None:
-    async def play() -> list[str]:
-        order: list[str] = []
+async def test_who_has_used_up_the_cpu_budget_comes_last(shared: QueryPool) -> None:
+    order: list[str] = []
 
-        async def ask(name: str, cpu_budget: CpuBudget) -> None:
-            await shared.run(QueryJob("pets", f"SELECT '{name}'", 20), cpu_budget)
-            order.append(name)
+    async def ask(name: str, cpu_budget: CpuBudget) -> None:
+        await shared.run(QueryJob("pets", f"SELECT '{name}'", 20), cpu_budget)
+        order.append(name)
 
-        greedy = CpuBudget()
-        greedy.charge(-LEAST_S + greedy.left_s)
-        first = asyncio.ensure_future(outcome(shared, QueryJob("pets", LONG, 20)))
-        await until(lambda: shared.stats["medium"].running == 1)
-        waiting = [asyncio.ensure_future(ask("greedy", greedy)), asyncio.ensure_future(ask("modest", CpuBudget()))]
-        await asyncio.gather(first, *waiting)
-        return order
-
-    assert runner.run(play()) == ["modest", "greedy"]
+    greedy = CpuBudget()
+    greedy.charge(-LEAST_S + greedy.left_s)
+    first = asyncio.ensure_future(outcome(shared, QueryJob("pets", LONG, 20)))
+    await until(lambda: shared.stats["medium"].running == 1)
+    await asyncio.gather(first, ask("greedy", greedy), ask("modest", CpuBudget()))
+    assert order == ["modest", "greedy"]
 
 
-def test_what_a_job_takes_is_charged(runner: asyncio.Runner, shared: QueryPool) -> None:
+async def test_what_a_job_takes_is_charged(shared: QueryPool) -> None:
     cpu_budget = CpuBudget(clock=lambda: 0.0)
     before = cpu_budget.left_s
-    runner.run(shared.run(QueryJob("pets", "SELECT 'free'", 20), cpu_budget))
+    await shared.run(QueryJob("pets", "SELECT 'free'", 20), cpu_budget)
     assert cpu_budget.left_s == before
-    runner.run(shared.run(QueryJob("pets", LONG, 20), cpu_budget))
+    await shared.run(QueryJob("pets", LONG, 20), cpu_budget)
     assert cpu_budget.left_s < before
 
 
-def test_half_of_the_processes_are_kept_for_those_who_have_some_left(
-    runner: asyncio.Runner, databases: dict[str, Path], tmp_path: Path
+async def test_half_of_the_processes_are_kept_for_those_who_have_some_left(
+    databases: dict[str, Path], tmp_path: Path
 ) -> None:
-    async def play() -> None:
-        async with QueryPool(databases, SETTINGS, AnswerMode.VALUE, tmp_path, (2, 1)) as queries:
-            greedy = CpuBudget(clock=lambda: 0.0)
-            greedy.charge(1.0)
-            jobs = [asyncio.ensure_future(queries.run(QueryJob("pets", f"{LONG} -- {n}", 5), greedy)) for n in range(6)]
-            most = 0
-            while not all(job.done() for job in jobs):
-                most = max(most, queries.stats["medium"].running)
-                await asyncio.sleep(0.001)
-            assert most == 1
-            modest = [queries.run(QueryJob("pets", f"{LONG} -- modest {n}", 5), CpuBudget()) for n in range(6)]
-            both = asyncio.gather(*modest)
-            while not both.done():
-                most = max(most, queries.stats["medium"].running)
-                await asyncio.sleep(0.001)
-            assert most == 2
-
-    runner.run(play())
+    async with QueryPool(databases, SETTINGS, AnswerMode.VALUE, tmp_path, (2, 1)) as queries:
+        greedy = CpuBudget(clock=lambda: 0.0)
+        greedy.charge(1.0)
+        jobs = [asyncio.ensure_future(queries.run(QueryJob("pets", f"{LONG} -- {n}", 5), greedy)) for n in range(6)]
+        most = 0
+        while not all(job.done() for job in jobs):
+            most = max(most, queries.stats["medium"].running)
+            await asyncio.sleep(0.001)
+        assert most == 1
+        modest = [queries.run(QueryJob("pets", f"{LONG} -- modest {n}", 5), CpuBudget()) for n in range(6)]
+        both = asyncio.gather(*modest)
+        while not both.done():
+            most = max(most, queries.stats["medium"].running)
+            await asyncio.sleep(0.001)
+        assert most == 2
 
 
-def test_cancelling_stops_the_statement_and_its_process_takes_the_next_job(
-    runner: asyncio.Runner, shared: QueryPool
-) -> None:
-    async def scenario() -> None:
-        before = shared.stats
-        for turns in range(0, 60, 5):
-            await until(lambda: shared.stats["slow"].running == 0)
-            task = asyncio.create_task(shared.run(QueryJob("pets", ENDLESS, 5)))
-            await until(lambda: shared.stats["slow"].running == 1)
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-        assert await long_answer(shared)
-        assert shared.stats == before
-
-    runner.run(scenario())
-
-
-def test_the_same_job_runs_once_for_all_who_ask_for_it(runner: asyncio.Runner, shared: QueryPool) -> None:
-    async def scenario() -> None:
-        (pid,) = shared.stats["medium"].pids
-        os.kill(pid, signal.SIGSTOP)
-        job = QueryJob("pets", "SELECT 'together'", 5)
-        tasks = [asyncio.create_task(shared.run(job)) for _ in range(8)]
-        other = asyncio.create_task(shared.run(QueryJob("pets", "SELECT 'together'", 6)))
-        await until(lambda: shared.stats["medium"].running + shared.stats["medium"].waiting == 2)
-        for task in tasks[:3]:
-            task.cancel()
-        await until(lambda: all(task.done() for task in tasks[:3]))
-        os.kill(pid, signal.SIGCONT)
-        assert [(await task).rows for task in (*tasks[3:], other)] == [(("together",),)] * 6
-
-    runner.run(scenario())
-
-
-def test_an_error_is_told_to_all_who_wait_for_it(runner: asyncio.Runner, shared: QueryPool) -> None:
-    async def scenario() -> None:
-        job = QueryJob("pets", "SELECT nothing FROM pets", 5)
-        outcomes = await asyncio.gather(*(outcome(shared, job) for _ in range(4)))
-        assert outcomes == [outcomes[0]] * 4
-        assert "nothing" in str(outcomes[0])
-
-    runner.run(scenario())
-
-
-def test_a_cancelled_job_that_waits_is_never_run(runner: asyncio.Runner, shared: QueryPool) -> None:
-    async def scenario() -> None:
-        (pid,) = shared.stats["medium"].pids
-        os.kill(pid, signal.SIGSTOP)
-        first = asyncio.create_task(shared.run(QueryJob("pets", "SELECT 1", 5)))
-        tasks = [asyncio.create_task(shared.run(QueryJob("pets", f"SELECT {i}", 5))) for i in range(2, 5)]
-        await until(lambda: shared.stats["medium"].waiting == 3)
-        tasks[1].cancel()
-        await until(tasks[1].done)
-        assert shared.stats["medium"].waiting == 2
-        os.kill(pid, signal.SIGCONT)
-        assert [(await task).rows for task in (first, tasks[0], tasks[2])] == [((1,),), ((2,),), ((4,),)]
-
-    runner.run(scenario())
-
-
-def test_a_process_that_does_not_stop_is_replaced(
-    runner: asyncio.Runner, shared: QueryPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(queue, "OVERRUN_S", 0.05)
-
-    async def scenario() -> None:
-        before = shared.stats["slow"]
-        os.kill(before.pids[0], signal.SIGSTOP)
+async def test_cancelling_stops_the_statement_and_its_process_takes_the_next_job(shared: QueryPool) -> None:
+    before = shared.stats
+    for turns in range(0, 60, 5):
+        await until(lambda: shared.stats["slow"].running == 0)
         task = asyncio.create_task(shared.run(QueryJob("pets", ENDLESS, 5)))
         await until(lambda: shared.stats["slow"].running == 1)
+        for _ in range(turns):
+            await asyncio.sleep(0)
         task.cancel()
-        assert await long_answer(shared)
-        assert shared.stats["slow"].restarts == before.restarts + 1
-        assert shared.stats["slow"].pids != before.pids
-        assert vanished(before.pids[0])
-
-    runner.run(scenario())
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert await long_answer(shared)
+    assert shared.stats == before
 
 
-def test_a_process_that_overruns_is_replaced_and_its_job_fails_or_moves_on(
-    runner: asyncio.Runner, databases: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_the_same_job_runs_once_for_all_who_ask_for_it(shared: QueryPool) -> None:
+    (pid,) = shared.stats["medium"].pids
+    os.kill(pid, signal.SIGSTOP)
+    job = QueryJob("pets", "SELECT 'together'", 5)
+    tasks = [asyncio.create_task(shared.run(job)) for _ in range(8)]
+    other = asyncio.create_task(shared.run(QueryJob("pets", "SELECT 'together'", 6)))
+    await until(lambda: shared.stats["medium"].running + shared.stats["medium"].waiting == 2)
+    for task in tasks[:3]:
+        task.cancel()
+    await until(lambda: all(task.done() for task in tasks[:3]))
+    os.kill(pid, signal.SIGCONT)
+    assert [(await task).rows for task in (*tasks[3:], other)] == [(("together",),)] * 6
+
+
+async def test_an_error_is_told_to_all_who_wait_for_it(shared: QueryPool) -> None:
+    job = QueryJob("pets", "SELECT nothing FROM pets", 5)
+    outcomes = await asyncio.gather(*(outcome(shared, job) for _ in range(4)))
+    assert outcomes == [outcomes[0]] * 4
+    assert "nothing" in str(outcomes[0])
+
+
+async def test_a_cancelled_job_that_waits_is_never_run(shared: QueryPool) -> None:
+    (pid,) = shared.stats["medium"].pids
+    os.kill(pid, signal.SIGSTOP)
+    first = asyncio.create_task(shared.run(QueryJob("pets", "SELECT 1", 5)))
+    tasks = [asyncio.create_task(shared.run(QueryJob("pets", f"SELECT {i}", 5))) for i in range(2, 5)]
+    await until(lambda: shared.stats["medium"].waiting == 3)
+    tasks[1].cancel()
+    await until(tasks[1].done)
+    assert shared.stats["medium"].waiting == 2
+    os.kill(pid, signal.SIGCONT)
+    assert [(await task).rows for task in (first, tasks[0], tasks[2])] == [((1,),), ((2,),), ((4,),)]
+
+
+async def test_a_process_that_does_not_stop_is_replaced(shared: QueryPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue, "OVERRUN_S", 0.05)
+
+    before = shared.stats["slow"]
+    os.kill(before.pids[0], signal.SIGSTOP)
+    task = asyncio.create_task(shared.run(QueryJob("pets", ENDLESS, 5)))
+    await until(lambda: shared.stats["slow"].running == 1)
+    task.cancel()
+    assert await long_answer(shared)
+    assert shared.stats["slow"].restarts == before.restarts + 1
+    assert shared.stats["slow"].pids != before.pids
+    assert vanished(before.pids[0])
+
+
+async def test_a_process_that_overruns_is_replaced_and_its_job_fails_or_moves_on(
+    databases: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queue, "OVERRUN_S", 0.2)
     settings = EnvSettings(sandbox=SandboxSettings(deadline_s=0.1))
 
-    async def scenario() -> None:
-        async with QueryPool(databases, settings, AnswerMode.VALUE, tmp_path) as both:
-            os.kill(both.stats["medium"].pids[0], signal.SIGSTOP)
-            assert (await both.run(QueryJob("pets", "SELECT 1", 5))).rows == ((1,),)
-            os.kill(both.stats["slow"].pids[0], signal.SIGSTOP)
-            with pytest.raises(SQLError) as caught:
-                await both.run(QueryJob("pets", ENDLESS, 5))
-            assert described(caught.value) == ("budget", "the query takes longer than 0.5 s", False)
-            await until(lambda: [stats.restarts for stats in both.stats.values()] == [1, 1])
-
-    runner.run(scenario())
+    async with QueryPool(databases, settings, AnswerMode.VALUE, tmp_path) as both:
+        os.kill(both.stats["medium"].pids[0], signal.SIGSTOP)
+        assert (await both.run(QueryJob("pets", "SELECT 1", 5))).rows == ((1,),)
+        os.kill(both.stats["slow"].pids[0], signal.SIGSTOP)
+        with pytest.raises(SQLError) as caught:
+            await both.run(QueryJob("pets", ENDLESS, 5))
+        assert described(caught.value) == ("budget", "the query takes longer than 0.5 s", False)
+        await until(lambda: [stats.restarts for stats in both.stats.values()] == [1, 1])
 
 
 # --- lost processes ------------------------------------------------------------------------------------------
 
 
-def test_a_job_whose_process_is_lost_is_answered_by_the_next_one(runner: asyncio.Runner, shared: QueryPool) -> None:
-    async def scenario() -> None:
-        before = shared.stats["slow"]
-        os.kill(before.pids[0], signal.SIGSTOP)
-        task = asyncio.create_task(long_answer(shared))
-        await until(lambda: shared.stats["slow"].running == 1)
-        os.kill(before.pids[0], signal.SIGKILL)
-        assert await task
-        assert shared.stats["slow"].restarts == before.restarts + 1
-        assert vanished(before.pids[0])
-
-    runner.run(scenario())
+async def test_a_job_whose_process_is_lost_is_answered_by_the_next_one(shared: QueryPool) -> None:
+    before = shared.stats["slow"]
+    os.kill(before.pids[0], signal.SIGSTOP)
+    task = asyncio.create_task(long_answer(shared))
+    await until(lambda: shared.stats["slow"].running == 1)
+    os.kill(before.pids[0], signal.SIGKILL)
+    assert await task
+    assert shared.stats["slow"].restarts == before.restarts + 1
+    assert vanished(before.pids[0])
 
 
-def test_a_job_that_loses_two_processes_fails_and_the_next_one_is_answered(
-    runner: asyncio.Runner, shared: QueryPool
+async def test_a_job_that_loses_two_processes_fails_and_the_next_one_is_answered(shared: QueryPool) -> None:
+    before = shared.stats["slow"]
+    task = asyncio.create_task(shared.run(QueryJob("pets", ENDLESS, 5)))
+    await until(lambda: shared.stats["slow"].running == 1)
+    os.kill(before.pids[0], signal.SIGKILL)
+    await until(lambda: shared.stats["slow"].pids not in ((), before.pids))
+    os.kill(shared.stats["slow"].pids[0], signal.SIGKILL)
+    with pytest.raises(SQLError) as caught:
+        await task
+    assert described(caught.value) == ("runtime", "the process that ran the query was lost", False)
+    assert await long_answer(shared)
+    assert shared.stats["slow"].restarts == before.restarts + 2
+
+
+async def test_a_process_that_is_lost_while_idle_costs_no_job(shared: QueryPool) -> None:
+    before = shared.stats["medium"]
+    os.kill(before.pids[0], signal.SIGKILL)
+    await until(lambda: vanished(before.pids[0]))
+    assert (await shared.run(QueryJob("pets", "SELECT 7", 5))).rows == ((7,),)
+    assert shared.stats["medium"].restarts == before.restarts + 1
+
+
+async def test_cancelling_a_job_whose_process_was_killed_is_no_trouble(shared: QueryPool) -> None:
+    task = asyncio.create_task(shared.run(QueryJob("pets", ENDLESS, 5)))
+    await until(lambda: shared.stats["slow"].running == 1)
+    os.kill(shared.stats["slow"].pids[0], signal.SIGKILL)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await long_answer(shared)
+
+
+async def test_a_lane_without_a_process_fails_its_jobs_and_recovers(
+    shared: QueryPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario() -> None:
-        before = shared.stats["slow"]
-        task = asyncio.create_task(shared.run(QueryJob("pets", ENDLESS, 5)))
-        await until(lambda: shared.stats["slow"].running == 1)
-        os.kill(before.pids[0], signal.SIGKILL)
-        await until(lambda: shared.stats["slow"].pids not in ((), before.pids))
-        os.kill(shared.stats["slow"].pids[0], signal.SIGKILL)
-        with pytest.raises(SQLError) as caught:
-            await task
-        assert described(caught.value) == ("runtime", "the process that ran the query was lost", False)
-        assert await long_answer(shared)
-        assert shared.stats["slow"].restarts == before.restarts + 2
-
-    runner.run(scenario())
+    with monkeypatch.context() as patch:
+        patch.setattr(child, "_PROGRAM", "raise SystemExit(3)")
+        os.kill(shared.stats["medium"].pids[0], signal.SIGKILL)
+        with pytest.raises(SQLError, match="lost") as caught:
+            await shared.run(QueryJob("pets", "SELECT 1", 5))
+        assert not caught.value.deterministic
+        assert shared.stats["medium"].pids == ()
+    assert (await shared.run(QueryJob("pets", "SELECT 1", 5))).rows == ((1,),)
 
 
-def test_a_process_that_is_lost_while_idle_costs_no_job(runner: asyncio.Runner, shared: QueryPool) -> None:
-    async def scenario() -> None:
-        before = shared.stats["medium"]
-        os.kill(before.pids[0], signal.SIGKILL)
-        await until(lambda: vanished(before.pids[0]))
-        assert (await shared.run(QueryJob("pets", "SELECT 7", 5))).rows == ((7,),)
-        assert shared.stats["medium"].restarts == before.restarts + 1
-
-    runner.run(scenario())
-
-
-def test_cancelling_a_job_whose_process_was_killed_is_no_trouble(runner: asyncio.Runner, shared: QueryPool) -> None:
-    async def scenario() -> None:
-        task = asyncio.create_task(shared.run(QueryJob("pets", ENDLESS, 5)))
-        await until(lambda: shared.stats["slow"].running == 1)
-        os.kill(shared.stats["slow"].pids[0], signal.SIGKILL)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert await long_answer(shared)
-
-    runner.run(scenario())
-
-
-def test_a_lane_without_a_process_fails_its_jobs_and_recovers(
-    runner: asyncio.Runner, shared: QueryPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def scenario() -> None:
-        with monkeypatch.context() as patch:
-            patch.setattr(child, "_PROGRAM", "raise SystemExit(3)")
-            os.kill(shared.stats["medium"].pids[0], signal.SIGKILL)
-            with pytest.raises(SQLError, match="lost") as caught:
-                await shared.run(QueryJob("pets", "SELECT 1", 5))
-            assert not caught.value.deterministic
-            assert shared.stats["medium"].pids == ()
-        assert (await shared.run(QueryJob("pets", "SELECT 1", 5))).rows == ((1,),)
-
-    runner.run(scenario())
-
-
-def test_signals_to_the_group_are_the_servers_alone(runner: asyncio.Runner, shared: QueryPool) -> None:
+async def test_signals_to_the_group_are_the_servers_alone(shared: QueryPool) -> None:
     before = shared.stats
     for pid in every_pid(shared):
         for number in (signal.SIGINT, signal.SIGTERM):
             os.kill(pid, number)
-    assert runner.run(long_answer(shared))
+    assert await long_answer(shared)
     assert shared.stats == before
 
 
 # --- starting and closing ------------------------------------------------------------------------------------
 
 
-def test_closing_fails_what_waits_and_runs_and_leaves_nothing(
-    runner: asyncio.Runner, databases: dict[str, Path], tmp_path: Path
-) -> None:
-    async def scenario() -> tuple[list[object], list[int]]:
-        both = QueryPool(databases, SETTINGS, AnswerMode.VALUE, tmp_path, sizes=(2, 1))
-        await both.start()
-        tasks = [asyncio.create_task(outcome(both, QueryJob("pets", f"{ENDLESS} -- {n}", 5))) for n in range(3)]
-        await until(lambda: (both.stats["slow"].running, both.stats["slow"].waiting) == (1, 2))
-        pids = every_pid(both)
-        await both.aclose()
-        assert every_pid(both) == []
-        await both.aclose()
-        with pytest.raises(PoolClosedError):
-            await both.run(QueryJob("pets", "SELECT 1", 5))
-        return [await task for task in tasks], pids
-
+async def test_closing_fails_what_waits_and_runs_and_leaves_nothing(databases: dict[str, Path], tmp_path: Path) -> None:
     before = sorted(Path("/proc/self/fd").iterdir())
-    outcomes, pids = runner.run(scenario())
-    assert outcomes == [(PoolClosedError, str(PoolClosedError()))] * 3
+    both = QueryPool(databases, SETTINGS, AnswerMode.VALUE, tmp_path, sizes=(2, 1))
+    await both.start()
+    tasks = [asyncio.create_task(outcome(both, QueryJob("pets", f"{ENDLESS} -- {n}", 5))) for n in range(3)]
+    await until(lambda: (both.stats["slow"].running, both.stats["slow"].waiting) == (1, 2))
+    pids = every_pid(both)
+    await both.aclose()
+    assert every_pid(both) == []
+    await both.aclose()
+    with pytest.raises(PoolClosedError):
+        await both.run(QueryJob("pets", "SELECT 1", 5))
+    assert await asyncio.gather(*tasks) == [(PoolClosedError, str(PoolClosedError()))] * 3
     assert len(pids) == 3
     assert all(map(vanished, pids))
     assert sorted(Path("/proc/self/fd").iterdir()) == before
 
 
-def test_processes_that_are_idle_end_by_themselves(
-    runner: asyncio.Runner, databases: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_processes_that_are_idle_end_by_themselves(
+    databases: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed: list[int] = []
     monkeypatch.setattr(ChildProcess, "kill", lambda child: killed.append(child.pid))
 
-    async def scenario() -> None:
-        async with QueryPool(databases, SETTINGS, AnswerMode.VALUE, tmp_path) as both:
-            niceness = [os.getpriority(os.PRIO_PROCESS, pid) for pid in (os.getpid(), *every_pid(both))]
-            assert niceness[0] < niceness[1] < niceness[2]
-            assert await long_answer(both)
-
-    runner.run(scenario())
+    async with QueryPool(databases, SETTINGS, AnswerMode.VALUE, tmp_path) as both:
+        niceness = [os.getpriority(os.PRIO_PROCESS, pid) for pid in (os.getpid(), *every_pid(both))]
+        assert niceness[0] < niceness[1] < niceness[2]
+        assert await long_answer(both)
     assert killed == []
 
 
-def test_a_start_that_fails_says_so_and_leaves_nothing(
-    runner: asyncio.Runner, databases: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_start_that_fails_says_so_and_leaves_nothing(
+    databases: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The slow queue's process does not start; the medium one's, of another niceness, does.
     program = f"import sys; sys.argv[1] == '{query_pool.NICENESS}' or sys.exit(3); {child._PROGRAM}"
@@ -518,7 +418,7 @@ def test_a_start_that_fails_says_so_and_leaves_nothing(
     monkeypatch.setattr(ChildProcess, "end", recorded_end)
     both = QueryPool(databases, SETTINGS, AnswerMode.VALUE, tmp_path)
     with pytest.raises(ChildLostError, match="standard error"):
-        runner.run(both.start())
+        await both.start()
     assert len(ended) == 2
     assert all(map(vanished, ended))
     assert every_pid(both) == []
@@ -546,7 +446,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="waits for a process that is not a child: Linux only")
-def test_the_processes_end_with_their_server_even_in_the_middle_of_a_statement(
+async def test_the_processes_end_with_their_server_even_in_the_middle_of_a_statement(
     databases: dict[str, Path], tmp_path: Path
 ) -> None:
     command = [sys.executable, "-c", _SERVER, str(databases["pets"]), str(tmp_path), ENDLESS]
@@ -565,8 +465,8 @@ def test_the_processes_end_with_their_server_even_in_the_middle_of_a_statement(
 # --- judging -------------------------------------------------------------------------------------------------
 
 
-def test_verdicts_are_those_of_the_judge_and_only_right_queries_reach_its_lane(
-    runner: asyncio.Runner, pets: Dataset, tmp_path: Path
+async def test_verdicts_are_those_of_the_judge_and_only_right_queries_reach_its_lane(
+    pets: Dataset, tmp_path: Path
 ) -> None:
     cats = "SELECT COUNT(*) FROM pets WHERE species = 'cat'"
     answers = [
@@ -582,28 +482,25 @@ def test_verdicts_are_those_of_the_judge_and_only_right_queries_reach_its_lane(
     ]
     jobs = [JudgeJob(pets.question(question_id), answer) for question_id, answer in answers]
 
-    async def verdicts() -> list[Judgement]:
-        async with QueryPool(pets.databases, SETTINGS, AnswerMode.SQL, tmp_path / "lanes") as three:
-            assert list(three.stats) == ["medium", "slow", "judge"]
-            # A judge that is stopped shows what does without it.
-            (judge,) = three.stats["judge"].pids
-            os.kill(judge, signal.SIGSTOP)
-            wrong = [await three.run(jobs[number]) for number in (3, 4, 5, 7)]
-            os.kill(judge, signal.SIGCONT)
-            found = await asyncio.gather(*(three.run(job) for job in jobs))
-            assert wrong == [found[number] for number in (3, 4, 5, 7)]
-            return found
+    async with QueryPool(pets.databases, SETTINGS, AnswerMode.SQL, tmp_path / "lanes") as three:
+        assert list(three.stats) == ["medium", "slow", "judge"]
+        # A judge that is stopped shows what does without it.
+        (judge_pid,) = three.stats["judge"].pids
+        os.kill(judge_pid, signal.SIGSTOP)
+        wrong = [await three.run(jobs[number]) for number in (3, 4, 5, 7)]
+        os.kill(judge_pid, signal.SIGCONT)
+        found = await asyncio.gather(*(three.run(job) for job in jobs))
+    assert wrong == [found[number] for number in (3, 4, 5, 7)]
 
     pool = DatabasePool(pets.databases, SETTINGS.sandbox)
     suites = Suites(pets.databases, SETTINGS.sandbox, tmp_path / "other")
     judge = SQLJudge(pool, suites, SETTINGS.judging, SETTINGS.sandbox)
-    found = runner.run(verdicts())
     assert found == [judge.judge(job.question, job.answer) for job in jobs]
     assert [each.correct for each in found] == [True, True, False, False, False, False, True, False, True]
     pool.close()
 
 
-def test_lanes_for_typed_answers_have_no_judge(runner: asyncio.Runner, shared: QueryPool, pets: Dataset) -> None:
+async def test_lanes_for_typed_answers_have_no_judge(shared: QueryPool, pets: Dataset) -> None:
     assert list(shared.stats) == ["medium", "slow"]
     with pytest.raises(DataError, match="does not judge"):
-        runner.run(shared.run(JudgeJob(pets.question("cats"), "SELECT 2")))
+        await shared.run(JudgeJob(pets.question("cats"), "SELECT 2"))

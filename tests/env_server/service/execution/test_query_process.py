@@ -182,6 +182,13 @@ def test_a_process_ends_with_its_pipe_in_the_middle_of_a_statement_too(pets: Dat
         assert child.end() == 0
 
 
+def test_a_process_bounds_its_memory(pets: Dataset) -> None:
+    many = f"SELECT {', '.join(['hex(zeroblob(400000))'] * 40)}"
+    with started(setup(pets, SandboxSettings(heap_bytes=8_000_000))) as child:
+        child.send(query(many))
+        assert child.receive() == Failure("size", "the query needs too much memory", deterministic=False)
+
+
 def test_what_is_printed_does_not_get_between_the_answers(pets: Dataset, capfd: pytest.CaptureFixture[str]) -> None:
     program = """
 from env_server.service.execution import query_process as lane_process
