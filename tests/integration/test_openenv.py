@@ -1,24 +1,20 @@
 """OpenEnv's wire format, as upstream's own client and validators judge it, against a real server process.
 
 Upstream lives in a virtual environment of its own; what runs there are the scripts in `openenv/`. Without it those
-tests are skipped. What is on the wire is also looked at frame by frame.
+tests are skipped. The same episodes give the same bytes on any server.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from websockets.exceptions import ConnectionClosed, ConnectionClosedOK
-from websockets.sync.client import ClientConnection
 
 from benchmarks.server_process import ROOT, ServerProcess
 from env_server.data.loading import load_dataset
@@ -29,21 +25,7 @@ from env_server.judging.answers import format_answer
 from env_server.settings import EnvSettings
 from env_server.sql.pool import DatabasePool
 from env_server.types import SQLAction
-from tests.integration.service import (
-    WAIT_S,
-    ask,
-    complaints,
-    events,
-    get_json,
-    metric,
-    open_socket,
-    receive,
-    reset,
-    serving,
-    step,
-    until,
-    write_data,
-)
+from tests.integration.service import WAIT_S, complaints, metric, open_socket, reset, serving, step, write_data
 
 SCRIPTS = Path(__file__).with_name("openenv")
 UPSTREAM = ROOT / ".venv-openenv"
@@ -76,12 +58,6 @@ def server(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
         yield running
         assert running.stop() == 0
         assert complaints(running) == []
-
-
-@pytest.fixture
-def socket(server: ServerProcess) -> Iterator[ClientConnection]:
-    with open_socket(server) as connection:
-        yield connection
 
 
 @pytest.fixture
@@ -229,147 +205,6 @@ def test_upstreams_validators_and_graders_pass(
     assert skipped == {"runtime.network_policy"}, "needs upstream's container"
 
 
-# --- frame by frame ------------------------------------------------------------------------------------------------
-
-REFUSED: list[tuple[str, object, str]] = [
-    ("no JSON", "{", "INVALID_JSON"),
-    ("an empty frame", "", "INVALID_JSON"),
-    ("deep nesting", "[" * 100_000, "INVALID_JSON"),
-    ("a number beyond all bounds", '{"type":"reset","data":{"seed":' + "9" * 5_000 + "}}", "INVALID_JSON"),
-    ("bytes", b'{"type":"state"}', "INVALID_JSON"),
-    ("bytes that are no text", b"\xff\xfe\x00", "INVALID_JSON"),
-    ("a list", [], "VALIDATION_ERROR"),
-    ("a number", 1, "VALIDATION_ERROR"),
-    ("null", None, "VALIDATION_ERROR"),
-    ("a string", '"state"', "VALIDATION_ERROR"),
-    ("no type", {}, "UNKNOWN_TYPE"),
-    ("an unknown type", {"type": "dance"}, "UNKNOWN_TYPE"),
-    ("a type that is no string", {"type": ["reset"]}, "UNKNOWN_TYPE"),
-    ("half a character as type", '{"type":"\\ud800"}', "INVALID_JSON"),
-    ("half a character in an action", '{"type":"step","data":{"action_type":"\\udfff"}}', "INVALID_JSON"),
-    ("state with data", {"type": "state", "data": {}}, "VALIDATION_ERROR"),
-    ("an extra key", {"type": "reset", "data": {}, "extra": 1}, "VALIDATION_ERROR"),
-    ("half a character as key", '{"type":"state","\\ud800":1}', "INVALID_JSON"),
-    ("a negative seed", reset(seed=-1), "VALIDATION_ERROR"),
-    ("a seed that is no number", reset(seed="x"), "VALIDATION_ERROR"),
-    ("a long episode id", reset(episode_id="x" * 256), "VALIDATION_ERROR"),
-    ("data that is no object", {"type": "reset", "data": []}, "VALIDATION_ERROR"),
-    ("a step without data", {"type": "step"}, "VALIDATION_ERROR"),
-    ("a step without an action", {"type": "step", "data": {}}, "VALIDATION_ERROR"),
-    ("an action that is no text", {"type": "step", "data": {"action_type": 3}}, "VALIDATION_ERROR"),
-    ("an unknown field", {"type": "step", "data": {"action_type": "QUERY", "sql": "SELECT 1"}}, "VALIDATION_ERROR"),
-    ("an unknown question", reset(question_id="nowhere/1"), "EXECUTION_ERROR"),
-]
-
-
-@pytest.mark.parametrize(("request_", "code"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED])
-def test_a_bad_frame_is_answered_and_changes_nothing(socket: ClientConnection, request_: object, code: str) -> None:
-    assert ask(socket, reset(seed=1, episode_id="kept"))["type"] == "observation"
-    assert ask(socket, step("QUERY", "SELECT 1"))["data"]["observation"]["step_count"] == 1
-    refusal = ask(socket, request_)
-    assert refusal["type"] == "error"
-    assert refusal["data"]["code"] == code
-    assert refusal["data"]["message"]
-    if code == "VALIDATION_ERROR" and isinstance(request_, dict):
-        assert refusal["data"]["errors"]
-    assert ask(socket, {"type": "state"})["data"] == {"episode_id": "kept", "step_count": 1}
-    assert ask(socket, step("QUERY", "SELECT 2"))["data"]["observation"]["step_count"] == 2
-
-
-def test_steps_out_of_turn_are_errors_that_change_nothing(socket: ClientConnection) -> None:
-    early = ask(socket, step("QUERY", "SELECT 1"))
-    assert early["data"]["code"] == "EXECUTION_ERROR"
-    assert ask(socket, {"type": "state"})["data"] == {"episode_id": None, "step_count": 0}
-    ask(socket, reset(seed=1, episode_id="one"))
-    assert ask(socket, step("ANSWER", "no idea"))["data"]["done"] is True
-    late = ask(socket, step("QUERY", "SELECT 1"))
-    assert late["data"]["code"] == "EXECUTION_ERROR"
-    assert ask(socket, {"type": "state"})["data"] == {"episode_id": "one", "step_count": 1}
-    again = ask(socket, reset(seed=1, episode_id="two"))
-    assert again["data"]["done"] is False
-    assert ask(socket, {"type": "state"})["data"] == {"episode_id": "two", "step_count": 0}
-
-
-def test_close_is_not_answered_and_ends_the_session(socket: ClientConnection) -> None:
-    ask(socket, reset(seed=1))
-    socket.send('{"type":"close"}')
-    with pytest.raises(ConnectionClosedOK) as closed:
-        socket.recv(timeout=WAIT_S)
-    assert closed.value.rcvd is not None
-    assert closed.value.rcvd.code == 1000
-
-
-def test_there_are_no_tools(socket: ClientConnection) -> None:
-    call = {"jsonrpc": "2.0", "id": 5, "method": "tools/list"}
-    reply = ask(socket, {"type": "mcp", "data": call})
-    assert (reply["type"], reply["data"]["id"], reply["data"]["error"]["code"]) == ("mcp", 5, -32603)
-
-
-def test_pipelined_requests_are_answered_in_order(socket: ClientConnection) -> None:
-    """A query that needs a lane holds back the replies behind it, of its own session."""
-    socket.send(json.dumps(reset(seed=1, episode_id="piped")))
-    arguments = [MEDIUM, "SELECT 1", COUNTED.format(20_001), "SELECT 2", "SELEKT"]
-    for argument in arguments:
-        socket.send(json.dumps(step("QUERY", argument)))
-        socket.send('{"type":"state"}')
-        socket.send("no JSON")
-    assert receive(socket)["data"]["observation"]["step_count"] == 0
-    for number, argument in enumerate(arguments, start=1):
-        observation = receive(socket)["data"]["observation"]
-        assert (observation["step_count"], observation["action_history"][-1]) == (number, f"QUERY {argument}")
-        assert receive(socket)["data"] == {"episode_id": "piped", "step_count": number}
-        assert receive(socket)["data"]["code"] == "INVALID_JSON"
-
-
-def test_a_frame_that_is_too_large_closes_the_socket(server: ServerProcess) -> None:
-    with open_socket(server) as socket:
-        with pytest.raises(ConnectionClosed) as closed:
-            ask(socket, step("QUERY", "x" * 2_000_000))
-        assert closed.value.rcvd is not None
-        assert closed.value.rcvd.code == 1009
-    with open_socket(server) as socket:
-        assert ask(socket, reset(seed=1))["type"] == "observation"
-
-
-def test_a_socket_without_a_place_is_told_so_and_closed(data: Path, tmp_path: Path) -> None:
-    flags = ("--max_sessions", "2", "--queue_size", "0")
-    with (
-        serving(tmp_path, data, *flags) as server,
-        open_socket(server),
-        open_socket(server),
-        open_socket(server) as third,
-    ):
-        refusal = receive(third)
-        assert refusal["data"]["code"] == "CAPACITY_REACHED"
-        assert (refusal["data"]["active_sessions"], refusal["data"]["max_sessions"]) == (2, 2)
-        with pytest.raises(ConnectionClosedOK) as closed:
-            third.recv(timeout=WAIT_S)
-        assert closed.value.rcvd is not None
-        assert closed.value.rcvd.code == 1000
-
-
-def test_an_idle_session_is_told_so_and_closed(data: Path, tmp_path: Path) -> None:
-    with serving(tmp_path, data, "--idle_timeout_s", "0.2") as server, open_socket(server) as socket:
-        ask(socket, reset(seed=1))
-        assert receive(socket)["data"]["code"] == "SESSION_ERROR"
-        with pytest.raises(ConnectionClosedOK):
-            socket.recv(timeout=WAIT_S)
-        assert metric(server, "sqlenv_sessions_closed_total", reason="idle") == 1
-
-
-def test_a_server_that_stops_lets_the_episode_end(data: Path, tmp_path: Path) -> None:
-    with serving(tmp_path, data) as server:
-        with open_socket(server) as playing, open_socket(server) as waiting:
-            ask(playing, reset(seed=1))
-            server.process.send_signal(signal.SIGTERM)
-            assert receive(waiting)["data"]["code"] == "SESSION_ERROR"
-            assert ask(playing, step("QUERY", "SELECT 1"))["data"]["done"] is False
-            assert ask(playing, step("ANSWER", "no idea"))["data"]["done"] is True
-            assert receive(playing)["data"]["code"] == "SESSION_ERROR"
-        assert server.process.wait(WAIT_S) == 0
-        assert complaints(server) == []
-
-
 # --- the same bytes everywhere -------------------------------------------------------------------------------------
 
 
@@ -403,41 +238,3 @@ def test_a_replay_on_another_server_gives_the_same_bytes(
     assert replies(server, requests) == first, "from the cache of results"
     with serving(tmp_path, data, "--workers", "2", "--lanes", "2,2") as other:
         assert replies(other, requests) == first
-
-
-# --- two workers ---------------------------------------------------------------------------------------------------
-
-SESSIONS = 16
-
-
-def test_two_workers_have_one_capacity_and_one_dies_without_the_other_noticing(
-    upstream: Callable[..., Any], dataset: Dataset, data: Path, tmp_path: Path
-) -> None:
-    flags = ("--workers", "2", "--max_sessions", str(SESSIONS), "--queue_size", "0")
-    with serving(tmp_path, data, *flags) as server, ExitStack() as stack:
-        sockets = [stack.enter_context(open_socket(server)) for _ in range(SESSIONS)]
-        for number, socket in enumerate(sockets):
-            ask(socket, reset(seed=number, episode_id=str(number)))
-        assert get_json(server, "/ready")["active_sessions"] == SESSIONS
-        with open_socket(server) as late:
-            assert receive(late)["data"]["code"] == "CAPACITY_REACHED"
-
-        os.kill(events(server, "worker_started")[0]["pid"], signal.SIGKILL)
-        alive = []
-        for number, socket in enumerate(sockets):
-            with suppress(ConnectionClosed):
-                assert ask(socket, step("QUERY", "SELECT 1"))["data"]["observation"]["step_count"] == 1
-                alive.append((number, socket))
-        assert 0 < len(alive) < SESSIONS, "connections are spread over the workers"
-        # What the dead worker held is free, and no more than that.
-        until(lambda: get_json(server, "/ready")["active_sessions"] == len(alive))
-        found = upstream("play.py", server.url, "sync", given=plan(dataset))["episodes"]
-        assert found == played_here(dataset, plan(dataset), metadata=True)
-        for _ in range(SESSIONS - len(alive)):
-            assert ask(stack.enter_context(open_socket(server)), reset(seed=1))["type"] == "observation"
-        with open_socket(server) as late:
-            assert receive(late)["data"]["code"] == "CAPACITY_REACHED"
-        for number, socket in alive:
-            assert ask(socket, {"type": "state"})["data"] == {"episode_id": str(number), "step_count": 1}
-        until(lambda: len(events(server, "worker_serving")) == 3)
-        assert [event["active"] for event in events(server, "worker_died")] == [SESSIONS - len(alive)]

@@ -3,7 +3,7 @@
     python stand_in_server.py [--stuck_checks=N] [--fail=FILE] [--wait=FILE] [flags of `sqlenv serve`]
 
 A WebSocket takes a place, says its worker's process id, and echoes; `block` stops the worker's event loop, `exit` ends
-the process without a word. GET /active, /metrics and /files answer what they are called. `--fail` names a file: while
+the process without a word. GET /active and /files answer what they are called. `--fail` names a file: while
 it exists, no worker starts. `--wait` names a file: while it is locked, no application is made.
 """
 
@@ -37,10 +37,9 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 class Application:
     """The application, as the server wants it: ASGI, with `state.service.drain()`."""
 
-    def __init__(self, settings: ServiceSettings, capacity: Capacity, metrics: Metrics, fail: Path | None) -> None:
+    def __init__(self, settings: ServiceSettings, capacity: Capacity, fail: Path | None) -> None:
         self._settings = settings
         self._capacity = capacity
-        self._metrics = metrics
         self._fail = fail
         self._sessions = 0
         self._gone = asyncio.Event()
@@ -80,11 +79,8 @@ class Application:
     async def _session(self, receive: Receive, send: Send) -> None:
         await receive()
         await send({"type": "websocket.accept"})
-        if not self._capacity.try_acquire():
-            await send({"type": "websocket.close", "code": 1013})
-            return
+        assert self._capacity.try_acquire()
         self._sessions += 1
-        self._metrics.session_opened()
         try:
             await send({"type": "websocket.send", "text": str(os.getpid())})
             while (message := await receive())["type"] == "websocket.receive":
@@ -97,7 +93,6 @@ class Application:
         finally:
             self._sessions -= 1
             self._capacity.release()
-            self._metrics.session_closed("client")
             self._gone.set()
 
     async def _answer(self, path: str, receive: Receive, send: Send) -> None:
@@ -106,8 +101,6 @@ class Application:
         match path:
             case "/active":
                 body = json.dumps(self._capacity.active()).encode()
-            case "/metrics":
-                body = self._metrics.render()
             case "/files":
                 body = json.dumps(resource.getrlimit(resource.RLIMIT_NOFILE)[0]).encode()
             case _:
@@ -129,7 +122,7 @@ def main(arguments: list[str]) -> int:
         if "wait" in own:
             with Path(own["wait"]).open() as file:
                 fcntl.flock(file, fcntl.LOCK_SH)
-        return Application(settings, capacity, metrics, Path(own["fail"]) if "fail" in own else None)
+        return Application(settings, capacity, Path(own["fail"]) if "fail" in own else None)
 
     try:
         return serve(
