@@ -25,11 +25,11 @@ from functools import lru_cache
 from env_server.dataset import Gold, Row
 from env_server.progress import ROW_LIMIT, Target
 from env_server.settings import RewardSettings
-from env_server.sql.lexer import GAPS, folded, tokens
+from env_server.sql.lexer import folded, opaque_tokens
 from env_server.types import ActionType, RewardComponents
 
-_TOUCHING = re.compile(r"[\w.$]{2}|[<>=!|]{2}")
-"""Where two tokens meet that count as one word: `T1.name` is another text than `T1 . name`."""
+_WORD = re.compile(r"[\w.$]+|[<>=!|]+|\S")
+"""What counts as one word: `T1.name` is another text than `T1 . name`."""
 _MAX_REMEMBERED = 4_096
 _LONGEST_REMEMBERED = 1_000
 """Statements, and characters of one, whose identity is remembered: the rollouts of a group send the same ones."""
@@ -57,17 +57,15 @@ def _normalize_name(name: str) -> str:
 
 
 def _normalize_sql(sql: str) -> str:
+    sql = sql.strip()
     words: list[str] = []
-    end = 0
-    for token in tokens(sql.strip()):
-        if token.lastgroup in GAPS:
-            continue
-        text = token[0] if token[0][0] in _NAME_QUOTES else folded(token[0])
-        if end == token.start() and words and _TOUCHING.match(words[-1][-1] + text[0]):
-            words[-1] += text
-        else:
-            words.append(text)
-        end = token.end()
+    position = 0
+    for token in opaque_tokens(sql):
+        words += _WORD.findall(folded(sql[position : token.start()]))
+        if token.lastgroup != "comment":
+            words.append(token[0])
+        position = token.end()
+    words += _WORD.findall(folded(sql[position:]))
     while words and words[-1] == ";":
         words.pop()
     return " ".join(words)

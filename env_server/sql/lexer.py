@@ -36,22 +36,31 @@ GAPS = frozenset(("blank", "comment", "other_space"))
 
 _FOLD = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_FLAGS = re.VERBOSE | re.DOTALL | re.IGNORECASE
+_OPAQUE = r"""
+        (?P<comment> --[^\n]* | /\*.*?(?:\*/|\Z) )
+      | (?P<literal> (?:\bx)?'[^']*(?:''[^']*)*(?:'|\Z) )
+      | (?P<quoted> "[^"]*(?:""[^"]*)*(?:"|\Z) | `[^`]*(?:``[^`]*)*(?:`|\Z) | \[[^\]]*(?:\]|\Z) )"""
+_OPAQUE_TOKEN = re.compile(_OPAQUE, _FLAGS)
 _TOKEN = re.compile(
     rf"""(?P<blank> [{BLANKS}]+ )
-      | (?P<comment> --[^\n]* | /\*.*?(?:\*/|\Z) )
+      | {_OPAQUE}
       | (?P<other_space> \s )
-      | (?P<literal> x?'[^']*(?:''[^']*)*(?:'|\Z) )
-      | (?P<quoted> "[^"]*(?:""[^"]*)*(?:"|\Z) | `[^`]*(?:``[^`]*)*(?:`|\Z) | \[[^\]]*(?:\]|\Z) )
       | (?P<number> (?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?\w* )
       | (?P<word> [^\W\d][\w$]* )
       | (?P<symbol> <> | != | == | <= | >= | \|\| | << | >> | ->> | -> | . )""",
-    re.VERBOSE | re.DOTALL | re.IGNORECASE,
+    _FLAGS,
 )
 
 
 def tokens(sql: str) -> Iterator[Token]:
     """Return the tokens of a text, gaps included."""
     return _TOKEN.finditer(sql)
+
+
+def opaque_tokens(sql: str) -> Iterator[Token]:
+    """Return the comments, literals and quoted names of a text, which say nothing outside of themselves."""
+    return _OPAQUE_TOKEN.finditer(sql)
 
 
 def is_plain_name(name: str) -> bool:

@@ -47,9 +47,9 @@ LOCAL_TIME = frozenset(("localtime", "utc"))
 MAX_ARGUMENTS = 100
 """Arguments that any function may be called with."""
 
-# What only tokens can decide: where a statement ends, what is a comment, a date function.
-_NEEDS_TOKENS = re.compile(r";|--|/\*|(?:date|time|julianday|unixepoch)[\"`\]']?\s*\(", re.IGNORECASE)
-_DATE_NAME = re.compile(r"date|time|julianday|unixepoch", re.IGNORECASE)
+_DATE_NAMES = ("date", "time", "julianday", "unixepoch")
+"""What the name of every date function holds."""
+_DATE_CALL = re.compile(rf"(?:{'|'.join(_DATE_NAMES)})[\"`\]']?\s*\(", re.IGNORECASE)
 _FIRST_WORD = re.compile(r"[^\W\d]\w*")
 
 
@@ -67,7 +67,7 @@ def statement_body(sql: str, max_bytes: int) -> str:
         raise SQLError("size", f"the statement is too long ({size} bytes, at most {max_bytes})")
     if "\0" in sql:
         raise SQLError("syntax", "the statement holds a NUL character")
-    if not _NEEDS_TOKENS.search(sql):
+    if not _needs_tokens(sql):
         body = sql.strip(BLANKS)
         if word := _FIRST_WORD.match(body):
             _refuse_verb(word[0])
@@ -83,6 +83,19 @@ def statement_body(sql: str, max_bytes: int) -> str:
     _refuse_verb(seen[0][0])
     _refuse_time_zones(seen)
     return sql[seen[0].start() : seen[length - 1].end()]
+
+
+def _needs_tokens(sql: str) -> bool:
+    """Whether only tokens can decide where the statement ends, what is a comment, a date function."""
+    if ";" in sql or "--" in sql or "/*" in sql:
+        return True
+    return _may_hold_dates(sql) and _DATE_CALL.search(sql) is not None
+
+
+def _may_hold_dates(sql: str) -> bool:
+    # Ten times as fast as a regular expression that ignores case.
+    lowered = sql.lower()
+    return any(name in lowered for name in _DATE_NAMES)
 
 
 def _refuse_verb(word: str) -> None:
@@ -126,7 +139,7 @@ def may_use_local_time(sql: str) -> bool:
 
     False only where each modifier in the text is a literal that is none: whatever is not understood counts as True.
     """
-    if not _DATE_NAME.search(sql):
+    if not _may_hold_dates(sql):
         return False
     opened = [_Parentheses(None)]
     before = ""
