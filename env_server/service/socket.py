@@ -202,7 +202,7 @@ class _Link:
         self._inbox: deque[Message] = deque()
         self._receiving: asyncio.Future[Message] | None = None
         self._rate = messages_per_s
-        self._cpu_budget = messages_per_s * BURST_S
+        self._allowance = messages_per_s * BURST_S
         self._refilled = self._loop.time()
         self.farewell = ""
         """Why the session was ended from this side."""
@@ -303,11 +303,11 @@ class _Link:
     async def _pace(self) -> None:
         """Wait until one more message is allowed."""
         now = self._loop.time()
-        self._cpu_budget = min(self._rate * BURST_S, self._cpu_budget + (now - self._refilled) * self._rate)
+        self._allowance = min(self._rate * BURST_S, self._allowance + (now - self._refilled) * self._rate)
         self._refilled = now
-        self._cpu_budget -= 1
-        if self._cpu_budget < 0:
-            await asyncio.sleep(-self._cpu_budget / self._rate)
+        self._allowance -= 1
+        if self._allowance < 0:
+            await asyncio.sleep(-self._allowance / self._rate)
 
 
 def _current_task() -> asyncio.Task[Any]:
