@@ -39,7 +39,7 @@ TRAIN_PACKAGES = (
     "httpx",
 )
 """What the extra `train` installs; the environment works without."""
-SERVE_PACKAGES = ("fastapi", "starlette", "uvicorn", "uvloop", "httptools", "pydantic_settings", "prometheus_client")
+SERVE_PACKAGES = ("fastapi", "starlette", "uvicorn", "uvloop", "pydantic_settings", "prometheus_client")
 """What the extra `serve` installs; the environment in this process works without."""
 
 

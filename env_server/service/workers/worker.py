@@ -26,7 +26,7 @@ import uvloop
 
 from env_server.errors import SQLEnvError
 from env_server.service.capacity import Capacity
-from env_server.service.http_protocol import BoundedHttpProtocol
+from env_server.service.http_protocol import DeadlineProtocol
 from env_server.service.logs import log, log_loop_errors
 from env_server.service.metrics import Metrics
 from env_server.service.settings import ServiceSettings
@@ -162,7 +162,7 @@ def run_worker(
 def _config(app: Any, settings: ServiceSettings) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=BoundedHttpProtocol,
+        http=DeadlineProtocol,
         # The fastest of uvicorn's three: 27 us of processor time for a frame of 500 bytes and its echo, against 40.
         ws="websockets-sansio",
         ws_max_size=settings.max_frame_bytes,

@@ -1,10 +1,10 @@
-"""The bounds on what a client may take to send a request, against a real uvicorn on a loop of its own."""
+"""How long a client may take to send a request, and how large its head may be, against uvicorn's own server code."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -12,9 +12,10 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from env_server.service import http_protocol
-from env_server.service.http_protocol import HEAD_BYTES, BoundedHttpProtocol
+from env_server.service.http_protocol import DeadlineProtocol
 
-LARGEST = 10_000
+LARGEST = 100_000
+ENDLESS = 2_000_000
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 SOON_S = 0.05
 
@@ -51,7 +52,7 @@ async def serving() -> AsyncIterator[Connect]:
     config.load()
     state = ServerState()
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: BoundedHttpProtocol(config, state, {}), "127.0.0.1", 0)
+    server = await loop.create_server(lambda: DeadlineProtocol(config, state, {}), "127.0.0.1", 0)
     writers: list[asyncio.StreamWriter] = []
 
     async def connect() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -124,17 +125,16 @@ async def test_requests_of_the_largest_size_are_answered_one_after_the_other() -
 @pytest.mark.parametrize(
     "flood",
     [
-        b"GET / HTTP/1.1\r\nX: " + b"x" * (HEAD_BYTES + LARGEST),
-        b"GET /" + b"x" * (HEAD_BYTES + LARGEST),
-        b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * ((HEAD_BYTES + LARGEST) // 6),
-        b"POST / HTTP/1.1\r\nContent-Length: 99999999\r\n\r\n" + b"x" * (HEAD_BYTES + LARGEST),
+        b"GET / HTTP/1.1\r\nX: " + b"x" * ENDLESS,
+        b"GET /" + b"x" * ENDLESS,
+        b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * ENDLESS,
     ],
-    ids=["a long header", "a long path", "many headers", "a long body"],
+    ids=["a long header", "a long path", "many headers"],
 )
-async def test_a_request_without_end_is_refused(flood: bytes) -> None:
+async def test_a_head_without_end_is_refused(flood: bytes) -> None:
     async with serving() as connect:
         reader, writer = await connect()
         writer.write(flood)
-        reply = await reader.read()
-        assert reply.startswith(b"HTTP/1.1 413 ")
-        assert reply.endswith(b"the request is too large")
+        with suppress(ConnectionResetError):  # the rest of it was never read
+            reply = await reader.read()
+            assert reply.startswith(b"HTTP/1.1 400 ")
