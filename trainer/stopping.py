@@ -247,12 +247,7 @@ class Stopping:
                 self._interrupt(number, frame)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        """Get out of what runs. Tasks are cancelled; an exception from within would leave them undone."""
-        handler = signal.getsignal(signal.SIGINT)
-        if callable(handler):
-            handler(number, frame)  # in asyncio's loops it is theirs, and cancels
-            return
-        # Ignored, as in the background of a shell. Then asyncio's loops have no handler.
+        """Get out of what runs. Tasks are cancelled, once; an exception from within would leave them undone."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:

@@ -117,7 +117,7 @@ class SessionPool:
             self._failed(server, failure)
 
     async def begin(self, work: Callable[[Connection], Awaitable[T]], patience_s: float = 0.0) -> tuple[Connection, T]:
-        """Do `work` on a session of some server and return both; give the session back with `release` or `lost`.
+        """Do `work` on a session of some server and return both; `go_on` goes on with it, `release` gives it back.
 
         Without patience each server is tried once, those in backoff last. With it, backoffs are kept, and servers are
         tried until it is over. Raises NoServerError, or the error itself where there is one server; the last error
@@ -160,18 +160,27 @@ class SessionPool:
                 self._lent[connection] = loan
                 return connection, result
 
+    async def go_on(self, connection: Connection, work: Callable[[Connection], Awaitable[T]]) -> T:
+        """Do more work on a session that `begin` gave. Unless it ends in a RemoteActionError, a failure ends it."""
+        try:
+            return await work(connection)
+        except RemoteActionError:
+            raise
+        except RetryableError as error:
+            loan = self._lent.pop(connection, None)
+            if loan is not None:  # else the pool was closed, and has dropped it
+                self._drop(loan, connection)
+                self._failed(loan.server, error)
+            raise
+        except BaseException:
+            self.release(connection)
+            raise
+
     def release(self, connection: Connection) -> None:
         """Take a session back; its socket is kept for another episode when it can be used."""
         loan = self._lent.pop(connection, None)
-        if loan is not None:  # else the pool was closed, and has dropped it
-            self._take_back(loan, connection)
-
-    def lost(self, connection: Connection, error: RetryableError) -> None:
-        """Take back a session that failed after it had begun."""
-        loan = self._lent.pop(connection, None)
         if loan is not None:
-            self._drop(loan, connection)
-            self._failed(loan.server, error)
+            self._take_back(loan, connection)
 
     async def aclose(self) -> None:
         """Close the idle sockets, and drop those that are still lent."""

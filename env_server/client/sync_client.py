@@ -10,24 +10,28 @@ where a loop is already running, as in Jupyter, and keepalive pings are answered
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Self
 
-from env_server.client.async_client import EnvClient, Reply, SQLEnvClient
+from env_server.client.async_client import SQLEnvClient
 from env_server.client.connection import Timeouts
 from env_server.client.loop_thread import LoopThread
 from env_server.dataset import Split
 from env_server.types import SQLAction, SQLObservation, SQLState
 
-ClientT = TypeVar("ClientT", bound=EnvClient | SQLEnvClient)
 
+class SyncSQLEnvClient:
+    """`SQLEnvClient`, blocking."""
 
-class _SyncSession(Generic[ClientT]):
-    """What both clients share: the thread and the context manager."""
-
-    def __init__(self, client: ClientT) -> None:
-        self._client = client
+    def __init__(
+        self,
+        servers: str | Iterable[str],
+        token: str | None = None,
+        timeouts: Timeouts | None = None,
+        patience_s: float = 0.0,
+    ) -> None:
+        self._client = SQLEnvClient(servers, token, timeouts, patience_s)
         self._thread = LoopThread("sqlenv-client")
 
     @property
@@ -39,62 +43,6 @@ class _SyncSession(Generic[ClientT]):
         """Open a session where there is none. Raises ClientError."""
         self._thread.call(self._client.connect())
         return self
-
-    def close(self) -> None:
-        """End the session and its thread; closing twice is allowed, going on afterwards is not."""
-        if not self._thread.closed:
-            self._thread.call(self._client.close())
-            self._thread.close()
-
-    def __enter__(self) -> Self:
-        try:
-            return self.connect()
-        except BaseException:
-            self._thread.close()
-            raise
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-class SyncEnvClient(_SyncSession[EnvClient]):
-    """`EnvClient`, blocking: dictionaries, any OpenEnv server."""
-
-    def __init__(
-        self,
-        servers: str | Iterable[str],
-        token: str | None = None,
-        timeouts: Timeouts | None = None,
-        patience_s: float = 0.0,
-    ) -> None:
-        super().__init__(EnvClient(servers, token, timeouts, patience_s))
-
-    def reset(self, **arguments: Any) -> Reply:
-        """Start an episode. Raises ClientError."""
-        return self._thread.call(self._client.reset(**arguments))
-
-    def step(self, action: Mapping[str, Any]) -> Reply:
-        """Take an action. Raises ClientError, and NoEpisodeError."""
-        return self._thread.call(self._client.step(action))
-
-    def state(self) -> dict[str, Any]:
-        """Return the state that the server shows. Raises as `step` does."""
-        return self._thread.call(self._client.state())
-
-
-class SyncSQLEnvClient(_SyncSession[SQLEnvClient]):
-    """`SQLEnvClient`, blocking: SQLEnv's types."""
-
-    def __init__(
-        self,
-        servers: str | Iterable[str],
-        token: str | None = None,
-        timeouts: Timeouts | None = None,
-        patience_s: float = 0.0,
-    ) -> None:
-        super().__init__(SQLEnvClient(servers, token, timeouts, patience_s))
 
     def reset(
         self,
@@ -113,3 +61,21 @@ class SyncSQLEnvClient(_SyncSession[SQLEnvClient]):
     def state(self) -> SQLState:
         """Return the episode's id and step count. Raises as `step` does."""
         return self._thread.call(self._client.state())
+
+    def close(self) -> None:
+        """End the session and its thread; closing twice is allowed, going on afterwards is not."""
+        if not self._thread.closed:
+            self._thread.call(self._client.close())
+            self._thread.close()
+
+    def __enter__(self) -> Self:
+        try:
+            return self.connect()
+        except BaseException:
+            self._thread.close()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed
@@ -28,10 +29,20 @@ from env_server.environment import SQLEnvironment
 from env_server.errors import SQLEnvError
 from env_server.factory import EnvironmentFactory
 from env_server.settings import EnvSettings
-from env_server.types import AnswerMode, SQLAction
+from env_server.types import AnswerMode, SQLAction, SQLObservation
 
 WAIT_S = 30
 """How long a test waits for what must happen."""
+EPISODE = (
+    "DESCRIBE pets",
+    "SAMPLE owners",
+    "QUERY SELECT nothing",
+    "QUERY SELECT COUNT(*) FROM pets WHERE species = 'cat'",
+    "QUERY SELECT 1e999, -1.5, NULL, '猫'",
+    "DANCE",
+    "ANSWER 2",
+)
+"""The actions of an episode about the cats among the pets: every kind of reply."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +66,23 @@ class Die:
 Deed = str | bytes | Close | Hang | Die
 Script = Callable[[dict[str, Any]], Deed | None]
 """What to do about a request instead of answering it: a str is the frame to send; None answers it."""
+
+
+def action(text: str) -> SQLAction:
+    kind, _, argument = text.partition(" ")
+    return SQLAction(action_type=kind, argument=argument)
+
+
+def played_locally(environment: SQLEnvironment) -> list[SQLObservation]:
+    """What EPISODE shows, from its reset on."""
+    first = environment.reset(question_id="cats", episode_id="e")
+    return [first, *(environment.step(action(text)) for text in EPISODE)]
+
+
+def shorten_backoffs(patch: pytest.MonkeyPatch) -> None:
+    """Let servers that failed be tried again at once, for tests that do not depend on how long they are left alone."""
+    patch.setattr("env_server.client.servers.FIRST_BACKOFF_S", 0.002)
+    patch.setattr("env_server.client.servers.LONGEST_BACKOFF_S", 0.1)
 
 
 def error_frame(code: str, message: str = "said the server", **details: Any) -> str:
@@ -89,7 +117,6 @@ class PlayingServer:
         self.requests: list[dict[str, Any]] = []
         self.headers: list[Headers] = []
         """Of each handshake."""
-        self.ready_asked = 0
         self._changed = threading.Condition()
         self._factory = EnvironmentFactory(dataset, self.settings, answer_mode)
         self._thread = LoopThread("playing-server")
@@ -162,7 +189,6 @@ class PlayingServer:
         if self.token is not None and authorization != f"Bearer {self.token}":
             return connection.respond(http.HTTPStatus.UNAUTHORIZED, "a token is needed")
         if request.path == "/ready":
-            self.ready_asked += 1
             load = {"active_sessions": self.sessions, "max_sessions": self.max_sessions, "waiting": 0}
             body = json.dumps({"status": self.status, **load, "data": self.served}, default=str)
             return connection.respond(http.HTTPStatus(200 if self.status == "ready" else 503), body)

@@ -224,21 +224,15 @@ class _Episode:
 
     async def _survive(self, request: Request, deadline: float) -> SQLObservation:
         """Make the request where the episode is, or, when that fails, where it can be rebuilt."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
+        if self._connection is not None:
             try:
-                observation = await request(connection)
+                return await self._pool.go_on(self._connection, request)
             except RemoteActionError:
-                self._connection = connection
                 raise
-            except RetryableError as error:
-                self._pool.lost(connection, error)
-            except BaseException:
-                self._pool.release(connection)
-                raise
-            else:
-                self._connection = connection
-                return observation
+            except BaseException as error:
+                self._connection = None
+                if not isinstance(error, RetryableError):
+                    raise
         patience_s = SEARCH_SHARE * (deadline - asyncio.get_running_loop().time())
         self._connection, observation = await self._pool.begin(partial(self._rebuild, request), patience_s)
         return observation

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
@@ -12,16 +11,14 @@ from typing import Any
 import pytest
 
 from benchmarks.server_process import reserved_ports
-from env_server.client.connection import MAX_FRAME_BYTES, Connection, Timeouts
+from env_server.client.connection import MAX_FRAME_BYTES, Connection, Timeouts, refused
 from env_server.client.errors import (
     AuthenticationError,
     ClientError,
     ConnectionLostError,
     DeadlineError,
-    FixTheCallError,
     ProtocolError,
     RemoteActionError,
-    RetryableError,
     ServerBusyError,
     ServerDrainingError,
 )
@@ -99,17 +96,14 @@ async def test_requests_are_frames_of_the_wire_format(server: PlayingServer) -> 
 async def test_the_handshake_carries_the_token_and_asks_for_no_compression(server: PlayingServer) -> None:
     async with opened(server):
         pass
-    (headers,) = server.headers
+    server.token = None
+    async with opened(server, token=None):
+        pass
+    headers, without_a_token = server.headers
+    assert "Authorization" not in without_a_token
     assert headers["Authorization"] == "Bearer geheim"
     assert headers["Host"] == f"127.0.0.1:{server.port}"
     assert "Sec-WebSocket-Extensions" not in headers
-
-
-async def test_without_a_token_there_is_no_header(pets: Dataset) -> None:
-    with running_server(pets) as server:
-        async with opened(server, token=None):
-            pass
-        assert "Authorization" not in server.headers[0]
 
 
 async def test_the_address_decides_where_to_and_the_name_stays_in_the_handshake(server: PlayingServer) -> None:
@@ -119,41 +113,41 @@ async def test_the_address_decides_where_to_and_the_name_stays_in_the_handshake(
     assert server.headers[0]["Host"] == f"some.name.invalid:{server.port}"
 
 
-@pytest.mark.parametrize("level", ["DEBUG", "INFO"])
-async def test_the_token_is_in_no_error_and_in_no_log(
-    server: PlayingServer, level: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(level)
+async def test_the_token_is_in_no_error_and_in_no_log(server: PlayingServer, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG")
     async with opened(server) as connection:
         await connection.request("reset")
-    with pytest.raises(AuthenticationError) as refused:
+    with pytest.raises(AuthenticationError) as failed:
         await Connection.open(server_at(server.url), "geheimer")
     client_records = [r.getMessage() for r in caplog.records if not r.name.startswith("websockets.server")]
     assert not [text for text in client_records if "geheim" in text]
-    assert "geheim" not in str(refused.value)
-    assert "--env_token or SQLENV_TOKEN" in str(refused.value)
+    assert "geheim" not in str(failed.value)
+    assert "--env_token or SQLENV_TOKEN" in str(failed.value)
 
 
 @pytest.mark.parametrize(
     ("status", "kind", "text"),
     [
-        (401, AuthenticationError, "--env_token or SQLENV_TOKEN"),
         (403, AuthenticationError, "allows this neither with nor without"),
         (404, ProtocolError, "check its path"),
         (400, ProtocolError, "HTTP 400"),
         (302, ProtocolError, "HTTP 302"),
         (429, ServerBusyError, "takes no sessions now"),
-        (503, ServerDrainingError, "stopping or not up yet"),
         (500, ConnectionLostError, "HTTP 500"),
         (502, ConnectionLostError, "HTTP 502"),
     ],
 )
-async def test_a_refused_handshake(server: PlayingServer, status: int, kind: type[ClientError], text: str) -> None:
-    server.refuse_with = status
-    with pytest.raises(kind, match=text) as refused:
+def test_what_a_status_says(status: int, kind: type[ClientError], text: str) -> None:
+    error = refused(server_at("ws://host:8000"), status, b"not now")
+    assert type(error) is kind
+    assert text in str(error)
+
+
+async def test_a_refused_handshake(server: PlayingServer) -> None:
+    server.refuse_with = 503
+    with pytest.raises(ServerDrainingError, match=r"stopping or not up yet, HTTP 503 \(not now\)") as failed:
         await Connection.open(server_at(server.url), "geheim")
-    assert type(refused.value) is kind
-    assert f"ws://127.0.0.1:{server.port}" in str(refused.value)
+    assert f"ws://127.0.0.1:{server.port}" in str(failed.value)
 
 
 async def test_a_port_where_nothing_listens() -> None:
@@ -191,9 +185,8 @@ async def test_a_server_that_hangs_up_in_the_handshake() -> None:
 
 
 async def test_tls_where_there_is_none(server: PlayingServer) -> None:
-    with pytest.raises(ClientError) as refused:
+    with pytest.raises((ProtocolError, ConnectionLostError)):
         await Connection.open(server_at(server.url.replace("ws://", "wss://")))
-    assert isinstance(refused.value, ProtocolError | ConnectionLostError)
 
 
 @pytest.mark.parametrize(
@@ -231,16 +224,6 @@ async def test_a_request_that_gets_no_answer_says_why(
         assert text in str(failed.value)
         assert len(str(failed.value)) < 600
         assert not connection.usable
-
-
-async def test_a_full_server_says_how_full_it_is(pets: Dataset) -> None:
-    with running_server(pets, max_sessions=1) as server:
-        async with opened(server) as first:
-            await first.request("reset")
-            async with opened(server) as second:
-                with pytest.raises(ServerBusyError, match="1 of 1 are taken: all in use") as busy:
-                    await second.request("reset")
-    assert (busy.value.active_sessions, busy.value.max_sessions) == (1, 1)
 
 
 async def test_no_answer_in_time_drops_the_connection(server: PlayingServer) -> None:
@@ -327,27 +310,12 @@ async def test_what_cannot_be_sent_leaves_the_session_alone(server: PlayingServe
         await connection.request("reset")
 
 
-async def test_text_of_any_alphabet_comes_through(server: PlayingServer) -> None:
-    async with opened(server) as connection:
-        await connection.request("reset", {"question_id": "cats"})
-        reply = await connection.request("step", {"action_type": "QUERY", "argument": "SELECT '猫 🐈 ü'"})
-    assert "猫 🐈" in reply["observation"]["result"]
-    assert json.loads(json.dumps(server.requests[-1])) == server.requests[-1]
-
-
 async def test_closing_twice_and_after_the_server_went(server: PlayingServer) -> None:
     async with opened(server) as connection:
         server.die()
         await connection.close()
         await connection.close()
         assert not connection.usable
-
-
-def test_every_error_says_whether_to_try_again() -> None:
-    kinds = [ServerBusyError, ServerDrainingError, ConnectionLostError, DeadlineError]
-    assert all(issubclass(kind, RetryableError) and not issubclass(kind, FixTheCallError) for kind in kinds)
-    fixes = [AuthenticationError, ProtocolError, RemoteActionError]
-    assert all(issubclass(kind, FixTheCallError) and not issubclass(kind, RetryableError) for kind in fixes)
 
 
 @pytest.fixture(autouse=True)

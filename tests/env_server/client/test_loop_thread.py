@@ -24,14 +24,9 @@ async def wait_for_ever(started: threading.Event, cancelled: threading.Event) ->
         raise
 
 
-def test_a_call_blocks_and_runs_in_the_thread() -> None:
-    with LoopThread("loop") as thread:
-        assert thread.call(answer(1)) == (1, "loop")
-        assert thread.submit(answer(2)).result(30) == (2, "loop")
-
-
 async def test_a_running_loop_can_call_and_wait() -> None:
     with LoopThread("loop") as thread:
+        assert await asyncio.to_thread(thread.call, answer(0)) == (0, "loop"), "from any thread"
         assert thread.call(answer(1)) == (1, "loop"), "as in a notebook"
         assert await asyncio.gather(*(thread.wait_for(answer(n)) for n in range(3))) == [(n, "loop") for n in range(3)]
 

@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from env_server.client.errors import AddressError, ConnectionLostError
+from env_server.client.errors import AddressError
 from env_server.client.servers import (
     FIRST_BACKOFF_S,
     LONGEST_BACKOFF_S,
@@ -97,42 +97,9 @@ async def test_addresses_are_looked_up() -> None:
     assert await look_up(servers) == servers
 
 
-async def test_a_name_that_does_not_exist() -> None:
-    with pytest.raises(ConnectionLostError, match=r"ws://nowhere\.invalid:8000: its host name cannot be resolved"):
-        await look_up(parse_servers("ws://nowhere.invalid:8000"))
-
-
-def test_sessions_go_where_the_least_is_in_flight() -> None:
-    board = board_of(A, B, C)
-    loans = []
-    for _ in range(30):
-        server = board.choose(0.0)
-        assert server is not None
-        loans.append(board.lend(server))
-    assert [board.in_flight(server) for server in (A, B, C)] == [10, 10, 10]
-    for loan in [loan for loan in loans if loan.server == B][:4]:
-        board.give_back(loan)
-    assert board.choose(0.0) == B
-
-
 def test_equals_are_chosen_among_at_random() -> None:
     chosen = Counter(board_of(A, B, seed=seed).choose(0.0) for seed in range(100))
     assert min(chosen[A], chosen[B]) > 25
-
-
-def test_one_failure_is_news_and_the_next_ones_of_the_same_outage_are_not() -> None:
-    board = board_of(A, B)
-    early = [board.lend(A) for _ in range(3)]
-    assert [board.failed(A, 0.0) for _ in range(3)] == [True, False, False]
-    assert board.choose(0.0) == B
-    backoff = board.backoff(0.0)
-    assert FIRST_BACKOFF_S / 2 <= backoff <= FIRST_BACKOFF_S, "the three were one outage"
-    assert not board.failed(A, backoff), "still the same outage"
-    trial = board.lend(A)
-    assert not board.succeeded(early[0]), "it was begun before"
-    assert board.succeeded(trial)
-    assert not board.succeeded(trial)
-    assert board.failed(A, 100.0), "another outage"
 
 
 def test_backoffs_grow_up_to_a_bound() -> None:
@@ -144,40 +111,6 @@ def test_backoffs_grow_up_to_a_bound() -> None:
     bounds = [min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2**n) for n in range(40)]
     assert all(bound / 2 <= backoff <= bound for backoff, bound in zip(backoffs, bounds, strict=True))
     assert len(set(backoffs)) == len(backoffs), "each is drawn"
-
-
-def test_after_a_rest_one_session_tries_first() -> None:
-    board = board_of(A)
-    board.failed(A, 0.0)
-    retry_at = board.backoff(0.0)
-    assert board.choose(retry_at - 0.001) is None
-    assert board.choose(retry_at) == A
-    trial = board.lend(A)
-    assert board.choose(retry_at) is None, "it is on trial"
-    board.succeeded(trial)
-    assert board.choose(retry_at) == A
-
-
-def test_a_trial_that_told_nothing_does_not_block_the_server() -> None:
-    board = board_of(A)
-    board.failed(A, 0.0)
-    retry_at = board.backoff(0.0)
-    board.give_back(board.lend(A))
-    assert board.choose(retry_at) == A
-
-
-def test_a_trial_is_not_over_when_another_session_ends() -> None:
-    board = board_of(A)
-    early, idle = board.lend(A), board.lend(A, reused=True)
-    board.failed(A, 0.0)
-    retry_at = board.backoff(0.0)
-    trial = board.lend(A)
-    assert not board.failed(A, retry_at / 2), "of the same outage"
-    for loan in (early, idle):
-        assert not board.succeeded(loan)
-        board.give_back(loan)
-        assert board.choose(retry_at) is None
-    assert board.succeeded(trial)
 
 
 def test_a_session_to_reuse_is_no_trial_and_may_be_on_a_server_in_backoff() -> None:
@@ -217,18 +150,6 @@ def test_what_is_known_of_a_server_survives_another_look_up() -> None:
     assert not board.succeeded(gone)
     board.give_back(gone)
     assert board.in_flight(B) == 0
-
-
-@given(st.integers(1, 6), st.integers(0, 60), st.integers(0, 1000))
-def test_loads_never_differ_by_more_than_one(servers: int, sessions: int, seed: int) -> None:
-    board = board_of(*(Server("ws", f"host{n}", 1) for n in range(servers)), seed=seed)
-    for _ in range(sessions):
-        server = board.choose(0.0)
-        assert server is not None
-        board.lend(server)
-    loads = [board.in_flight(server) for server in board.servers]
-    assert sum(loads) == sessions
-    assert max(loads) - min(loads) <= 1
 
 
 class BoardMachine(RuleBasedStateMachine):

@@ -17,9 +17,7 @@ from env_server.client.errors import (
     ConnectionLostError,
     DeadlineError,
     NoServerError,
-    ProtocolError,
     RemoteActionError,
-    ServerBusyError,
     ServerRefusesError,
 )
 from env_server.client.servers import Server
@@ -109,18 +107,6 @@ async def test_closing_drops_what_is_still_lent(make_pool: MakePool, servers: li
     pool.release(connection)
 
 
-async def test_the_next_session_goes_where_there_is_least_to_do(
-    make_pool: MakePool, servers: list[PlayingServer]
-) -> None:
-    pool = make_pool(*servers[:2])
-    async with lent(pool, reset) as first, lent(pool, reset) as second:
-        assert first.server != second.server
-        used = {first.server, second.server}
-    async with lent(pool, reset) as third, lent(pool, reset) as fourth:
-        assert {third.server, fourth.server} == used
-    assert counts(servers) == [1, 1, 0]
-
-
 async def test_a_dead_server_costs_one_message_and_no_session(
     make_pool: MakePool, servers: list[PlayingServer], notices: list[str]
 ) -> None:
@@ -136,7 +122,7 @@ async def test_a_dead_server_costs_one_message_and_no_session(
 
 
 async def test_a_server_that_comes_back_is_used_again(
-    make_pool: MakePool, servers: list[PlayingServer], notices: list[str]
+    make_pool: MakePool, servers: list[PlayingServer], notices: list[str], short_backoffs: None
 ) -> None:
     failing = asyncio.Event()
 
@@ -166,19 +152,6 @@ async def test_idle_sockets_that_were_closed_are_not_used(make_pool: MakePool, s
         await connection._socket.wait_closed()
     async with lent(pool, reset):
         assert servers[0].opened == len(began) + 1
-
-
-async def test_a_socket_that_breaks_as_it_is_reused_says_nothing_of_its_server(
-    make_pool: MakePool, servers: list[PlayingServer], notices: list[str]
-) -> None:
-    pool = make_pool(servers[0])
-    async with lent(pool, reset):
-        pass
-    resets = len(servers[0].played("reset"))
-    servers[0].script = lambda _: Close() if len(servers[0].played("reset")) == resets + 1 else None
-    async with lent(pool, reset):
-        assert servers[0].opened == 2
-    assert notices == []
 
 
 @pytest.mark.parametrize("healthy", [1, 3])
@@ -249,13 +222,6 @@ async def test_without_patience_each_server_is_tried_once(make_pool: MakePool, s
         }
         assert counts(servers)[:2] == [attempt, attempt], "also while they are backed off from"
         assert len(servers[2].headers) == attempt
-
-
-async def test_the_only_server_s_error_is_raised_as_it_is(make_pool: MakePool, servers: list[PlayingServer]) -> None:
-    servers[0].max_sessions = 0
-    with pytest.raises(ServerBusyError) as busy:
-        await make_pool(servers[0]).begin(reset)
-    assert (busy.value.active_sessions, busy.value.max_sessions) == (0, 0)
 
 
 async def test_patience_ends(make_pool: MakePool, servers: list[PlayingServer]) -> None:
@@ -346,47 +312,6 @@ async def test_a_search_that_is_cancelled_leaves_nothing_behind(
     assert pool._board.in_flight(pool.servers[0]) == 0
 
 
-async def test_a_session_that_ends_does_not_end_another_ones_trial(
-    make_pool: MakePool, servers: list[PlayingServer]
-) -> None:
-    def hold() -> tuple[asyncio.Event, asyncio.Event, Callable[[Connection], Awaitable[None]]]:
-        begun, end = asyncio.Event(), asyncio.Event()
-
-        async def work(_: Connection) -> None:
-            begun.set()
-            await end.wait()
-
-        return begun, end, work
-
-    pool = make_pool(servers[0])
-    first, _ = await pool.begin(reset)
-    begun, _, work = hold()
-    early = asyncio.create_task(pool.begin(work))
-    await begun.wait()
-    pool.lost(first, ConnectionLostError(first.server.name, "it failed"))
-    begun, end, work = hold()
-    trial = asyncio.create_task(pool.begin(work, PATIENCE_S))
-    await begun.wait()
-    early.cancel()
-    await asyncio.wait({early})
-    assert pool._board.choose(asyncio.get_running_loop().time()) is None, "the trial is still under way"
-    following = asyncio.create_task(pool.begin(reset, PATIENCE_S))
-    end.set()
-    for connection, _ in (await trial, await following):
-        pool.release(connection)
-
-
-async def test_a_bug_in_the_work_gives_the_session_back(make_pool: MakePool, servers: list[PlayingServer]) -> None:
-    async def fail(_: Connection) -> None:
-        raise KeyError("a bug")
-
-    pool = make_pool(servers[0])
-    with pytest.raises(KeyError, match="a bug"):
-        await pool.begin(fail, PATIENCE_S)
-    assert pool._board.in_flight(pool.servers[0]) == 0
-    await asyncio.to_thread(servers[0].wait_until, lambda: servers[0].sessions == 0)
-
-
 async def test_a_session_that_fails_later_is_told_to_the_pool(
     make_pool: MakePool, servers: list[PlayingServer], notices: list[str]
 ) -> None:
@@ -394,14 +319,13 @@ async def test_a_session_that_fails_later_is_told_to_the_pool(
     connection, _ = await pool.begin(reset)
     servers[0].die()
     with pytest.raises(ConnectionLostError) as lost:
-        await connection.request("state")
-    pool.lost(connection, lost.value)
+        await pool.go_on(connection, reset)
     assert notices == [f"{lost.value}; its sessions go elsewhere or wait, and it is tried again"]
     assert pool._board.in_flight(connection.server) == 0
 
 
 async def test_a_check_is_asked_before_the_first_session_and_after_a_failure(
-    make_pool: MakePool, servers: list[PlayingServer]
+    make_pool: MakePool, servers: list[PlayingServer], short_backoffs: None
 ) -> None:
     asked: list[int] = []
 
@@ -413,10 +337,9 @@ async def test_a_check_is_asked_before_the_first_session_and_after_a_failure(
     assert asked == [servers[0].port]
     servers[0].die()
     servers[0].start()
-    with pytest.raises(ConnectionLostError) as lost:
-        await began[0][0].request("state")
     for connection, _ in began:
-        pool.lost(connection, lost.value)
+        with pytest.raises(ConnectionLostError):
+            await pool.go_on(connection, reset)
     async with lent(pool, reset):
         assert asked == [servers[0].port] * 2
 
@@ -508,11 +431,3 @@ async def test_the_line_break_of_a_token_file_does_not_matter(
     servers[0].token = "geheim"
     async with lent(make_pool(servers[0], token="geheim\n"), reset):
         pass
-
-
-async def test_what_speaks_another_language_is_refused_at_once(
-    make_pool: MakePool, servers: list[PlayingServer]
-) -> None:
-    servers[0].script = lambda _: "hello"
-    with pytest.raises(ProtocolError, match="not OpenEnv's: hello"):
-        await make_pool(servers[0]).begin(reset, 1e9)

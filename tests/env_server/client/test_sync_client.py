@@ -7,14 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from env_server.client import Reply, SyncEnvClient, SyncSQLEnvClient
-from env_server.client.errors import ConnectionLostError, RemoteActionError
+from env_server.client import SyncSQLEnvClient
+from env_server.client.errors import ConnectionLostError
 from env_server.dataset import Dataset, Split
 from env_server.environment import SQLEnvironment
-from env_server.errors import NoEpisodeError
-from env_server.types import SQLAction
-from tests.env_server.conftest import Serve
-from tests.env_server.serving import Close, PlayingServer, running_server
+from tests.env_server.serving import PlayingServer, action, running_server
 
 
 @pytest.fixture
@@ -29,45 +26,14 @@ def threads_end() -> Iterator[None]:
     assert "sqlenv-client" not in {thread.name for thread in threading.enumerate()}
 
 
-def play(url: str, environment: SQLEnvironment) -> None:
-    actions = [SQLAction(action_type=kind, argument=a) for kind, a in [("SAMPLE", "pets"), ("ANSWER", "2")]]
+async def test_an_episode_where_a_loop_runs_already(server: PlayingServer, environment: SQLEnvironment) -> None:
+    actions = [action("SAMPLE pets"), action("ANSWER 2")]
     expected = [environment.reset(1, "e", "cats", Split.TRAIN), *map(environment.step, actions)]
-    with SyncSQLEnvClient(url, "geheim") as remote:
+    with SyncSQLEnvClient([server.url], "geheim") as remote:
+        assert remote.server == server.url
         assert [remote.reset(1, "e", "cats", Split.TRAIN), *map(remote.step, actions)] == expected
         assert remote.state() == environment.state
-
-
-def test_an_episode(server: PlayingServer, environment: SQLEnvironment) -> None:
-    play(server.url, environment)
     server.wait_until(lambda: server.sessions == 0)
-
-
-async def test_an_episode_where_a_loop_runs_already(server: PlayingServer, environment: SQLEnvironment) -> None:
-    play(server.url, environment)
-
-
-def test_an_episode_on_the_service(serve: Serve, environment: SQLEnvironment) -> None:
-    play(serve(token="geheim").ws, environment)
-
-
-def test_dictionaries_in_and_out(server: PlayingServer) -> None:
-    with SyncEnvClient([server.url], "geheim") as remote:
-        assert remote.server == server.url
-        assert isinstance(remote.reset(question_id="cats", episode_id="e"), Reply)
-        assert remote.step({"action_type": "ANSWER", "argument": "2"}).reward == 0.98
-        assert remote.state() == {"episode_id": "e", "step_count": 1}
-
-
-def test_errors_are_those_of_the_async_client(server: PlayingServer) -> None:
-    with SyncSQLEnvClient(server.url, "geheim") as remote:
-        with pytest.raises(RemoteActionError, match="no question 'dogs'"):
-            remote.reset(question_id="dogs")
-        remote.reset(question_id="cats")
-        server.script = lambda _: Close(1011)
-        with pytest.raises(ConnectionLostError):
-            remote.step(SQLAction(action_type="ANSWER", argument="2"))
-        with pytest.raises(NoEpisodeError):
-            remote.state()
 
 
 def test_a_server_that_is_not_there(server: PlayingServer) -> None:
