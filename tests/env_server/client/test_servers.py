@@ -113,6 +113,14 @@ def test_backoffs_grow_up_to_a_bound() -> None:
     assert len(set(backoffs)) == len(backoffs), "each is drawn"
 
 
+def test_a_trial_that_told_nothing_does_not_block_the_server() -> None:
+    board = board_of(A)
+    board.failed(A, 0.0)
+    retry_at = board.backoff(0.0)
+    board.give_back(board.lend(A))
+    assert board.choose(retry_at) == A
+
+
 def test_a_session_to_reuse_is_no_trial_and_may_be_on_a_server_in_backoff() -> None:
     board = board_of(A, B)
     board.failed(A, 0.0)
