@@ -4,11 +4,12 @@ A domain offers alternatives; a database of the domain picks among them. The not
 `identifier`, or `identifier:phrase` where the words of a question differ from the words of the identifier;
 alternatives are separated by `|`, and a leading `!` marks an awkward one (capitals, a reserved word, a space, an
 abbreviation, a singular among plurals) that is to stay a minority. Table names are `identifier:singular` or
-`identifier:singular:plural`.
+`identifier:singular:plural`. Foreign keys are `target:verb`, separated by `|`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -161,12 +162,13 @@ def flag(names: str) -> ColumnSpec:
 
 
 def table(
-    key: str,
-    names: str,
-    rows: tuple[int, int],
-    *columns: ColumnSpec,
-    links: tuple[tuple[str, str], ...] = (),
-    optional: bool = False,
-) -> TableSpec:
-    """Return a table; `links` are pairs of a target's key and a verb."""
-    return TableSpec(key, nouns(names), rows, tuple(LinkSpec(*pair) for pair in links), columns, optional)
+    key: str, names: str, low: int, high: int, *, links: str = "", optional: bool = False
+) -> Callable[[*tuple[ColumnSpec, ...]], TableSpec]:
+    """Return what makes a table of its columns. It has `low` to `high` rows; `links` are in the notation for them."""
+    refers = tuple(LinkSpec(*link.split(":")) for link in links.split("|") if link)
+    return lambda *columns: TableSpec(key, nouns(names), (low, high), refers, columns, optional)
+
+
+def domain(name: str, split: Split) -> Callable[[*tuple[TableSpec, ...]], DomainSpec]:
+    """Return what makes a domain of its tables."""
+    return lambda *tables: DomainSpec(name, split, tables)
