@@ -106,9 +106,9 @@ class Dataset:
 
     def __post_init__(self) -> None:
         by_id = {q.question_id: q for q in self.questions}
-        if len(by_id) != len(self.questions):
-            repeated = [i for i, n in Counter(q.question_id for q in self.questions).items() if n > 1]
-            raise DataError(f"data set {self.name}: question ids occur more than once: {repeated[:5]}")
+        counts = Counter([q.question_id for q in self.questions] + [e.question_id for e in self.excluded])
+        if repeated := [question_id for question_id, count in counts.items() if count > 1]:
+            raise DataError(f"data set {self.name}: question ids occur more than once: {repeated[:5]}. Rename them")
         # A server selects at each reset, so no question is looked at then.
         by_split = {split: tuple(q for q in self.questions if q.split is split) for split in (Split.TRAIN, Split.EVAL)}
         object.__setattr__(self, "_by_id", by_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,11 +80,15 @@ def pets(pets_file: Path) -> Dataset:
     return Dataset("pets", questions, {"pets": pets_file})
 
 
+@pytest.fixture(scope="session")
+def pets_pool(pets: Dataset) -> Iterator[DatabasePool]:
+    with closing(DatabasePool(pets.databases, EnvSettings().sandbox)) as pool:
+        yield pool
+
+
 @pytest.fixture
-def environment(pets: Dataset) -> Iterator[SQLEnvironment]:
-    pool = DatabasePool(pets.databases, EnvSettings().sandbox)
-    yield SQLEnvironment(pets, pool)
-    pool.close()
+def environment(pets: Dataset, pets_pool: DatabasePool) -> SQLEnvironment:
+    return SQLEnvironment(pets, pets_pool)
 
 
 @pytest.fixture(scope="session")
@@ -124,6 +129,13 @@ def random_policy() -> Callable[..., Qwen3ForCausalLM]:
         return model.eval()
 
     return make
+
+
+@pytest.fixture(scope="session")
+def generated_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where generated data sets are kept for the tests of all workers; none is ever half there."""
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "generated"
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 
 import sqlenv
 from env_server.cache import CACHE_VARIABLE
+from env_server.dataset import Dataset
 from env_server.errors import SQLEnvError
 
 COMMANDS = ("train", "evaluate", "export", "warmup", "report", "play", "inference", "serve", "data")
@@ -22,10 +24,21 @@ Captured = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def cache(generated_cache: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(CACHE_VARIABLE, str(tmp_path_factory.mktemp("cache")))
+        patch.setenv(CACHE_VARIABLE, str(generated_cache))
         yield
+
+
+@pytest.fixture
+def small(pets: Dataset, tmp_path: Path) -> str:
+    """A data set of four questions, all for evaluation."""
+    folder = tmp_path / "pets"
+    folder.mkdir()
+    shutil.copy(pets.databases["pets"], folder)
+    questions = [{"question": q.text, "sql": q.gold_sql, "split": "eval"} for q in pets.questions]
+    (folder / "questions.json").write_text(json.dumps(questions), encoding="utf-8")
+    return str(folder)
 
 
 def evaluate(capsys: Captured, *flags: str) -> dict[str, Any]:
@@ -42,7 +55,15 @@ def test_usage(arguments: list[str], capsys: Captured) -> None:
     out, err = capsys.readouterr()
     assert out.startswith("usage: sqlenv COMMAND")
     assert all(f"\n  {name} " in out for name in COMMANDS)
+    assert set(sqlenv._COMMANDS) == set(COMMANDS)
     assert err == ""
+
+
+def test_an_unknown_command() -> None:
+    """And the module runs as a script."""
+    done = subprocess.run([sys.executable, "-m", "sqlenv", "trian"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("sqlenv: there is no command 'trian'\n\nusage: ")
 
 
 def test_without_the_training_packages_a_command_says_what_to_install() -> None:
@@ -51,17 +72,6 @@ def test_without_the_training_packages_a_command_says_what_to_install() -> None:
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert process.returncode == 2
     assert process.stderr == "sqlenv train: torch is not installed; pip install 'sqlenv[train]' brings it\n"
-
-
-def test_every_command_is_in_the_usage() -> None:
-    assert set(sqlenv._COMMANDS) == set(COMMANDS)
-
-
-def test_an_unknown_command(capsys: Captured) -> None:
-    assert sqlenv.main(["trian"]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("sqlenv: there is no command 'trian'\n\nusage: ")
 
 
 @pytest.mark.parametrize(
@@ -75,7 +85,7 @@ def test_an_unknown_command(capsys: Captured) -> None:
         (["play"], "--question_id"),
         (["data"], "inspect"),
         (["data", "inspect"], "--db"),
-        (["data", "validate"], "--split_out"),
+        (["data", "validate"], "--no_variants"),
         (["data", "export"], "--split"),
         (["data", "fetch"], "--revision"),
     ],
@@ -87,12 +97,6 @@ def test_the_help_of_a_command(command: list[str], flag: str, capsys: Captured) 
     out = capsys.readouterr().out
     assert out.startswith(f"usage: sqlenv {' '.join(command)} ")
     assert flag in out
-
-
-def test_the_module_runs_as_a_script() -> None:
-    done = subprocess.run([sys.executable, "-m", "sqlenv", "nothing"], capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "no command 'nothing'" in done.stderr
 
 
 def test_an_expected_error_is_one_line_and_any_other_a_traceback(
@@ -140,17 +144,15 @@ def test_a_data_set_that_does_not_exist(
     assert list(tmp_path.iterdir()) == [], "nothing was written"
 
 
-def test_a_policy_that_does_not_exist(tmp_path: Path, capsys: Captured) -> None:
-    missing = tmp_path / "no" / "policy"
-    assert sqlenv.main(["evaluate", "--policy", str(missing), "--episodes", "2"]) == 2
+@pytest.mark.parametrize(
+    ("missing", "words"),
+    [(True, "the policy '{}' is no folder here"), (False, "the policy '{}' is not a checkpoint: ")],
+)
+def test_what_is_no_policy(missing: bool, words: str, small: str, tmp_path: Path, capsys: Captured) -> None:
+    policy = tmp_path / "no" / "policy" if missing else tmp_path
+    assert sqlenv.main(["evaluate", "--policy", str(policy), "--data", small]) == 2
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith(f"sqlenv evaluate: the policy '{missing}' is no folder here")
-
-
-def test_a_folder_that_is_no_policy(tmp_path: Path, capsys: Captured) -> None:
-    assert sqlenv.main(["evaluate", "--policy", str(tmp_path), "--episodes", "2"]) == 2
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith(f"sqlenv evaluate: the policy '{tmp_path}' is not a checkpoint: ")
+    assert last.startswith("sqlenv evaluate: " + words.format(policy))
 
 
 def test_a_folder_that_is_no_run(tmp_path: Path, capsys: Captured) -> None:
@@ -182,54 +184,39 @@ def test_values_that_make_no_sense_are_refused_before_the_work(flags: list[str],
     assert flags[0] in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_the_oracle_is_right_on_unseen_databases(capsys: Captured) -> None:
-    summary = evaluate(capsys, "--policy", "oracle")
-    assert summary["success_rate"] >= 0.99
-    assert summary["interval"][0] > 0.95
-    assert summary["episodes"] > 300
-    assert summary["excluded"] == {}
-    assert (summary["policy"], summary["split"], summary["failed"]) == ("oracle", "eval", 0)
+def test_the_oracle_is_right_on_unseen_databases_and_chance_is_not(capsys: Captured) -> None:
+    oracle, chance = (evaluate(capsys, "--policy", policy, "--episodes", "300") for policy in ("oracle", "random"))
+    assert oracle["success_rate"] >= 0.99
+    assert oracle["interval"][0] > 0.95
+    assert chance["success_rate"] <= 0.05
+    assert oracle["episodes"] == chance["episodes"] == 300
+    assert oracle["excluded"] == {}
+    assert (oracle["policy"], oracle["split"], oracle["failed"]) == ("oracle", "eval", 0)
 
 
-def test_the_oracle_is_right_with_a_query_as_the_answer(capsys: Captured) -> None:
-    summary = evaluate(capsys, "--policy", "oracle", "--answer_mode", "sql", "--episodes", "200")
-    assert summary["success_rate"] >= 0.99
-    assert summary["answer_mode"] == "sql"
+def test_the_oracle_is_right_with_a_query_as_the_answer(small: str, tmp_path: Path, capsys: Captured) -> None:
+    """And the episodes can be kept."""
+    target = tmp_path / "episodes.jsonl"
+    flags = ("--data", small, "--answer_mode", "sql", "--episodes_out", str(target))
+    summary = evaluate(capsys, "--policy", "oracle", *flags)
+    assert (summary["success_rate"], summary["answer_mode"], summary["episodes"]) == (1.0, "sql", 4)
+    episodes = [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()]
+    assert len(episodes) == 4
+    assert all(e["outcome"] == "correct" and e["turns"][-1]["action_type"] == "ANSWER" for e in episodes)
 
 
-def test_chance_is_near_zero(capsys: Captured) -> None:
-    summary = evaluate(capsys, "--policy", "random")
-    assert summary["success_rate"] <= 0.05
-    assert summary["episodes"] > 300
-
-
-def test_without_json_there_is_a_table_alone(capsys: Captured) -> None:
-    assert sqlenv.main(["evaluate", "--policy", "oracle", "--episodes", "5"]) == 0
+def test_without_json_there_is_a_table_alone(small: str, capsys: Captured) -> None:
+    assert sqlenv.main(["evaluate", "--policy", "oracle", "--data", small]) == 0
     out = capsys.readouterr().out
     assert "100.0%" in out
     assert "{" not in out
 
 
-def test_the_episodes_can_be_kept(tmp_path: Path, capsys: Captured) -> None:
-    target = tmp_path / "episodes.jsonl"
-    summary = evaluate(capsys, "--policy", "oracle", "--episodes", "5", "--episodes_out", str(target))
-    episodes = [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()]
-    assert len(episodes) == summary["episodes"] == 5
-    assert all(e["outcome"] == "correct" and e["turns"][-1]["action_type"] == "ANSWER" for e in episodes)
-
-
 def test_the_oracle_is_right_on_spider(spider_dir: Path, capsys: Captured) -> None:
-    summary = evaluate(capsys, "--policy", "oracle", "--data", f"spider:{spider_dir}", "--split", "all")
+    data = f"spider:{spider_dir}"
+    summary = evaluate(capsys, "--policy", "oracle", "--data", data, "--split", "all", "--episodes", "200")
     assert summary["success_rate"] >= 0.97
-    assert summary["episodes"] > 500
     assert sum(summary["excluded"].values()) > 0, "unusable questions are counted, not passed"
-
-
-def test_a_data_set_can_be_looked_at(capsys: Captured) -> None:
-    assert sqlenv.main(["data", "inspect", "synthetic", "--questions", "1"]) == 0
-    out = capsys.readouterr().out
-    assert "usable questions" in out
-    assert "gold SQL" in out
 
 
 def test_a_data_set_can_be_validated(capsys: Captured) -> None:

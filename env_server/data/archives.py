@@ -13,6 +13,7 @@ import stat
 import zipfile
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from env_server.errors import DataError
@@ -25,7 +26,7 @@ def unpack(archive: Path, folder: Path, *, nested: bool = True) -> None:
     try:
         with zipfile.ZipFile(archive) as opened:
             members = list(_members(archive, opened))
-            _refuse_full_disk(archive, folder, sum(member.file_size for member in members))
+            refuse_full_disk(folder, sum(member.file_size for member in members))
             targets = [_extract(opened, member, folder) for member in members]
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         # RuntimeError: a member is encrypted.
@@ -49,10 +50,28 @@ def _members(archive: Path, opened: zipfile.ZipFile) -> Iterator[zipfile.ZipInfo
         yield member
 
 
-def _refuse_full_disk(archive: Path, folder: Path, needed: int) -> None:
+def refuse_full_disk(folder: Path, needed: int) -> None:
+    """Raises DataError when the disk of the folder has no room for so many bytes."""
     free = shutil.disk_usage(folder).free
     if needed > free:
-        raise DataError(f"{archive} needs {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free. Free space")
+        needs = f"{folder} has {size_text(free)} free, and {size_text(needed)} are needed"
+        raise DataError(f"{needs}. Free space or choose another")
+
+
+def size_text(count: int) -> str:
+    """Return a number of bytes in words."""
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
+
+
+@contextmanager
+def disk_errors(folder: Path) -> Iterator[None]:
+    """Raise what the disk refuses as a DataError."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"{folder} cannot be written: {error.strerror or error}. Free space, or choose another"
+        ) from error
 
 
 def _extract(opened: zipfile.ZipFile, member: zipfile.ZipInfo, folder: Path) -> Path:

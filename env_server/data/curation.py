@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -74,7 +74,6 @@ def curate(
     The data set's `databases` are those that a usable question needs. Raises DataError when a question id occurs
     more than once, and NothingUsableError when no question is usable.
     """
-    _refuse_repeated_ids(raw)
     curator = _Curator(sandbox or SandboxSettings(), display or DisplaySettings(), answer_mode)
     by_database: dict[str, list[RawQuestion]] = {}
     for question in raw.questions:
@@ -140,12 +139,9 @@ class _Curator:
         if path is None:
             return _all_excluded(questions, missing)
         try:
-            sandbox = Sandbox(path, self.sandbox)
-            try:
+            with closing(Sandbox(path, self.sandbox)) as sandbox:
                 golds = {sql: self._run_gold(sandbox, sql) for sql in dict.fromkeys(each.sql for each in questions)}
                 names = _names(sandbox)
-            finally:
-                sandbox.close()
         except DataError as error:
             return _all_excluded(questions, str(error))
         return _outcomes(questions, golds, names)
@@ -186,19 +182,20 @@ def _outcomes(
         if isinstance(gold, Unusable):
             outcomes.append(_excluded(each, gold))
             continue
-        question = Question(
-            question_id=each.question_id,
-            text=each.text,
-            db_id=each.db_id,
-            gold_sql=each.sql,
-            hardness=grades[each.sql],
-            split=each.split,
-            gold=gold,
-            family=each.family,
-            evidence=each.evidence,
-            duplicate_of=copies.get(each.question_id, ""),
+        outcomes.append(
+            Question(
+                question_id=each.question_id,
+                text=each.text,
+                db_id=each.db_id,
+                gold_sql=each.sql,
+                hardness=grades[each.sql],
+                split=each.split,
+                gold=gold,
+                family=each.family,
+                evidence=each.evidence,
+                duplicate_of=copies.get(each.question_id, ""),
+            )
         )
-        outcomes.append(question)
     return outcomes
 
 
@@ -208,13 +205,6 @@ def _all_excluded(questions: Iterable[RawQuestion], detail: str) -> list[Questio
 
 def _excluded(question: RawQuestion, problem: Unusable) -> Exclusion:
     return Exclusion(question.question_id, question.db_id, question.text, problem.reason, problem.detail)
-
-
-def _refuse_repeated_ids(raw: RawDataset) -> None:
-    counts = Counter(question.question_id for question in raw.questions)
-    repeated = [question_id for question_id, count in counts.items() if count > 1]
-    if repeated:
-        raise DataError(f"data set {raw.name}: question ids occur more than once: {repeated[:5]}. Rename them")
 
 
 def _summary(excluded: tuple[Exclusion, ...]) -> str:

@@ -13,7 +13,7 @@ Nothing is written. Hidden files and folders, and those that archives of other s
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 from env_server.errors import DataError, SQLError
@@ -96,11 +96,8 @@ def missing_tables(path: Path, expected: Iterable[str]) -> list[str]:
     SQLite's own tables come and go with its version and are not looked for.
     """
     try:
-        sandbox = Sandbox(path, SandboxSettings())
-        try:
+        with closing(Sandbox(path, SandboxSettings())) as sandbox:
             rows = sandbox.query("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')", _MAX_TABLES).rows
-        finally:
-            sandbox.close()
     except (DataError, SQLError):
         return []
     names = {str(row[0]).lower() for row in rows}

@@ -10,6 +10,7 @@ into it: a fingerprint leaves the server.
 from __future__ import annotations
 
 import hashlib
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -47,18 +48,16 @@ def dataset_fingerprint(dataset: Dataset) -> str:
 
 def _database_fingerprint(path: Path) -> str:
     digest = hashlib.sha256()
-    sandbox = Sandbox(path, SandboxSettings())
     try:
-        tables = sandbox.query("SELECT name, sql FROM sqlite_master WHERE type = 'table' ORDER BY name", MAX_TABLES)
-        for name, sql in tables.rows:
-            _add(digest, name, sql)
-            table = quote_identifier(str(name))
-            for order in ("ASC", "DESC"):
-                _add(digest, *_rows(sandbox, f"SELECT * FROM {table} ORDER BY rowid {order} LIMIT {EDGE_ROWS}"))
+        with closing(Sandbox(path, SandboxSettings())) as sandbox:
+            found = sandbox.query("SELECT name, sql FROM sqlite_master WHERE type = 'table' ORDER BY name", MAX_TABLES)
+            for name, sql in found.rows:
+                _add(digest, name, sql)
+                table = quote_identifier(str(name))
+                for order in ("ASC", "DESC"):
+                    _add(digest, *_rows(sandbox, f"SELECT * FROM {table} ORDER BY rowid {order} LIMIT {EDGE_ROWS}"))
     except SQLError as error:
         raise DataError(f"database {path} cannot be read: {error}") from error
-    finally:
-        sandbox.close()
     return digest.hexdigest()
 
 

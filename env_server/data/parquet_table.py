@@ -1,4 +1,4 @@
-"""A Parquet file as a table, through pyarrow, which is imported only here and only when a Parquet file is read.
+"""A Parquet file as a table, through pyarrow, which is imported only here and only where it is needed.
 
 Whole numbers and booleans become INTEGER, floats and decimals REAL, binary BLOB, everything else TEXT: dates and
 times as ISO 8601 (in UTC where they carry a time zone), lists and structures as JSON. Not-a-number is NULL. Unsigned
@@ -30,7 +30,7 @@ Convert = Callable[[Any], list[SQLValue]]
 
 def read_parquet(path: Path, name: str) -> SourceTable:
     """Look through the file once and return it as a table. Raises DataError."""
-    arrow = _pyarrow(path)
+    arrow = import_pyarrow(f"{path}: Parquet is read", ", or save the table as CSV")
     with _errors(arrow, path):
         schema = arrow.parquet.read_schema(path)
         nulls, largest = [0] * len(schema), [0] * len(schema)
@@ -61,14 +61,15 @@ def read_parquet(path: Path, name: str) -> SourceTable:
     return SourceTable(name, path, columns, rows)
 
 
-def _pyarrow(path: Path) -> Any:
+def import_pyarrow(doing: str, otherwise: str = "") -> Any:
+    """Return pyarrow. Raises DataError, which says what is done with it and how to have it, or what to do otherwise."""
     try:
         for module in ("pyarrow.parquet", "pyarrow.compute"):
             importlib.import_module(module)
         return importlib.import_module("pyarrow")
     except ImportError as error:
-        fix = "pip install 'sqlenv[parquet]', or save the table as CSV"
-        raise DataError(f"{path}: Parquet is read with pyarrow, which is not installed. {fix}") from error
+        fix = f"pip install 'sqlenv[parquet]'{otherwise}"
+        raise DataError(f"{doing} with pyarrow, which is not installed. {fix}") from error
 
 
 @contextmanager

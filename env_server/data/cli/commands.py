@@ -45,8 +45,8 @@ else with 1.
 _VALIDATE_EXAMPLE = """\
 examples:
   sqlenv data validate spider:data/spider
-  sqlenv data validate my-shop --answer_mode sql --out questions.jsonl --split_out split.json
-  sqlenv data validate synthetic --json | jq .excluded
+  sqlenv data validate my-shop --answer_mode sql --out questions.jsonl
+  sqlenv data validate synthetic --json | jq .split
 """
 _EXPORT = """\
 Write the usable questions for Hugging Face datasets, to train without SQLEnv: train.parquet and eval.parquet with
@@ -100,7 +100,6 @@ def run(argv: Sequence[str]) -> int:
     )
     check.add_argument("--json", action="store_true", help="print one JSON object instead of the text")
     check.add_argument("--out", type=Path, metavar="FILE", help="write what became of each question, as JSON Lines")
-    check.add_argument("--split_out", type=Path, metavar="FILE", help="write the split of each database, as JSON")
 
     export = command("export", _export, "write it for Hugging Face datasets and TRL", _EXPORT, _EXPORT_EXAMPLE)
     _add_data(export, AnswerMode.SQL)
@@ -144,8 +143,8 @@ def _inspect(args: argparse.Namespace) -> int:
 
 
 def _validate(args: argparse.Namespace) -> int:
-    for target in (args.out, args.split_out):
-        _refuse_missing_folder(target)
+    if args.out is not None:
+        _refuse_missing_folder(args.out)
     try:
         dataset = _load(args.data, args.answer_mode)
     except NothingUsableError as error:
@@ -156,8 +155,6 @@ def _validate(args: argparse.Namespace) -> int:
     _print_validation(validation, as_json=args.json)
     if args.out is not None:
         _write(args.out, (json.dumps(record, ensure_ascii=False) + "\n" for record in validation.records()))
-    if args.split_out is not None:
-        _write(args.split_out, [json.dumps(validation.split(), indent=2, ensure_ascii=False) + "\n"])
     if validation.problem:
         sys.stderr.write(f"sqlenv data validate: {validation.problem}\n")
     return 1 if validation.problem else 0
@@ -206,9 +203,9 @@ def _bar(title: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _refuse_missing_folder(target: Path | None) -> None:
+def _refuse_missing_folder(target: Path) -> None:
     """Before the work: a file can be written only into a folder that exists."""
-    if target is not None and not target.parent.is_dir():
+    if not target.parent.is_dir():
         raise DataError(f"{target} cannot be written: there is no folder {target.parent}. Make it first")
 
 

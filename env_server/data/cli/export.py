@@ -11,7 +11,6 @@ data set gives the same bytes. The rows hold gold SQL and gold answers: what is 
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import shutil
@@ -20,7 +19,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from env_server.data.archives import disk_errors
 from env_server.data.curation import Progress
+from env_server.data.parquet_table import import_pyarrow
 from env_server.dataset import Dataset, Question, Split
 from env_server.errors import DataError
 from env_server.judging.answers import format_answer
@@ -59,7 +60,7 @@ def export_dataset(
     `progress` is called with the number of questions written and of all. Raises DataError when the folder exists and
     is not empty, when it cannot be written, when pyarrow is missing and when the split is empty.
     """
-    arrow = _pyarrow()
+    arrow = import_pyarrow("Parquet is written")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise DataError(f"{folder} exists and is not empty. Choose a folder that does not exist yet")
     splits = [each for each in (Split.TRAIN, Split.EVAL) if split in (each, Split.ALL) and dataset.select(each)]
@@ -67,13 +68,10 @@ def export_dataset(
         raise DataError(f"data set {dataset.name} has no usable question in split {split.value!r}. Choose another")
     partial = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
     try:
-        partial.mkdir(parents=True)
-        counts = _write(arrow, dataset, splits, partial, progress)
-        partial.replace(folder)
-    except OSError as error:
-        raise DataError(
-            f"{folder} cannot be written: {error.strerror or error}. Free space, or choose another"
-        ) from error
+        with disk_errors(folder):
+            partial.mkdir(parents=True)
+            counts = _write(arrow, dataset, splits, partial, progress)
+            partial.replace(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return counts
@@ -173,15 +171,6 @@ def _copy_databases(dataset: Dataset, used: set[str], folder: Path) -> dict[str,
         files[db_id] = f"{DATABASES}/{db_id}.sqlite"
         shutil.copyfile(dataset.databases[db_id], folder / files[db_id])
     return files
-
-
-def _pyarrow() -> Any:
-    try:
-        importlib.import_module("pyarrow.parquet")
-        return importlib.import_module("pyarrow")
-    except ImportError as error:
-        fix = "pip install 'sqlenv[parquet]'"
-        raise DataError(f"Parquet is written with pyarrow, which is not installed. {fix}") from error
 
 
 def card(name: str, counts: Mapping[str, int]) -> str:

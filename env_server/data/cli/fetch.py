@@ -20,7 +20,7 @@ from fnmatch import fnmatch
 from glob import escape
 from pathlib import Path
 
-from env_server.data.archives import unpack
+from env_server.data.archives import disk_errors, refuse_full_disk, size_text, unpack
 from env_server.data.bird import read_bird
 from env_server.data.cli.inspection import counted
 from env_server.data.raw import RawDataset
@@ -90,7 +90,7 @@ def fetch(
     _require_hub()
     from huggingface_hub import HfApi, snapshot_download
 
-    with _disk_errors(folder):
+    with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with _hub_errors(source.repo, revision):
             found = HfApi().dataset_info(source.repo, revision=revision, files_metadata=True)
@@ -98,7 +98,8 @@ def fetch(
         if not files:
             raise DataError(f"{source.repo} holds none of {', '.join(source.files)}. Name another with --repo")
         _refuse_full_disk(folder, files)
-        say(f"fetching {counted(len(files), 'file')}, {_size(sum(files.values()))}, from {source.repo} at {found.sha}")
+        size = size_text(sum(files.values()))
+        say(f"fetching {counted(len(files), 'file')}, {size}, from {source.repo} at {found.sha}")
         with _hub_errors(source.repo, revision):
             snapshot_download(
                 source.repo,
@@ -146,15 +147,7 @@ def _refuse_full_disk(folder: Path, files: Mapping[str, int]) -> None:
     """Before a download: refuse one that does not fit. What an earlier one has left there need not fit again."""
     begun = sum(file.stat().st_size for file in (folder / ".cache").rglob("*.incomplete"))
     needed = sum(size for name, size in files.items() if not (folder / name).is_file()) - begun
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise DataError(
-            f"{folder} has {_size(free)} free, and {_size(needed)} are needed. Free space or choose another"
-        )
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
+    refuse_full_disk(folder, needed)
 
 
 def _require_hub() -> None:
@@ -162,17 +155,6 @@ def _require_hub() -> None:
         import huggingface_hub  # noqa: F401
     except ImportError as error:
         raise DataError("huggingface_hub, which downloads, is missing. Install: pip install huggingface_hub") from error
-
-
-@contextmanager
-def _disk_errors(folder: Path) -> Iterator[None]:
-    """Raise what the disk refuses as a DataError."""
-    try:
-        yield
-    except OSError as error:
-        raise DataError(
-            f"{folder} cannot be written: {error.strerror or error}. Free space, or choose another"
-        ) from error
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from env_server.sql.schema import Schema
 MAX_LISTED = 100
 """Databases, and exclusions of one database, that are listed; what is left out is counted."""
 
-_SPLITS = (Split.TRAIN, Split.EVAL)
+SPLITS = (Split.TRAIN, Split.EVAL)
 
 
 def inspect_text(dataset: Dataset, db_id: str | None = None, samples: int = 3) -> Group:
@@ -56,7 +56,7 @@ def _overview(dataset: Dataset, schemas: Mapping[str, Schema], samples: int) -> 
     families = [question.family for question in dataset.questions]
     parts: list[RenderableType] = [
         _headline(dataset.name, dataset.questions, dataset.excluded, len(dataset.databases)),
-        question_counts("split", _SPLITS, dataset.questions, lambda question: question.split),
+        question_counts("split", SPLITS, dataset.questions, lambda question: question.split),
     ]
     if any(families):
         names = sorted(set(families))

@@ -20,7 +20,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from env_server.cache import default_cache_dir
-from env_server.data.cli.inspection import counted, question_counts
+from env_server.data.cli.inspection import SPLITS, counted, question_counts
 from env_server.data.curation import Progress
 from env_server.dataset import Dataset, ExclusionReason, Hardness, Question, Split
 from env_server.factory import EnvironmentFactory
@@ -30,7 +30,6 @@ from env_server.test_suites.guessability import Guessability, measure_guessabili
 from env_server.test_suites.store import Suites
 from env_server.types import ActionType, AnswerMode, SQLAction, Verdict
 
-_SPLITS = (Split.TRAIN, Split.EVAL)
 _REASONS = {
     ExclusionReason.GOLD_FAILS: "the gold query fails",
     ExclusionReason.GOLD_TOO_SLOW: "the gold query needs too much work",
@@ -157,7 +156,7 @@ class Validation:
             "databases": self.database_total,
             "usable_databases": len(self.dataset.databases),
             "hardness": _counts(list(Hardness), questions, lambda question: question.hardness),
-            "splits": _counts(_SPLITS, questions, lambda question: question.split),
+            "splits": _counts(SPLITS, questions, lambda question: question.split),
             "zero": [question.question_id for question in questions if question.gold.is_zero],
             "gold_answers_correct": len(questions) - len(self.wrong),
             "gold_answers_wrong": list(self.wrong),
@@ -215,9 +214,10 @@ def validate(
             if progress is not None:
                 progress(done, len(dataset.questions))
     measured = guessability if guessable else None
-    if suites is None:
-        return Validation(dataset, answer_mode, tuple(wrong), measured)
-    return Validation(dataset, answer_mode, tuple(wrong), measured, untested, alone)
+    without = suites is None
+    return Validation(
+        dataset, answer_mode, tuple(wrong), measured, None if without else untested, None if without else alone
+    )
 
 
 def validation_text(validation: Validation) -> Group:
@@ -227,7 +227,7 @@ def validation_text(validation: Validation) -> Group:
     return Group(
         _headline(validation),
         _accounts(validation),
-        *([question_counts("split", _SPLITS, questions, lambda question: question.split)] if questions else []),
+        *([question_counts("split", SPLITS, questions, lambda question: question.split)] if questions else []),
         *_listed("left out", [f"{e.question_id}  {e.db_id}  {e.reason.value}  {e.detail}" for e in dataset.excluded]),
         *_listed("gold answers that are judged wrong", validation.wrong),
         *_listed("guessable", [_guess_line(validation.guessability or {}, each) for each in validation.guessable]),
@@ -255,29 +255,16 @@ def _accounts(validation: Validation) -> Text:
         (correct, "  the gold answer, played through the environment, is judged correct"),
         (sum(bool(q.duplicate_of) for q in questions), "  the SQL of an earlier question, up to formatting; kept"),
         (sum(q.gold.is_zero for q in questions), "  the answer is a single 0; kept, an answer like any other"),
-        *(
-            []
-            if validation.guessability is None
-            else [
-                (
-                    len(validation.guessable),
-                    "  guessable: a third of the neighbour queries of the gold give its answer; kept",
-                )
-            ]
-        ),
-        *(
-            []
-            if validation.untested is None
-            else [(len(validation.untested), "  a clause of the gold is tested by none of its variants; kept")]
-        ),
-        *(
-            []
-            if validation.alone is None
-            else [(len(validation.alone), "  no variant can be made, so a query is judged on one database; kept")]
-        ),
-        (len(validation.dataset.excluded), "left out"),
-        *((count, f"  {reason.value}: {_REASONS[reason]}") for reason, count in _reasons(validation.dataset)),
     ]
+    if validation.guessability is not None:
+        guessable = "  guessable: a third of the neighbour queries of the gold give its answer; kept"
+        lines.append((len(validation.guessable), guessable))
+    if validation.untested is not None:
+        lines.append((len(validation.untested), "  a clause of the gold is tested by none of its variants; kept"))
+    if validation.alone is not None:
+        lines.append((len(validation.alone), "  no variant can be made, so a query is judged on one database; kept"))
+    lines.append((len(validation.dataset.excluded), "left out"))
+    lines += [(count, f"  {reason.value}: {_REASONS[reason]}") for reason, count in _reasons(validation.dataset)]
     return Text("".join(f"{count:>9,} {text}\n" for count, text in lines))
 
 

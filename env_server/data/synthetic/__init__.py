@@ -23,8 +23,6 @@ from env_server.data.synthetic.rows import populate
 from env_server.data.synthetic.schema import draft, scramble
 from env_server.dataset import Split
 
-__all__ = ["GENERATOR_VERSION", "RawDataset", "RawQuestion", "build_scrambled", "build_synthetic"]
-
 GENERATOR_VERSION = 1
 """Part of the cache's recipe: raise it with every change of what is generated."""
 VARIANTS = 4

@@ -28,8 +28,7 @@ def all_verbs() -> tuple[str, ...]:
 
 def all_values() -> tuple[str, ...]:
     """Return every word that occurs in a text cell, once."""
-    pools = [c.values for c in _COLUMNS if c.values is not None]
-    return tuple(dict.fromkeys(word for p in pools for word in p.first + p.second))
+    return tuple(dict.fromkeys(word for c in _COLUMNS for word in c.values.first + c.values.second))
 
 
 def all_columns(kind: Kind) -> tuple[ColumnSpec, ...]:

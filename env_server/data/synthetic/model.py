@@ -111,11 +111,8 @@ class Database:
     tables: tuple[Table, ...]
 
     def table(self, identifier: str) -> Table:
-        """Return the table of that name; raises KeyError."""
-        for table in self.tables:
-            if table.identifier == identifier:
-                return table
-        raise KeyError(identifier)
+        """Return the table of that name."""
+        return next(table for table in self.tables if table.identifier == identifier)
 
 
 def create_statement(table: Table, database: Database) -> str:

@@ -66,7 +66,7 @@ def _table(draft: TableDraft, tables: dict[str, Table], style: _KeyStyle, rng: R
 def _row_count(draft: TableDraft, rng: Random) -> int:
     count = rng.randint(*draft.rows)
     for column in draft.columns:
-        if column.spec.kind is Kind.NAME and column.spec.values is not None:
+        if column.spec.kind is Kind.NAME:
             count = min(count, len(column.spec.values.first))
     return count
 
@@ -92,9 +92,9 @@ def _blank(values: list[Cell], rng: Random) -> None:
 
 def _values(spec: ColumnSpec, count: int, rng: Random) -> list[Cell]:
     if spec.kind is Kind.NAME:
-        return _names(_pool(spec), count, rng)
+        return _names(spec.values, count, rng)
     if spec.kind is Kind.CATEGORY:
-        return _categories(_pool(spec), count, rng)
+        return _categories(spec.values, count, rng)
     if spec.kind is Kind.DATE:
         return [_date(spec.low, spec.high, rng) for _ in range(count)]
     if spec.kind is Kind.REAL:
@@ -102,12 +102,6 @@ def _values(spec: ColumnSpec, count: int, rng: Random) -> list[Cell]:
     if spec.kind is Kind.FLAG:
         return [int(rng.random() < 0.6) for _ in range(count)]
     return [rng.randrange(spec.low, spec.high + 1, spec.step) for _ in range(count)]
-
-
-def _pool(spec: ColumnSpec) -> Pool:
-    if spec.values is None:
-        raise ValueError(f"a {spec.kind} column needs a pool of words")
-    return spec.values
 
 
 def _names(pool: Pool, count: int, rng: Random) -> list[Cell]:

@@ -16,6 +16,8 @@ from enum import StrEnum
 from env_server.data.synthetic.words import Pool
 from env_server.dataset import Split
 
+NO_WORDS = Pool()
+
 
 class Kind(StrEnum):
     """What a column holds, which decides what can be asked about it."""
@@ -59,7 +61,7 @@ class ColumnSpec:
 
     kind: Kind
     labels: tuple[Label, ...]
-    values: Pool | None = None
+    values: Pool = NO_WORDS
     low: int = 0
     high: int = 0
     step: int = 1
@@ -133,27 +135,27 @@ def category(names: str, values: Pool, keep: float = 0.85) -> ColumnSpec:
 
 def amount(names: str, low: int, high: int, step: int = 1) -> ColumnSpec:
     """Return an integer column that can be added up."""
-    return ColumnSpec(Kind.INTEGER, labels(names), None, low, high, step, sums=True, averages=True)
+    return ColumnSpec(Kind.INTEGER, labels(names), NO_WORDS, low, high, step, sums=True, averages=True)
 
 
 def measure(names: str, low: int, high: int, step: int = 1) -> ColumnSpec:
     """Return an integer column that has an average but no meaningful sum, such as an age."""
-    return ColumnSpec(Kind.INTEGER, labels(names), None, low, high, step, averages=True)
+    return ColumnSpec(Kind.INTEGER, labels(names), NO_WORDS, low, high, step, averages=True)
 
 
 def ordinal(names: str, low: int, high: int) -> ColumnSpec:
     """Return an integer column that only has an order, such as a year."""
-    return ColumnSpec(Kind.INTEGER, labels(names), None, low, high)
+    return ColumnSpec(Kind.INTEGER, labels(names), NO_WORDS, low, high)
 
 
 def real(names: str, low: int, high: int, sums: bool = True) -> ColumnSpec:
     """Return a column of numbers with one decimal."""
-    return ColumnSpec(Kind.REAL, labels(names), None, low, high, sums=sums, averages=True)
+    return ColumnSpec(Kind.REAL, labels(names), NO_WORDS, low, high, sums=sums, averages=True)
 
 
 def date(names: str, low: int = 2018, high: int = 2024, keep: float = 0.85) -> ColumnSpec:
     """Return a column of ISO dates between two years."""
-    return ColumnSpec(Kind.DATE, labels(names), None, low, high, keep=keep)
+    return ColumnSpec(Kind.DATE, labels(names), NO_WORDS, low, high, keep=keep)
 
 
 def flag(names: str) -> ColumnSpec:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 class Pool:
     """A source of text values: a word of `first`, in a share `both` of the columns followed by one of `second`."""
 
-    first: tuple[str, ...]
+    first: tuple[str, ...] = ()
     second: tuple[str, ...] = ()
     both: float = 0.0
 

@@ -109,6 +109,6 @@ def test_an_archive_that_does_not_fit_is_refused_before_it_is_written(
 ) -> None:
     usage = shutil.disk_usage(tmp_path)._replace(free=1_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    with pytest.raises(DataError, match=r"needs 0.0 GB, and 0.0 GB are free"):
+    with pytest.raises(DataError, match=r"out has 0.0 MB free, and 0.0 MB are needed"):
         unpacked(tmp_path, zipped({"good": b"1", "large": bytes(2_000)}))
     assert list((tmp_path / "inner" / "out").iterdir()) == []

@@ -46,12 +46,10 @@ def test_the_delimiter_is_the_one_that_divides_evenly(tmp_path: Path) -> None:
     assert read(tmp_path, 'a\t"b\tc"\n1\t2\n')[0] == [("a", "INTEGER"), ("b c", "INTEGER")]
 
 
-def test_a_tsv_file_is_divided_by_tabs(tmp_path: Path) -> None:
+def test_small_and_tab_separated_files(tmp_path: Path) -> None:
     assert read(tmp_path, "a,b\tc\n1,5\t2\n", "t.TSV") == ([("a,b", "TEXT"), ("c", "INTEGER")], [("1,5", 2)])
-
-
-def test_one_column_needs_no_delimiter(tmp_path: Path) -> None:
     assert read(tmp_path, "word\nlamp\n\ndesk\n") == ([("word", "TEXT")], [("lamp",), ("desk",)])
+    assert read(tmp_path, "a,b\n") == ([("a", "TEXT"), ("b", "TEXT")], [])
 
 
 def test_quotes_line_breaks_and_blanks(tmp_path: Path) -> None:
@@ -99,10 +97,6 @@ def test_the_last_row_counts_as_much_as_the_first(tmp_path: Path) -> None:
     assert (rows[0], rows[-1], len(rows)) == (("1", 1.0), ("n/a", 1.5), 5_001)
 
 
-def test_a_header_alone_is_an_empty_table(tmp_path: Path) -> None:
-    assert read(tmp_path, "a,b\n") == ([("a", "TEXT"), ("b", "TEXT")], [])
-
-
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -126,15 +120,19 @@ def test_a_broken_file_is_named_with_the_line(tmp_path: Path, content: str | byt
     assert str(raised.value).startswith(f"{file}, {words}")
 
 
-@pytest.mark.parametrize("content", [b"", b"\xef\xbb\xbf", b"\n\n"])
-def test_a_file_without_a_header(tmp_path: Path, content: bytes) -> None:
-    with pytest.raises(DataError, match=r"is empty\. Its first line must name the columns"):
-        read_csv(write(tmp_path, content), "t")
-
-
-def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"t\.csv cannot be read: No such file"):
-        read_csv(tmp_path / "t.csv", "t")
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", r"is empty\. Its first line must name the columns"),
+        (b"\xef\xbb\xbf", "is empty"),
+        (b"\n\n", "is empty"),
+        (None, r"t\.csv cannot be read: No such file"),
+    ],
+)
+def test_a_file_without_a_header_or_without_a_file(tmp_path: Path, content: bytes | None, words: str) -> None:
+    file = tmp_path / "t.csv" if content is None else write(tmp_path, content)
+    with pytest.raises(DataError, match=words):
+        read_csv(file, "t")
 
 
 def test_a_file_that_changes_meanwhile_is_not_half_believed(tmp_path: Path) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sqlite3
-from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,13 +12,13 @@ from hypothesis import strategies as st
 
 from env_server.data.curation import SQL_MODE_ROWS, NothingUsableError, curate, max_gold_rows, unusable
 from env_server.data.raw import RawDataset, RawQuestion
-from env_server.data.spider import read_spider
 from env_server.dataset import Dataset, ExclusionReason, Hardness, Split, SQLValue
 from env_server.errors import DataError
 from env_server.settings import DisplaySettings, SandboxSettings
 from env_server.sql.display import MAX_COLUMNS, format_result
 from env_server.sql.sandbox import QueryResult
 from env_server.types import AnswerMode
+from tests.env_server.data.folders import add_database
 
 VALUE, SQL = AnswerMode.VALUE, AnswerMode.SQL
 ROWS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {}) SELECT i FROM n"
@@ -35,6 +34,7 @@ OUTCOMES = [
     ("SELEC 1", "gold_fails", "gold_fails"),
     ("SELECT 1; SELECT 2", "gold_fails", "gold_fails"),
     ("DELETE FROM farm", "gold_fails", "gold_fails"),
+    ("DROP TABLE farm", "gold_fails", "gold_fails"),
     ("SELECT abs(-9223372036854775808)", "gold_fails", "gold_fails"),
     ("SELECT id FROM farm WHERE id > 99", "gold_empty", "gold_empty"),
     ("SELECT NULL", "gold_all_null", "gold_all_null"),
@@ -56,19 +56,17 @@ OUTCOMES = [
 ]
 
 
-@pytest.fixture
-def database(tmp_path: Path) -> Path:
-    path = tmp_path / "farm.sqlite"
-    connection = sqlite3.connect(path)
-    connection.execute("CREATE TABLE farm (id INTEGER PRIMARY KEY, owner TEXT)")
-    connection.executemany("INSERT INTO farm VALUES (?, ?)", [(1, "Ann"), (2, None), (3, "Bo"), (4, "Ann")])
-    connection.commit()
-    connection.close()
-    return path
+FARM = """CREATE TABLE farm (id INTEGER PRIMARY KEY, owner TEXT);
+INSERT INTO farm VALUES (1, 'Ann'), (2, NULL), (3, 'Bo'), (4, 'Ann');"""
 
 
-def raw_of(database: Path, queries: Iterable[str], db_id: str = "farm") -> RawDataset:
-    questions = (RawQuestion(f"q{i}", f"Question {i}?", db_id, sql, Split.TRAIN) for i, sql in enumerate(queries))
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return add_database(tmp_path_factory.mktemp("farm"), "farm.sqlite", FARM)
+
+
+def raw_of(database: Path, queries: Iterable[str]) -> RawDataset:
+    questions = (RawQuestion(f"q{i}", f"Question {i}?", "farm", sql, Split.TRAIN) for i, sql in enumerate(queries))
     return RawDataset("farms", tuple(questions), {"farm": database})
 
 
@@ -80,7 +78,10 @@ def reasons(dataset: Dataset) -> dict[str, str]:
 @pytest.mark.parametrize("mode", AnswerMode)
 def test_every_gold_gets_its_reason_and_nothing_is_lost(database: Path, mode: AnswerMode) -> None:
     raw = raw_of(database, [sql for sql, _, _ in OUTCOMES])
+    before = database.read_bytes()
     dataset = curate(raw, answer_mode=mode)
+    assert database.read_bytes() == before
+    assert [path.name for path in database.parent.iterdir()] == [database.name]
     expected = {f"q{i}": row[1 if mode is VALUE else 2] for i, row in enumerate(OUTCOMES)}
     assert reasons(dataset) == expected
     assert len(dataset.questions) + len(dataset.excluded) == len(raw.questions)
@@ -106,45 +107,12 @@ def test_a_question_carries_what_its_source_and_its_gold_say(database: Path) -> 
     assert second.gold.rows == (("Ann", 1), (None, 2), ("Bo", 3), ("Ann", 4))
 
 
-def test_the_detail_says_what_the_database_said(database: Path) -> None:
-    dataset = curate(raw_of(database, ["SELECT 1", "SELECT * FROM barn"]))
-    (exclusion,) = dataset.excluded
-    assert exclusion.detail == "missing: no such table: barn"
-    assert (exclusion.db_id, exclusion.text) == ("farm", "Question 1?")
-
-
-def test_databases_that_are_missing_or_broken(database: Path, tmp_path: Path) -> None:
-    broken = tmp_path / "broken.sqlite"
-    broken.write_bytes(b"this is no database" * 100)
-    sources = {"farm": database, "broken": broken, "gone": tmp_path / "gone.sqlite"}
-    ids = ("farm", "unknown", "broken", "gone")
-    questions = tuple(RawQuestion(i, "?", i, "SELECT 1", Split.TRAIN) for i in ids)
-    dataset = curate(RawDataset("farms", questions, sources))
-    assert reasons(dataset) == {"farm": "", **dict.fromkeys(ids[1:], "no_database")}
-    assert dataset.excluded[0].detail == "there is no file for this db_id"
-    assert "broken.sqlite" in dataset.excluded[1].detail
-    assert "gone.sqlite" in dataset.excluded[2].detail
-    assert dict(dataset.databases) == {"farm": database}
-
-
-def test_a_refused_database_is_left_out_with_its_reason(database: Path) -> None:
-    questions = tuple(RawQuestion(i, "?", i, "SELECT 1", Split.TRAIN) for i in ("farm", "empty"))
-    dataset = curate(RawDataset("farms", questions, {"farm": database}, {"empty": "empty.sqlite is empty"}))
-    (exclusion,) = dataset.excluded
-    assert (exclusion.reason, exclusion.detail) == (ExclusionReason.NO_DATABASE, "empty.sqlite is empty")
-
-
 def test_a_gold_past_the_step_budget_is_too_slow(database: Path) -> None:
     raw = raw_of(database, ["SELECT 1", ROWS.format(10_000).replace("SELECT i FROM", "SELECT count(*) FROM")])
     assert reasons(curate(raw)) == {"q0": "", "q1": ""}
     dataset = curate(raw, sandbox=SandboxSettings(vm_steps=5_000))
     assert reasons(dataset) == {"q0": "", "q1": "gold_too_slow"}
     assert dataset.excluded[0].detail.startswith("budget: ")
-
-
-def test_equal_golds_are_shared(database: Path) -> None:
-    first, second = curate(raw_of(database, ["SELECT id FROM farm"] * 2)).questions
-    assert first.gold is second.gold
 
 
 def test_duplicates_carry_the_id_of_the_first_and_stay(database: Path) -> None:
@@ -159,16 +127,12 @@ def test_duplicates_carry_the_id_of_the_first_and_stay(database: Path) -> None:
         "SELECT max(id) FROM farm",
         "SELECT owner FROM farm WHERE id = '1'",
     ]
-    dataset = curate(raw_of(database, queries))
+    raw = raw_of(database, queries)
+    other = replace(raw.questions[3], question_id="other", db_id="copy")  # of two databases, so no duplicate
+    dataset = curate(replace(raw, questions=(*raw.questions, other), databases={"farm": database, "copy": database}))
     copies = {q.question_id: q.duplicate_of for q in dataset.questions if q.duplicate_of}
     assert copies == {"q5": "q4", "q6": "q2", "q7": "q3"}
-    assert len(dataset.questions) + len(dataset.excluded) == len(queries)
-
-
-def test_questions_of_two_databases_are_never_duplicates(database: Path) -> None:
-    questions = tuple(RawQuestion(i, "?", i, "SELECT count(*) FROM farm", Split.TRAIN) for i in ("farm", "copy"))
-    dataset = curate(RawDataset("farms", questions, {"farm": database, "copy": database}))
-    assert [q.duplicate_of for q in dataset.questions] == ["", ""]
+    assert dataset.question("q3").gold is dataset.question("q7").gold
 
 
 def test_a_double_quoted_text_is_a_name_where_the_database_has_it(database: Path) -> None:
@@ -179,50 +143,45 @@ def test_a_double_quoted_text_is_a_name_where_the_database_has_it(database: Path
     assert [q.duplicate_of for q in dataset.questions] == ["", "q0", "", "", "", "q4"]
 
 
-def test_display_settings_decide_in_value_mode(database: Path) -> None:
-    raw = raw_of(database, ["SELECT 1", "SELECT id FROM farm"])
-    small = DisplaySettings(max_rows=3)
-    assert reasons(curate(raw, display=small)) == {"q0": "", "q1": "gold_too_large"}
-    assert reasons(curate(raw, display=small, answer_mode=SQL)) == {"q0": "", "q1": ""}
-
-
-def test_progress_counts_every_question_once(database: Path) -> None:
-    raw = raw_of(database, ["SELECT 1", "SELECT 2"])
-    lost = RawQuestion("lost", "?", "lost", "SELECT 1", Split.TRAIN)
+def test_databases_that_are_missing_refused_or_broken(database: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.sqlite"
+    broken.write_bytes(b"this is no database" * 100)
+    sources = {"farm": database, "broken": broken, "gone": tmp_path / "gone.sqlite"}
+    details = {
+        "unknown": "there is no file for this db_id",
+        "broken": str(broken),
+        "gone": str(tmp_path / "gone.sqlite"),
+        "empty": "empty.sqlite is empty",
+    }
+    questions = tuple(RawQuestion(i, "?", i, "SELECT 1", Split.TRAIN) for i in ("farm", *details))
     seen: list[tuple[int, int]] = []
-    curate(
-        RawDataset("farms", (raw.questions[0], lost, raw.questions[1]), raw.databases),
-        progress=lambda done, total: seen.append((done, total)),
-    )
-    assert seen == [(2, 3), (3, 3)]
+    raw = RawDataset("farms", questions, sources, {"empty": "empty.sqlite is empty"})
+    dataset = curate(raw, progress=lambda *counts: seen.append(counts))
+    assert reasons(dataset) == {"farm": "", **dict.fromkeys(details, "no_database")}
+    assert all(details[exclusion.db_id] in exclusion.detail for exclusion in dataset.excluded)
+    assert dict(dataset.databases) == {"farm": database}
+    assert seen == [(done, 5) for done in range(1, 6)]
 
 
-def test_repeated_ids_are_refused(database: Path) -> None:
-    raw = raw_of(database, ["SELECT 1", "SELECT 2"])
+@pytest.mark.parametrize("repeated", ["SELECT 2", "SELECT NULL"])
+def test_repeated_ids_are_refused(database: Path, repeated: str) -> None:
+    raw = raw_of(database, ["SELECT 1", repeated])
     with pytest.raises(DataError, match=r"ids occur more than once: \['q1'\]"):
-        curate(RawDataset("farms", (*raw.questions, raw.questions[1]), raw.databases))
-    excluded = raw_of(database, ["SELECT 1", "SELECT NULL"])
-    with pytest.raises(DataError, match=r"ids occur more than once: \['q1'\]"):
-        curate(RawDataset("farms", (*excluded.questions, excluded.questions[1]), raw.databases))
+        curate(replace(raw, questions=(*raw.questions, raw.questions[1])))
 
 
 def test_no_usable_question_names_the_commonest_reason(database: Path) -> None:
-    with pytest.raises(DataError, match=r"no usable question. 2 of 3 are left out as gold_fails, such as q1: missing"):
-        curate(raw_of(database, ["SELECT NULL", "SELECT * FROM barn", "SELECT * FROM silo"]))
     with pytest.raises(NothingUsableError, match="no question at all") as raised:
         curate(raw_of(database, []))
     assert raised.value.dataset.excluded == ()
-    with pytest.raises(NothingUsableError) as raised:
-        curate(raw_of(database, ["SELECT NULL", "SELECT * FROM barn"]))
-    assert list(reasons(raised.value.dataset).values()) == ["gold_all_null", "gold_fails"]
-    assert raised.value.dataset.databases == {}
-
-
-def test_the_file_is_not_changed(database: Path) -> None:
-    before = database.read_bytes()
-    curate(raw_of(database, ["SELECT 1", "DELETE FROM farm", "DROP TABLE farm"]))
-    assert database.read_bytes() == before
-    assert [path.name for path in database.parent.iterdir()] == [database.name]
+    with pytest.raises(
+        NothingUsableError, match="2 of 3 are left out as gold_fails, such as q1: missing: no"
+    ) as raised:
+        curate(raw_of(database, ["SELECT NULL", "SELECT * FROM barn", "SELECT * FROM silo"]))
+    found = raised.value.dataset
+    assert list(reasons(found).values()) == ["gold_all_null", "gold_fails", "gold_fails"]
+    assert (found.excluded[1].db_id, found.excluded[1].text) == ("farm", "Question 1?")
+    assert found.databases == {}
 
 
 CELLS: st.SearchStrategy[SQLValue] = st.one_of(
@@ -253,25 +212,3 @@ def test_whatever_is_usable_in_value_mode_is_shown_whole(data: st.DataObject) ->
     else:
         assert problem.reason is ExclusionReason.GOLD_TOO_LARGE
         assert "…" in text or text.endswith(("more rows)", "more row)"))
-
-
-@pytest.mark.parametrize(
-    ("mode", "usable", "excluded", "copies"),
-    [
-        (VALUE, 2106, {"gold_fails": 1, "gold_empty": 57, "gold_too_large": 110}, 889),
-        (SQL, 2198, {"gold_fails": 1, "gold_empty": 57, "gold_too_large": 18}, 936),
-    ],
-)
-def test_the_real_folder(
-    spider_dir: Path, mode: AnswerMode, usable: int, excluded: dict[str, int], copies: int
-) -> None:
-    dataset = curate(read_spider(spider_dir), answer_mode=mode)
-    assert len(dataset.questions) == usable
-    assert Counter(exclusion.reason.value for exclusion in dataset.excluded) == excluded
-    (failing,) = (e for e in dataset.excluded if e.reason is ExclusionReason.GOLD_FAILS)
-    assert (failing.db_id, failing.detail) == ("assets_maintenance", "missing: no such table: Ref_Company_Types")
-    assert sum(q.gold.is_zero for q in dataset.questions) == 6
-    assert sum(bool(q.duplicate_of) for q in dataset.questions) == copies
-    train, evaluation = ({q.db_id for q in dataset.select(split)} for split in (Split.TRAIN, Split.EVAL))
-    assert train.isdisjoint(evaluation)
-    assert train | evaluation == set(dataset.databases)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from env_server.data.database_files import file_problem, find_databases, missing_tables
+from tests.env_server.data.folders import add_database
 
 
 def touch(folder: Path, name: str) -> Path:
@@ -21,16 +22,14 @@ def touch(folder: Path, name: str) -> Path:
 
 @pytest.fixture
 def database(tmp_path: Path) -> Path:
-    file = tmp_path / "shop.sqlite"
-    with closing(sqlite3.connect(file)) as connection:
-        connection.executescript("CREATE TABLE Orders(a); CREATE VIEW recent AS SELECT a FROM Orders;")
-    return file
+    return add_database(tmp_path, "shop.sqlite", "CREATE TABLE Orders(a); CREATE VIEW recent AS SELECT a FROM Orders;")
 
 
-def test_hidden_files_and_those_of_archives_are_passed_over(tmp_path: Path) -> None:
+def test_hidden_files_those_of_archives_and_folders_are_passed_over(tmp_path: Path) -> None:
     for name in ("database/.ranch.sqlite", "database/__MACOSX/ranch.sqlite", "database/._ranch/._ranch.sqlite"):
         touch(tmp_path, name)
     touch(tmp_path, "__MACOSX/database/ranch.sqlite")
+    (tmp_path / "database" / "folder.sqlite").mkdir(parents=True)
     assert find_databases(tmp_path, ("database",)) == {}
 
 
@@ -41,15 +40,6 @@ def test_the_nearest_folder_counts_then_the_order_of_the_names(tmp_path: Path) -
     first = touch(tmp_path, "first/ranch.db")
     assert find_databases(tmp_path, ("first", "second")) == {"ranch": first}
     assert find_databases(tmp_path, ("second", "first")) == {"ranch": second}
-
-
-def test_a_folder_that_is_called_like_a_database_is_none(tmp_path: Path) -> None:
-    (tmp_path / "database" / "ranch.sqlite").mkdir(parents=True)
-    assert find_databases(tmp_path, ("database",)) == {}
-
-
-def test_a_good_file_has_no_problem(database: Path) -> None:
-    assert file_problem(database) == ""
 
 
 @pytest.mark.parametrize(
@@ -70,6 +60,7 @@ def test_other_files_are_told_apart(tmp_path: Path, content: bytes, words: str) 
 def test_a_file_that_is_cut_off(database: Path) -> None:
     content = database.read_bytes()
     assert len(content) == 8_192
+    assert file_problem(database) == ""
     database.write_bytes(content[:-1])
     assert file_problem(database).startswith(f"{database} is cut off: it has 8,191 of its 8,192 bytes")
     old = content[:92] + bytes(4) + content[96:]  # written by a version that does not keep the size
@@ -100,9 +91,5 @@ def test_a_journal_counts_when_it_is_hot(database: Path) -> None:
 def test_missing_tables_are_found_whatever_the_case(database: Path) -> None:
     assert missing_tables(database, ("ORDERS", "Recent", "sqlite_sequence")) == []
     assert missing_tables(database, ("orders", "items", "Customers")) == ["items", "Customers"]
-
-
-def test_a_database_that_cannot_be_opened_lacks_nothing_that_is_known(tmp_path: Path) -> None:
-    broken = tmp_path / "broken.sqlite"
-    broken.write_bytes(b"SQLite format 3\0" + bytes(100))
-    assert missing_tables(broken, ("orders",)) == []
+    database.write_bytes(b"SQLite format 3\0" + bytes(100))
+    assert missing_tables(database, ("orders",)) == [], "one that cannot be opened lacks nothing that is known"

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from env_server.data.duplicates import formatting_key, repeated
+from env_server.data.duplicates import formatting_key
 from env_server.sql.lexer import folded
 
 NAMES = {"owners", "owner_id", "name", "city", "pets", "pet_id", "species", "age", "weight", "order"}
@@ -124,11 +124,6 @@ def test_a_query_in_two_layouts_has_one_key_and_one_result(pets_file: Path, one:
     assert formatting_key(one, NAMES) == formatting_key(same, NAMES) != formatting_key(other, NAMES)
     with closing(sqlite3.connect(pets_file)) as connection:
         assert connection.execute(one).fetchall() == connection.execute(same).fetchall()
-
-
-def test_later_ones_are_mapped_to_the_first() -> None:
-    assert repeated([("a", 1), ("b", 2), ("c", 1), ("d", 1), ("e", 2)]) == {"c": "a", "d": "a", "e": "b"}
-    assert repeated([]) == {}
 
 
 def test_equal_keys_mean_equal_rows_on_the_real_databases(spider_dir: Path) -> None:

@@ -39,13 +39,12 @@ def test_blank_lines_and_line_separators_inside_text_do_not_count_in_json_lines(
     assert [file.line(0), file.line(1)] == [2, 5]
 
 
-def test_one_line_of_json_lines(tmp_path: Path) -> None:
+def test_small_files(tmp_path: Path) -> None:
     assert read_json_file(write(tmp_path, '{"a": "x"}', "q.jsonl")).entries == [{"a": "x"}]
-
-
-def test_an_empty_list_and_an_empty_jsonl_hold_nothing(tmp_path: Path) -> None:
     assert read_json_file(write(tmp_path, " [ ] ")).entries == []
     assert read_json_file(write(tmp_path, "\n", "q.jsonl")).entries == []
+    with pytest.raises(DataError, match=r"nowhere\.json cannot be read: No such file"):
+        read_json_file(tmp_path / "nowhere.json")
 
 
 @pytest.mark.parametrize(
@@ -77,11 +76,6 @@ def test_a_broken_file_is_named_with_its_line(
         read_json_file(file)
     assert str(raised.value).startswith(f"{file}, {place}: ")
     assert words in str(raised.value)
-
-
-def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"nowhere\.json cannot be read: No such file"):
-        read_json_file(tmp_path / "nowhere.json")
 
 
 def test_text_is_required_or_optional(tmp_path: Path) -> None:

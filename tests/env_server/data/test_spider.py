@@ -2,38 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from env_server.data.database_files import find_databases
-from env_server.data.spider import SPIDER, read_spider
+from env_server.data.spider import read_spider
 from env_server.dataset import Split
 from env_server.errors import DataError
-
-
-def entry(db_id: str = "ranch", **changes: Any) -> dict[str, Any]:
-    return {"db_id": db_id, "question": "How many?", "query": "SELECT count(*) FROM t", **changes}
+from tests.env_server.data.folders import add_database, write_entries
+from tests.env_server.data.folders import spider_entry as entry
 
 
 def write_questions(folder: Path, entries: list[Any], name: str = "train_spider.json") -> Path:
-    file = folder / name
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(entries, indent=1), encoding="utf-8")
-    return file
-
-
-def add_database(folder: Path, name: str, tables: tuple[str, ...] = ("t",)) -> Path:
-    file = folder / name
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with closing(sqlite3.connect(file)) as connection:
-        for table in tables:
-            connection.execute(f'CREATE TABLE "{table}" (a)')
-    return file
+    return write_entries(folder, entries, name)
 
 
 def listed(db_id: str, *tables: str) -> dict[str, Any]:
@@ -88,46 +70,12 @@ def test_known_layouts(tmp_path: Path, place: str, questions: str) -> None:
     assert [q.question_id for q in raw.questions] == ["train_spider-0000"]
 
 
-def test_the_first_of_several_files_counts(tmp_path: Path) -> None:
-    first = add_database(tmp_path, "database/ranch/ranch.sqlite")
-    add_database(tmp_path, "database/ranch/ranch.db")
-    add_database(tmp_path, "test_database/ranch/ranch.sqlite")
-    assert find_databases(tmp_path, SPIDER.database_folders) == {"ranch": first}
-
-
 def test_a_top_folder_of_an_archive_is_read_as_a_whole(tmp_path: Path) -> None:
     add_database(tmp_path, "spider/database/ranch/ranch.sqlite")
     write_questions(tmp_path, [entry()], "spider/train_spider.json")
     write_questions(tmp_path, [entry("d")], "spider/dev.json")
     write_questions(tmp_path, [entry("deeper")], "spider/more/train_others.json")
     assert [q.question_id for q in read_spider(tmp_path).questions] == ["train_spider-0000", "dev-0000"]
-
-
-def test_two_releases_side_by_side_are_not_mixed(folder: Path) -> None:
-    for release in ("old", "new"):
-        write_questions(folder, [entry()], f"{release}/train_spider.json")
-    with pytest.raises(DataError, match="lies in more than one folder") as raised:
-        read_spider(folder)
-    assert str(folder / "old") in str(raised.value)
-
-
-def test_databases_without_questions_are_left_out(folder: Path) -> None:
-    add_database(folder, "database/unused/unused.sqlite")
-    write_questions(folder, [entry()])
-    assert set(read_spider(folder).databases) == {"ranch"}
-
-
-def test_a_question_without_its_database_is_kept(folder: Path) -> None:
-    write_questions(folder, [entry(), entry("lost")])
-    raw = read_spider(folder)
-    assert [q.db_id for q in raw.questions] == ["ranch", "lost"]
-    assert set(raw.databases) == {"ranch"}
-
-
-def test_a_db_id_cannot_leave_the_folder(folder: Path) -> None:
-    add_database(folder.parent, "outside.sqlite")
-    write_questions(folder, [entry(), entry("../../outside"), entry("/etc/passwd")])
-    assert set(read_spider(folder).databases) == {"ranch"}
 
 
 def test_dev_json_is_the_official_split(folder: Path) -> None:
@@ -142,11 +90,6 @@ def test_dev_json_is_the_official_split(folder: Path) -> None:
         ("dev-0000", "d"): Split.EVAL,
         ("dev-0001", "ranch"): Split.EVAL,
     }
-
-
-def test_dev_json_alone_is_enough(folder: Path) -> None:
-    write_questions(folder, [entry()], "dev.json")
-    assert [q.split for q in read_spider(folder).questions] == [Split.EVAL]
 
 
 def test_the_test_release_is_read_where_there_is_no_dev_json(tmp_path: Path) -> None:
@@ -167,85 +110,76 @@ def test_without_an_evaluation_file_the_databases_are_split(folder: Path) -> Non
     assert {split for _, split in splits} == {Split.TRAIN, Split.EVAL}
 
 
+def test_databases_come_from_the_folder_and_are_those_that_questions_use(folder: Path) -> None:
+    """The first of several files counts, and no db_id leads out of the folder."""
+    add_database(folder, "database/unused/unused.sqlite")
+    add_database(folder, "database/ranch/ranch.db")
+    add_database(folder, "test_database/ranch/ranch.sqlite")
+    add_database(folder.parent, "outside.sqlite")
+    db_ids = ["ranch", "lost", "../../outside", "/etc/passwd"]
+    write_questions(folder, [entry(db_id) for db_id in db_ids])
+    raw = read_spider(folder)
+    assert [q.db_id for q in raw.questions] == db_ids, "a question without its database is kept"
+    assert dict(raw.databases) == {"ranch": folder / "database/ranch/ranch.sqlite"}
+
+
 def test_a_database_that_lacks_a_listed_table_is_refused(folder: Path) -> None:
-    add_database(folder, "database/city/city.sqlite", tables=("Streets", "parks"))
-    write_questions(folder, [entry(), entry("city")])
+    path = add_database(folder, "database/city/city.sqlite", 'CREATE TABLE "Streets" (a); CREATE TABLE parks (a);')
+    add_database(folder, "database/unlisted.sqlite")
+    write_questions(folder, [entry(), entry("city"), entry("unlisted")])
     tables = write_questions(folder, [listed("ranch", "T"), listed("city", "streets", "Bus Stops")], "tables.json")
     raw = read_spider(folder)
-    assert set(raw.databases) == {"ranch"}
-    assert [q.db_id for q in raw.questions] == ["ranch", "city"]
+    assert set(raw.databases) == {"ranch", "unlisted"}
     assert list(raw.refused) == ["city"]
-    path = folder / "database/city/city.sqlite"
     assert raw.refused["city"].startswith(f"{path} does not match {tables}: it lacks 'Bus Stops'. Take both from")
 
 
-def test_a_database_that_is_not_listed_is_taken(folder: Path) -> None:
-    write_questions(folder, [entry()])
-    write_questions(folder, [listed("city", "streets")], "tables.json")
-    assert set(read_spider(folder).databases) == {"ranch"}
-
-
-def test_no_usable_database_is_an_error_with_the_reason(folder: Path) -> None:
-    (folder / "database/ranch/ranch.sqlite").write_bytes(b"")
-    write_questions(folder, [entry()])
-    with pytest.raises(DataError, match=r"none of the 1 databases can be used.*ranch\.sqlite is empty"):
-        read_spider(folder)
+GOOD = '[{"db_id": "ranch", "question": "q", "query": "s"}'
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("files", "words"),
     [
-        ('[\n{"db_id": "ranch"}]', 'line 2 (database 0): "table_names_original" is null, not a list of names'),
-        ('[{"db_id": "ranch", "table_names_original": [3]}]', 'line 1 (database 0): "table_names_original" is a list'),
-        ('[{"table_names_original": []}]', 'line 1 (database 0): the key "db_id" is missing'),
-        ("[\n{", "line 2, column 2: not JSON"),
+        ({}, "holds no question file. Put at least one there: train_spider.json, train_others.json, dev.json"),
+        ({"dev.json": "[]"}, "no question in "),
+        (
+            {"dev.json": GOOD + ',\n{"db_id": "ranch", "question": "q"}]'},
+            'dev.json, line 2 (question 1): the key "query" is missing',
+        ),
+        ({"dev.json": GOOD + "]", "tables.json": "[\n{"}, "tables.json, line 2, column 2: not JSON"),
+        (
+            {"dev.json": GOOD + "]", "tables.json": '[\n{"db_id": "ranch"}]'},
+            'tables.json, line 2 (database 0): "table_names_original" is null, not a list of names',
+        ),
+        (
+            {"dev.json": GOOD + "]", "tables.json": '[{"db_id": "ranch", "table_names_original": [3]}]'},
+            'tables.json, line 1 (database 0): "table_names_original" is a list',
+        ),
+        (
+            {"dev.json": GOOD + "]", "tables.json": '[{"table_names_original": []}]'},
+            'tables.json, line 1 (database 0): the key "db_id" is missing',
+        ),
+        ({"old/dev.json": GOOD + "]", "new/dev.json": GOOD + "]"}, "dev.json lies in more than one folder: "),
+        (
+            {"dev.json": GOOD + "]", "database/ranch/ranch.sqlite": ""},
+            "none of the 1 databases can be used. ",
+        ),
+        (
+            {"dev.json": GOOD.replace("ranch", "city") + "]"},
+            "holds none of the 1 databases. Put them there as ",
+        ),
     ],
 )
-def test_a_broken_list_of_tables_is_named_with_the_line(folder: Path, content: str, words: str) -> None:
-    write_questions(folder, [entry()])
-    (folder / "tables.json").write_text(content)
+def test_what_is_missing_or_broken_is_named(folder: Path, files: dict[str, str], words: str) -> None:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(content)
     with pytest.raises(DataError) as raised:
         read_spider(folder)
-    assert str(raised.value).startswith(f"{folder / 'tables.json'}, {words}")
-
-
-def test_a_broken_question_is_named_with_the_line(folder: Path) -> None:
-    file = folder / "dev.json"
-    file.write_text('[\n{"db_id": "ranch", "question": "q", "query": "s"},\n{"db_id": "ranch", "question": "q"}]')
-    with pytest.raises(DataError) as raised:
-        read_spider(folder)
-    assert str(raised.value).startswith(f'{file}, line 3 (question 1): the key "query" is missing')
+    assert words in str(raised.value)
+    assert str(folder) in str(raised.value)
 
 
 def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is not a folder") as raised:
+    with pytest.raises(DataError, match=r"is not a folder.*train_spider\.json and database/"):
         read_spider(tmp_path / "nowhere")
-    assert "train_spider.json and database/" in str(raised.value)
-
-
-def test_a_folder_without_question_files(folder: Path) -> None:
-    with pytest.raises(DataError, match=r"no question file.*train_spider\.json, train_others\.json, dev\.json"):
-        read_spider(folder)
-
-
-def test_question_files_without_a_question(folder: Path) -> None:
-    write_questions(folder, [])
-    with pytest.raises(DataError, match="no question in"):
-        read_spider(folder)
-
-
-def test_a_folder_without_databases_says_where_they_belong(tmp_path: Path) -> None:
-    write_questions(tmp_path, [entry(), entry("city")])
-    with pytest.raises(DataError, match="none of the 2 databases") as raised:
-        read_spider(tmp_path)
-    assert str(tmp_path / "database" / "city" / "city.sqlite") in str(raised.value)
-
-
-def test_the_real_folder(spider_dir: Path) -> None:
-    raw = read_spider(spider_dir)
-    assert len(raw.questions) == 2274
-    assert len(raw.databases) == 46
-    assert raw.refused == {}
-    by_split = {split: {q.db_id for q in raw.questions if q.split is split} for split in (Split.TRAIN, Split.EVAL)}
-    assert not by_split[Split.TRAIN] & by_split[Split.EVAL]
-    assert (len(by_split[Split.TRAIN]), len(by_split[Split.EVAL])) == (35, 11)

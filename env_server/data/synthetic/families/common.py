@@ -83,10 +83,13 @@ def measure(function: str, column: Column, rng: Random) -> Measure:
 def draw_columns(
     table: Table, rng: Random, without: Collection[Column] = (), most: int = 3, named: float = 0.7
 ) -> list[Column]:
-    """Draw what to ask for: one column mostly, in a share `named` of the cases the name comes first."""
+    """Draw what to ask for: one column mostly, in a share `named` of the cases the name comes first.
+
+    The key where there is nothing else.
+    """
     options = [c for c in table.of(*READABLE) if c not in without]
     if not options:
-        return [] if table.key in without else [table.key]
+        return [table.key]
     count = min(most, len(options), rng.choices((1, 2, 3), (70, 24, 6))[0])
     name = table.name
     if name in options and rng.random() < named:

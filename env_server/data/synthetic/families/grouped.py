@@ -44,8 +44,6 @@ def _top_one(table: Table, by: Column, direction: str, rng: Random) -> Candidate
     superlative = _superlative(by, direction, rng)
     condition = any_condition(table, rng, [by]) if rng.random() < 0.3 else None
     columns = draw_columns(table, rng, [by, *mentioned(condition)])
-    if not columns:
-        return None
     phrases = {**w.noun(table), **w.asked(columns), "superlative": superlative, "column": by.phrase}
     if condition is None:
         text, where = w.fill(w.TOP_ONE, rng, **phrases), ""
@@ -58,8 +56,6 @@ def _top_one(table: Table, by: Column, direction: str, rng: Random) -> Candidate
 def _top_several(table: Table, by: Column, direction: str, rng: Random) -> Candidate | None:
     superlative = _superlative(by, direction, rng)
     columns = draw_columns(table, rng, [by], most=2)
-    if not columns:
-        return None
     k = rng.choice((2, 3, 3, 4, 5))
     phrases = {**w.noun(table), **w.asked(columns), "superlative": superlative, "column": by.phrase}
     text = w.fill(w.TOP_SEVERAL, rng, **phrases, k=rng.choice((w.NUMERALS[k], k)))
@@ -69,7 +65,7 @@ def _top_several(table: Table, by: Column, direction: str, rng: Random) -> Candi
 def _sorted(table: Table, by: Column, direction: str, rng: Random) -> Candidate | None:
     where, words, condition = draw_where(table, rng, [by])
     columns = draw_columns(table, rng, [by, *mentioned(condition)], most=1)
-    if condition is None or not columns:
+    if condition is None:
         return None
     phrases = {**w.noun(table), **w.asked(columns), "column": by.phrase, "where": words}
     text = w.fill(w.SORTED, rng, **phrases, superlative=_superlative(by, direction, rng))

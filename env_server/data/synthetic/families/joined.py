@@ -54,8 +54,6 @@ def _lookup(link: Link, rng: Random) -> Candidate | None:
     name = link.child.name or link.child.key
     value = rng.choice(link.child.cells[name])
     columns = draw_columns(link.parent, rng, most=2)
-    if not columns:
-        return None
     who = w.entity(link.child, name, value, rng)
     text = w.fill(w.JOIN_LOOKUP, rng, **w.asked(columns), parent=link.parent.singular, entity=who)
     where = f"T1.{name.sql} = {literal(value)}"
@@ -82,8 +80,6 @@ def _parents(link: Link, rng: Random) -> Candidate | None:
 
 def _most(link: Link, rng: Random) -> Candidate | None:
     columns = draw_columns(link.parent, rng, most=2)
-    if not columns:
-        return None
     phrases = {"parent": link.parent.singular, "plural": link.child.plural, "most": "most"}
     text = w.fill(w.JOIN_MOST, rng, **phrases, **w.asked(columns))
     tail = f"{_pair(link)} GROUP BY T2.{link.parent.key.sql} ORDER BY COUNT(*) DESC"
@@ -130,8 +126,6 @@ def _about_rows(table: Table, verb: str, target: str, source: str, rng: Random) 
         text = w.fill(w.JOIN_MEASURE, rng, **phrases, measure=value.words, rounding=value.rounding)
         return Candidate(text, f"SELECT {value.sql('T1.')} {source}")
     columns = draw_columns(table, rng, most=2)
-    if not columns:
-        return None
     text = w.fill(w.JOIN_FILTER, rng, **phrases, **w.asked(columns))
     return Candidate(text, f"SELECT {select(columns, 'T1.')} {source}")
 

@@ -40,8 +40,6 @@ def _without(db: Database, rng: Random) -> Candidate | None:
     if rng.random() < 0.3:
         return Candidate(w.fill(w.WITHOUT_COUNT, rng, **phrases), f"SELECT COUNT(*) {source}")
     columns = draw_columns(link.parent, rng, most=2, named=0.9)
-    if not columns:
-        return None
     return Candidate(w.fill(w.WITHOUT, rng, **phrases, **w.asked(columns)), f"SELECT {select(columns)} {source}")
 
 
@@ -52,8 +50,6 @@ def _above_average(table: Table, column: Column, rng: Random) -> Candidate | Non
     if rng.random() < 0.6:
         return Candidate(w.fill(w.ABOVE_AVERAGE_COUNT, rng, **phrases), f"SELECT COUNT(*) {source}")
     columns = draw_columns(table, rng, [column], most=1)
-    if not columns:
-        return None
     return Candidate(w.fill(w.ABOVE_AVERAGE, rng, **phrases, **w.asked(columns)), f"SELECT {select(columns)} {source}")
 
 
@@ -68,8 +64,6 @@ def _compared(table: Table, column: Column, rng: Random) -> Candidate | None:
     if rng.random() < 0.5:
         return Candidate(w.fill(w.COMPARED_COUNT, rng, **phrases), f"SELECT COUNT(*) {source}")
     columns = draw_columns(table, rng, [column], most=1)
-    if not columns:
-        return None
     return Candidate(w.fill(w.COMPARED, rng, **phrases, **w.asked(columns)), f"SELECT {select(columns)} {source}")
 
 

@@ -49,7 +49,7 @@ def filtered(db: Database, rng: Random) -> Candidate | None:
     table = draw_table(db, rng)
     where, text, condition = draw_where(table, rng)
     columns = draw_columns(table, rng, mentioned(condition))
-    if condition is None or not columns:
+    if condition is None:
         return None
     question = w.fill(w.FILTER, rng, **w.noun(table), **w.asked(columns), where=text)
     return Candidate(question, f"SELECT {select(columns)} FROM {table.sql}{where}")
@@ -62,8 +62,6 @@ def lookup(db: Database, rng: Random) -> Candidate | None:
     key = table.name if by_name and table.name is not None else table.key
     value = rng.choice(table.cells[key])
     columns = draw_columns(table, rng, [key], named=0.2)
-    if not columns:
-        return None
     question = w.fill(w.LOOKUP, rng, **w.asked(columns), entity=w.entity(table, key, value, rng))
     sql = f"SELECT {select(columns)} FROM {table.sql} WHERE {key.sql} = {literal(value)}"
     return Candidate(question, sql)
@@ -112,8 +110,6 @@ def _dated_rows(table: Table, drawn: Clause, rng: Random) -> Candidate | None:
         question = w.fill(w.COUNT, rng, **w.noun(table), where=text)
         return Candidate(question, f"SELECT COUNT(*) FROM {table.sql}{where}")
     columns = draw_columns(table, rng, [drawn.column])
-    if not columns:
-        return None
     question = w.fill(w.FILTER, rng, **w.noun(table), **w.asked(columns), where=text)
     return Candidate(question, f"SELECT {select(columns)} FROM {table.sql}{where}")
 

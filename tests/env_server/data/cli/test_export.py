@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from env_server.data.cli.export import COLUMNS, card, export_dataset, prompt_of, schema_text
+from env_server.data.cli.export import COLUMNS, card, export_dataset, schema_text
 from env_server.dataset import Dataset, Split
 from env_server.errors import DataError
 from env_server.settings import SandboxSettings
-from env_server.sql.pool import DatabasePool
 from env_server.sql.sandbox import Sandbox
 from env_server.sql.schema import read_schema
 
@@ -52,48 +51,32 @@ def dataset(pets: Dataset) -> Dataset:
     return replace(pets, questions=(replace(first, evidence="cats say meow", duplicate_of="x"), *others))
 
 
-@pytest.fixture
-def loaded(dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The exported folder as the real `datasets` loads it, without the Hub."""
-    datasets = pytest.importorskip("datasets")
+def test_datasets_and_trl_take_it(dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets, trl = pytest.importorskip("datasets"), pytest.importorskip("trl")
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     folder = tmp_path / "exported"
-    assert export_dataset(dataset, folder) == {"train": 3, "eval": 1}
+    seen: list[tuple[int, int]] = []
+    assert export_dataset(dataset, folder, progress=lambda *counts: seen.append(counts)) == {"train": 3, "eval": 1}
+    assert seen == [(3, 4), (4, 4)]
     datasets.disable_progress_bars()
-    return datasets.load_dataset(str(folder), cache_dir=str(tmp_path / "cache"))
-
-
-def test_datasets_loads_it(loaded: Any, dataset: Dataset) -> None:
+    loaded = datasets.load_dataset(str(folder), cache_dir=str(tmp_path / "cache"))
     assert {split: len(rows) for split, rows in loaded.items()} == {"train": 3, "eval": 1}
     assert loaded["train"].column_names == list(COLUMNS)
     rows = [row for split in loaded.values() for row in split]
     assert [row["question_id"] for row in rows] == [q.question_id for q in dataset.questions]
-    assert rows[0]["evidence"] == "cats say meow"
-    assert rows[0]["duplicate_of"] == "x"
+    assert (rows[0]["evidence"], rows[0]["duplicate_of"]) == ("cats say meow", "x")
     assert [row["ordered"] for row in rows] == [False, True, False, False]
     assert [row["answer"] for row in rows] == ["2", "Max", "Rex, Kit, Max", "cat | 2\ndog | 2\nowl | 1"]
     assert rows[3]["sql"] == "SELECT species, COUNT(*) FROM pets GROUP BY species"
-    assert {row["split"] for row in loaded["eval"]} == {"eval"}
-
-
-def test_the_prompts_are_conversations_for_trl(loaded: Any) -> None:
-    trl = pytest.importorskip("trl")
-    for row in loaded["train"]:
+    assert [row["split"] for row in rows] == ["train"] * 3 + ["eval"]
+    for row in rows:
         assert trl.is_conversational(row)
-        assert [message["role"] for message in row["prompt"]] == ["system", "user"]
-        assert all(set(message) == {"role", "content"} for message in row["prompt"])
-        assert row["question"] in row["prompt"][1]["content"]
-        assert "CREATE TABLE pets" in row["prompt"][1]["content"]
+        system, user = row["prompt"]
+        assert (system["role"], user["role"], set(user)) == ("system", "user", {"role", "content"})
+        hint = f"\nHint: {row['evidence']}" if row["evidence"] else ""
+        assert user["content"].endswith(f"\n\nQuestion: {row['question']}{hint}")
+        assert "CREATE TABLE pets" in user["content"]
         assert row["sql"] not in str(row["prompt"])
-
-
-def test_the_prompt_holds_the_schema_the_question_and_the_evidence(dataset: Dataset) -> None:
-    with closing(DatabasePool(dataset.databases, SandboxSettings())) as pool:
-        schema = pool.schema("pets")
-    system, user = prompt_of(dataset.questions[0], schema)
-    assert system["role"] == "system"
-    assert user["content"].endswith("\n\nQuestion: How many cats are there?\nHint: cats say meow")
-    assert prompt_of(dataset.questions[1], schema)[1]["content"].endswith("name?")
 
 
 def test_the_schema_is_written_as_sql(tmp_path: Path) -> None:
@@ -139,30 +122,28 @@ def test_the_reward_function_of_the_card(dataset: Dataset, tmp_path: Path) -> No
     assert reward(completions, files, golds, ordered, question_id=["?"] * len(cases)) == expected
 
 
-def test_the_databases_are_copied(dataset: Dataset, tmp_path: Path) -> None:
-    export_dataset(dataset, tmp_path / "out", Split.EVAL)
-    assert (tmp_path / "out" / "databases" / "pets.sqlite").read_bytes() == dataset.databases["pets"].read_bytes()
-    assert not (tmp_path / "out" / "train.parquet").exists()
-    assert "train.parquet" not in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
-
-
 def test_the_same_data_set_gives_the_same_bytes(dataset: Dataset, tmp_path: Path) -> None:
     contents = []
     for name in ("one", "two"):
-        export_dataset(dataset, tmp_path / name)
+        export_dataset(dataset, tmp_path / name, Split.EVAL)
         files = sorted(file for file in (tmp_path / name).rglob("*") if file.is_file())
-        contents.append([(file.relative_to(tmp_path / name), file.read_bytes()) for file in files])
+        contents.append({str(file.relative_to(tmp_path / name)): file.read_bytes() for file in files})
     assert contents[0] == contents[1]
+    assert set(contents[0]) == {"README.md", "databases/pets.sqlite", "eval.parquet"}, "a split alone"
+    assert contents[0]["databases/pets.sqlite"] == dataset.databases["pets"].read_bytes()
+    assert b"train.parquet" not in contents[0]["README.md"]
 
 
 def test_an_empty_folder_is_used_and_another_one_is_not(dataset: Dataset, tmp_path: Path) -> None:
+    train = replace(dataset, questions=tuple(dataset.select(Split.TRAIN)))
     out = tmp_path / "deep" / "out"
     out.mkdir(parents=True)
-    export_dataset(dataset, out)
-    with pytest.raises(DataError, match="exists and is not empty"):
-        export_dataset(dataset, out)
-    with pytest.raises(DataError, match="exists and is not empty"):
-        export_dataset(dataset, dataset.databases["pets"])
+    with pytest.raises(DataError, match="no usable question in split 'eval'"):
+        export_dataset(train, out, Split.EVAL)
+    assert export_dataset(train, out) == {"train": 3}
+    for occupied in (out, dataset.databases["pets"]):
+        with pytest.raises(DataError, match="exists and is not empty"):
+            export_dataset(dataset, occupied)
 
 
 def test_a_failure_leaves_nothing_behind(dataset: Dataset, tmp_path: Path) -> None:
@@ -176,26 +157,11 @@ def test_a_failure_leaves_nothing_behind(dataset: Dataset, tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_split_without_questions(dataset: Dataset, tmp_path: Path) -> None:
-    train = replace(dataset, questions=tuple(dataset.select(Split.TRAIN)))
-    with pytest.raises(DataError, match="no usable question in split 'eval'"):
-        export_dataset(train, tmp_path / "out", Split.EVAL)
-    assert export_dataset(train, tmp_path / "out") == {"train": 3}
-
-
-def test_without_pyarrow_it_says_what_to_install(
-    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_pyarrow_it_says_what_to_install(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     # None in sys.modules is how Python marks what cannot be imported.
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(DataError, match=r"not installed. pip install 'sqlenv\[parquet\]'"):
-        export_dataset(dataset, tmp_path / "out")
-
-
-def test_progress_counts_every_question(dataset: Dataset, tmp_path: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    export_dataset(dataset, tmp_path / "out", progress=lambda done, total: seen.append((done, total)))
-    assert seen == [(3, 4), (4, 4)]
+    with pytest.raises(DataError, match=r"written with pyarrow, .* not installed. pip install 'sqlenv\[parquet\]'$"):
+        export_dataset(dataset, Path("out"))
 
 
 def test_any_name_makes_a_valid_card() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from io import StringIO
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
 from env_server.data.cli.inspection import MAX_LISTED, evenly, inspect_text
-from env_server.data.loading import load_dataset
 from env_server.dataset import Dataset, Exclusion, ExclusionReason, Gold, Hardness, Question, Split
 from env_server.errors import DataError
 
@@ -42,47 +40,29 @@ def dataset(pets: Dataset) -> Dataset:
     return replace(pets, questions=(*pets.questions, hard), excluded=excluded)
 
 
-def test_the_overview_counts_by_split_and_hardness(dataset: Dataset) -> None:
+def test_the_overview(dataset: Dataset) -> None:
     text = printed(inspect_text(dataset))
     assert "pets: 5 usable questions, 1 database, 3 questions left out" in text
     assert row(text, "train") == ["1", "3", "0", "1", "0", "4"]
     assert row(text, "eval") == ["1", "1", "0", "0", "0", "1"]
-
-
-def test_the_overview_tells_duplicates_and_zeros(dataset: Dataset) -> None:
-    assert "among them" not in printed(inspect_text(dataset))
-    first, second, *others = dataset.questions
-    copy = replace(second, duplicate_of=first.question_id, gold=Gold(((0.0,),), ordered=False))
-    text = printed(inspect_text(replace(dataset, questions=(first, copy, *others))))
-    assert "among them 1 duplicate (the SQL of an earlier question, up to formatting), 1 question with the" in text
-
-
-def test_a_database_whose_questions_are_split_is_in_both(dataset: Dataset) -> None:
-    assert row(printed(inspect_text(dataset)), "pets")[4:] == ["train", "and", "eval"]
-    train = replace(dataset, questions=dataset.questions[:1])
-    assert row(printed(inspect_text(train)), "pets")[4:] == ["train"]
-
-
-def test_the_overview_counts_by_family(dataset: Dataset, pets: Dataset) -> None:
-    text = printed(inspect_text(dataset))
     assert row(text, "test") == ["1", "4", "0", "0", "0", "4"]
     assert row(text, "(none)") == ["1", "0", "0", "1", "0", "1"]
-    without = replace(pets, questions=tuple(replace(q, family="") for q in pets.questions))
-    assert "family" not in printed(inspect_text(without))
-
-
-def test_the_overview_names_every_reason_with_an_example(dataset: Dataset, pets: Dataset) -> None:
-    text = printed(inspect_text(dataset))
     assert row(text, "gold_empty")[:3] == ["2", "lost-1,", "pets:"]
     assert row(text, "gold_fails")[:3] == ["1", "lost-2,", "pets:"]
     assert "no such table: [people]" in text
-    assert "left out: nothing" in printed(inspect_text(pets))
-
-
-def test_the_overview_lists_the_databases(dataset: Dataset) -> None:
-    text = printed(inspect_text(dataset))
-    assert row(text, "pets")[:5] == ["5", "2", "9", "8", "train"]
+    assert row(text, "pets") == ["5", "2", "9", "8", "train", "and", "eval"]
     assert "more" not in text
+    assert "among them" not in text
+
+
+def test_the_overview_shows_only_what_there_is(pets: Dataset) -> None:
+    first, second, *_ = (replace(question, family="") for question in pets.questions)
+    copy = replace(second, duplicate_of=first.question_id, gold=Gold(((0.0,),), ordered=False))
+    text = printed(inspect_text(replace(pets, questions=(first, copy))))
+    assert "among them 1 duplicate (the SQL of an earlier question, up to formatting), 1 question with the" in text
+    assert row(text, "pets")[4:] == ["train"]
+    assert "family" not in text
+    assert "left out: nothing" in text
 
 
 def test_many_databases_are_cut_and_counted(pets: Dataset) -> None:
@@ -145,12 +125,3 @@ def test_samples_are_evenly_spread(size: int, count: int) -> None:
     gaps = {later - earlier for earlier, later in zip(places, [*places[1:], size], strict=True)} if places else set()
     assert max(gaps, default=1) - min(gaps, default=1) <= 1
     assert min(gaps, default=1) >= 1
-
-
-def test_the_real_folder(spider_dir: Path) -> None:
-    out = printed(inspect_text(load_dataset(f"spider:{spider_dir}")))
-    assert "among them 889 duplicates (the SQL of an earlier question, up to formatting), 6 questions" in out
-    assert row(out, "all") == ["46", "484", "843", "462", "317", "2,106"]
-    assert row(out, "gold_too_large")[0] == "110"
-    assert row(out, "gold_empty")[0] == "57"
-    assert row(out, "gold_fails")[0] == "1"
