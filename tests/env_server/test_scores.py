@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from env_server.dataset import Dataset
 from env_server.environment import SQLEnvironment
 from env_server.scores import LONGEST_TEXT, ScoreCache, Scores
-from env_server.settings import EnvSettings
 from env_server.sql.pool import DatabasePool
 from env_server.types import SQLAction, SQLObservation
 
@@ -55,23 +54,22 @@ def play(environment: SQLEnvironment, question: str, actions: list[tuple[str, st
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(EPISODES)
 def test_episodes_are_the_same_with_and_without(
-    environment: SQLEnvironment, pets: Dataset, episodes: list[tuple[str, list[tuple[str, str]]]]
+    environment: SQLEnvironment,
+    pets: Dataset,
+    pets_pool: DatabasePool,
+    episodes: list[tuple[str, list[tuple[str, str]]]],
 ) -> None:
-    pool = DatabasePool(pets.databases, EnvSettings().sandbox)
     scores = Scores()
     for question, actions in episodes:
-        remembering = SQLEnvironment(pets, pool, scores=scores)
+        remembering = SQLEnvironment(pets, pets_pool, scores=scores)
         assert play(remembering, question, actions) == play(environment, question, actions)
-    pool.close()
 
 
-def test_environments_share_what_they_remember(pets: Dataset) -> None:
-    pool = DatabasePool(pets.databases, EnvSettings().sandbox)
+def test_environments_share_what_they_remember(pets: Dataset, pets_pool: DatabasePool) -> None:
     scores = Scores()
     for _ in range(3):
-        play(SQLEnvironment(pets, pool, scores=scores), "cats", [ACTIONS[0], ACTIONS[3], ACTIONS[7]])
+        play(SQLEnvironment(pets, pets_pool, scores=scores), "cats", [ACTIONS[0], ACTIONS[3], ACTIONS[7]])
     assert (len(scores.phi), len(scores.judgements)) == (2, 1)
-    pool.close()
 
 
 def test_a_score_is_computed_once_for_each_question_and_text() -> None:
@@ -83,17 +81,6 @@ def test_a_score_is_computed_once_for_each_question_and_text() -> None:
     assert cache.get("one", "SELECT 2", counted(0.5, calls)) == 0.5
     assert cache.get("one", "SELECT 1", never) == 0.0
     assert calls == [0.0, 0.25, 0.5]
-
-
-def test_the_least_recently_used_is_given_up() -> None:
-    cache: ScoreCache[float] = ScoreCache(2)
-    calls: list[float] = []
-    for text in ("a", "b", "a", "c"):
-        cache.get("q", text, counted(1.0, calls))
-    assert len(cache) == 2
-    cache.get("q", "a", never)
-    cache.get("q", "b", counted(1.0, calls))
-    assert len(calls) == 4
 
 
 def test_long_texts_are_not_remembered() -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 
@@ -33,7 +34,6 @@ class Hub:
     """What the server holds, by repository, and which requests it has had."""
 
     files: dict[str, dict[str, bytes]] = field(default_factory=dict)
-    status: int = 200
     requests: list[tuple[str, str]] = field(default_factory=list)
     url: str = ""
 
@@ -43,8 +43,8 @@ class Hub:
         owner, _, rest = (rest if kind == "api" else path.strip("/").removeprefix("datasets/")).partition("/")
         name, _, rest = rest.partition("/")
         files = self.files.get(f"{owner}/{name}")
-        if self.status != 200:
-            return self.status, b"", {}
+        if name == "forbidden":
+            return 403, b"", {}
         if files is None:
             return 404, b"{}", {"X-Error-Code": "RepoNotFound"}
         if kind == "api" and rest.startswith("revision/") and rest != f"revision/{COMMIT}":
@@ -92,25 +92,33 @@ def hub() -> Iterator[Hub]:
         thread.join()
 
 
-@dataclass(frozen=True)
-class Outcome:
+PROGRAM = """
+import contextlib, io, json, sys, sqlenv
+for argv in json.loads(sys.argv[1]):
+    out, error = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
+        status = sqlenv.main(["data", "fetch", *argv])
+    print(json.dumps([status, out.getvalue(), error.getvalue()]))
+"""
+
+
+class Outcome(NamedTuple):
     """How the command ended."""
 
     status: int
     out: str
     error: str
-    """The last line of stderr."""
 
 
-def run(home: Path, *argv: str, **environment: str) -> Outcome:
+def run(home: Path, *commands: Sequence[str], **environment: str) -> list[Outcome]:
     """Run `sqlenv data fetch` in a process of its own, since the Hub's client reads its settings at import."""
     hub = {"HF_HOME": str(home), "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_OFFLINE": "0"}
     settings = {**os.environ, **hub, **environment}
     settings.pop("HF_TOKEN", None)
-    command = [sys.executable, "-m", "sqlenv", "data", "fetch", *argv]
+    command = [sys.executable, "-c", PROGRAM, json.dumps(commands)]
     done = subprocess.run(command, env=settings, capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr, done.stderr
-    return Outcome(done.returncode, done.stdout, (done.stderr.splitlines() or [""])[-1])
+    return [Outcome(*json.loads(line)) for line in done.stdout.splitlines()]
 
 
 def questions(*databases: str, key: str = "query") -> bytes:
@@ -137,7 +145,7 @@ def spider_zip(database: bytes) -> bytes:
 def test_spider_is_unpacked_into_what_the_reader_reads(hub: Hub, spider_zip: bytes, tmp_path: Path) -> None:
     hub.files["me/mirror"] = {"spider_data.zip": spider_zip, "README.md": b"x", "other.bin": b"x"}
     out = tmp_path / "data" / "spider"
-    done = run(tmp_path, "spider", "--out", str(out), "--repo", "me/mirror", HF_ENDPOINT=hub.url)
+    (done,) = run(tmp_path, ["spider", "--out", str(out), "--repo", "me/mirror"], HF_ENDPOINT=hub.url)
     assert (done.status, done.error) == (0, "")
     assert f"2 questions over 2 databases in {out}" in done.out
     assert f"next: sqlenv data validate spider:{out}" in done.out
@@ -152,7 +160,7 @@ def test_spider_is_unpacked_into_what_the_reader_reads(hub: Hub, spider_zip: byt
 
 def test_another_file_than_the_known_one_is_refused(hub: Hub, spider_zip: bytes, tmp_path: Path) -> None:
     hub.files[SOURCES["spider"].repo] = {"spider_data.zip": spider_zip}
-    done = run(tmp_path, "spider", "--out", str(tmp_path / "out"), HF_ENDPOINT=hub.url)
+    (done,) = run(tmp_path, ["spider", "--out", str(tmp_path / "out")], HF_ENDPOINT=hub.url)
     assert done.status == 2
     assert hashlib.sha256(spider_zip).hexdigest() in done.error
     assert "take it with --revision main" in done.error
@@ -168,38 +176,34 @@ def test_bird_is_named_as_the_reader_wants_and_not_fetched_twice(hub: Hub, datab
         "train/train_databases/zoo/zoo.sqlite": database,
     }
     out = tmp_path / "bird"
-    done = run(tmp_path, "bird", "--out", str(out), HF_ENDPOINT=hub.url)
-    assert (done.status, done.error) == (0, "")
-    assert f"1 question over 1 database in {out}" in done.out
-    assert [q.question_id for q in load_dataset(f"bird:{out}").questions] == ["dev-0000"]
-    assert not any("train/" in path or ".csv" in path for _, path in hub.requests)
-    hub.requests.clear()
-    assert run(tmp_path, "bird", "--out", str(out), HF_ENDPOINT=hub.url).status == 0
-    assert not [path for method, path in hub.requests if method == "GET" and path.endswith(".sqlite")]
-    assert run(tmp_path, "bird-train", "--out", str(out), HF_ENDPOINT=hub.url).status == 0
+    commands = [[name, "--out", str(out)] for name in ("bird", "bird", "bird-train")]
+    first, *others = run(tmp_path, *commands, HF_ENDPOINT=hub.url)
+    assert (first.status, first.error) == (0, "")
+    assert f"1 question over 1 database in {out}" in first.out
+    assert [done.status for done in others] == [0, 0]
+    fetched = [path.rpartition("/")[2] for method, path in hub.requests if method == "GET" and "/resolve/" in path]
+    assert sorted(fetched[:2]) + sorted(fetched[2:]) == ["pets.sqlite", "validation.json", "train.json", "zoo.sqlite"]
     splits = {q.question_id: q.split.value for q in load_dataset(f"bird:{out}").questions}
     assert splits == {"train-0000": "train", "dev-0000": "eval"}
 
 
-@pytest.mark.parametrize(
-    ("flags", "status", "words"),
-    [
-        (["--repo", "no/body"], 200, "the Hub has no data set 'no/body' that you can see. Name another with --repo"),
-        (["--repo", "me/empty"], 200, "me/empty holds none of *.json"),
-        (["--repo", "me/mirror", "--revision", "v9"], 200, "me/mirror has no revision 'v9'. Leave --revision out"),
-        (["--repo", "a b"], 200, "'a b' is no name of a repository. Write it as OWNER/NAME"),
-        ([], 403, "the Hub answered status 403"),
-    ],
-)
-def test_what_the_hub_refuses_is_one_line(
-    flags: Sequence[str], status: int, words: str, hub: Hub, tmp_path: Path
-) -> None:
+REFUSED = {
+    ("--repo", "no/body"): "the Hub has no data set 'no/body' that you can see. Name another with --repo",
+    ("--repo", "me/empty"): "me/empty holds none of *.json",
+    ("--repo", "me/mirror", "--revision", "v9"): "me/mirror has no revision 'v9'. Leave --revision out",
+    ("--repo", "a b"): "'a b' is no name of a repository. Write it as OWNER/NAME",
+    ("--repo", "me/forbidden"): "the Hub answered status 403",
+}
+
+
+def test_what_the_hub_refuses_is_one_line(hub: Hub, tmp_path: Path) -> None:
     hub.files = {"me/mirror": {"spider_data.zip": b""}, "me/empty": {"a.txt": b"x"}}
-    hub.status = status
-    done = run(tmp_path, "spider", "--out", str(tmp_path / "out"), *flags, HF_ENDPOINT=hub.url)
-    assert done.status == 2
-    assert done.error.startswith("sqlenv data: ")
-    assert words in done.error
+    commands = [["spider", "--out", str(tmp_path / "out"), *flags] for flags in REFUSED]
+    for done, words in zip(run(tmp_path, *commands, HF_ENDPOINT=hub.url), REFUSED.values(), strict=True):
+        assert done.status == 2
+        (line,) = done.error.splitlines()
+        assert line.startswith("sqlenv data: ")
+        assert words in line
 
 
 @pytest.mark.parametrize(
@@ -211,7 +215,7 @@ def test_what_the_hub_refuses_is_one_line(
     ids=["offline mode", "no network"],
 )
 def test_without_internet_it_says_what_to_do(environment: dict[str, str], words: str, tmp_path: Path) -> None:
-    done = run(tmp_path, "spider", "--out", str(tmp_path / "out"), **environment)
+    (done,) = run(tmp_path, ["spider", "--out", str(tmp_path / "out")], **environment)
     assert done.status == 2
     assert words in done.error
     assert "download it elsewhere and unpack it into the folder" in done.error
