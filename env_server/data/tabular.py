@@ -106,6 +106,4 @@ def _add(connection: apsw.Connection, table: SourceTable, key: str | None) -> No
             connection.execute(create_statement(table, key))
             connection.executemany(insert_statement(table), table.rows())
     except apsw.ConstraintError:
-        if key is None:
-            raise
         _add(connection, table, None)
