@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
+from env_server.sql.parsing import parse_query
 from env_server.sql.schema import Schema
 from env_server.test_suites.mutants_queries import ended, whole
 from env_server.test_suites.mutants_scopes import Change, Edit, Scope, conjuncts, joined, shell, sides
@@ -34,10 +34,10 @@ class Clause:
 
 def read_clauses(sql: str, schema: Schema) -> tuple[Clause, ...]:
     """Return the clauses of a query, the outermost query's first; none of what sqlglot cannot parse as a query."""
+    root = parse_query(sql)
+    if root is None:
+        return ()
     try:
-        root = sqlglot.parse_one(sql, read="sqlite")
-        if not isinstance(root, exp.Query):
-            return ()
         tree = QueryTree(root, schema)
         found = [(text, tree.text(change)) for scope in tree.scopes for text, change in _of(tree, scope)]
         gold = tree.text()

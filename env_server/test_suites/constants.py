@@ -12,11 +12,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-import sqlglot
 from sqlglot import exp
-from sqlglot.errors import SqlglotError
 
 from env_server.dataset import SQLValue
+from env_server.sql.parsing import parse_query
 from env_server.sql.schema import Schema, Table
 
 Place = tuple[str, str]
@@ -39,18 +38,14 @@ class Hints:
     tables: set[str] = field(default_factory=set)
 
 
-def parse(sql: str, schema: Schema) -> exp.Expression | None:
+def parse(sql: str, schema: Schema) -> exp.Query | None:
     """Parse a query; a double-quoted word that names no column becomes the text that SQLite takes it for.
 
     None for what sqlglot cannot parse as one query.
     """
-    try:
-        trees = [tree for tree in sqlglot.parse(sql, read="sqlite") if tree is not None]
-    except (SqlglotError, RecursionError):
+    tree = parse_query(sql)
+    if tree is None:
         return None
-    if len(trees) != 1 or not isinstance(trees[0], exp.Query):
-        return None
-    tree: exp.Expression = trees[0]
     known = {column.name.casefold() for table in schema.tables for column in table.columns}
     known |= {each.alias.casefold() for each in tree.find_all(exp.Alias)}
     for column in list(tree.find_all(exp.Column)):

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
 
-import sqlglot
-from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
+from env_server.sql.parsing import parse_query
 from env_server.sql.schema import Schema
 from env_server.test_suites import mutants_clauses, mutants_joins, mutants_queries, mutants_values
 from env_server.test_suites.mutants_scopes import Change, interleaved
@@ -79,12 +78,11 @@ _RULES: dict[MutantKind, Callable[[QueryTree], Iterator[Change]]] = {
 
 def mutants(sql: str, schema: Schema) -> tuple[Mutant, ...]:
     """Return neighbour queries of a query, the kinds in turn."""
+    root = parse_query(sql)
+    if root is None:
+        return ()
     try:
-        statements = [tree for tree in sqlglot.parse(sql, read="sqlite") if tree is not None]
-        if len(statements) != 1 or not isinstance(statements[0], exp.Query):
-            return ()
-        tree = QueryTree(statements[0], schema)
-        return tuple(islice(_new_texts(sql, tree), MAX_MUTANTS))
+        return tuple(islice(_new_texts(sql, QueryTree(root, schema)), MAX_MUTANTS))
     except (SqlglotError, RecursionError):
         return ()
 
