@@ -18,6 +18,8 @@ from env_server.sql.pool import DatabasePool
 
 # No test needs the Hub: names that are no folders are looked for in the cache alone.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Tests run beside each other, one a core: torch's threads would spend their time waiting for one another.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
