@@ -48,7 +48,6 @@ METRICS_HEADER = ["metric", "first", "last", "what it means"]
 NONE = "-"
 BRACKETS = "In brackets: 95% intervals."
 RATIO = "sampling/importance_sampling_ratio"
-SPLITS = {"eval": "unseen databases", "train": "training databases", "all": "all databases"}
 _SECRET = re.compile(r"(token|secret|password|api_key|credential)s?$", re.IGNORECASE)
 
 
@@ -134,9 +133,8 @@ def headline(before: Played | None, after: Played | None) -> tuple[str, str]:
     interval = paired.interval
     verb = "rose from" if interval.low > 0 else "fell from" if interval.high < 0 else "did not change measurably:"
     change = f"{100 * paired.mean:+.1f} points ({100 * interval.low:+.1f} to {100 * interval.high:+.1f})"
-    where = SPLITS.get(before.evaluation.split, f"the split {before.evaluation.split}")
-    if before.evaluation.split == "eval" and not before.evaluation.unseen_databases:
-        where = "unseen questions about databases seen in training"
+    unseen = before.evaluation.unseen_databases
+    where = "unseen databases" if unseen else "unseen questions about databases seen in training"
     detail = (
         f"Paired over {counted(paired.n, 'question')} of {counted(paired.clusters, 'database')}: "
         f"{paired.better} went from wrong to right, {paired.worse} from right to wrong. "
@@ -151,10 +149,10 @@ def headline(before: Played | None, after: Played | None) -> tuple[str, str]:
 
 def mismatch(one: Played, other: Played) -> str:
     """Return why two evaluations cannot be compared, or nothing."""
-    for field, words in (("data", "the data"), ("split", "the split"), ("answer_mode", "the answer mode")):
+    for field in ("data", "split", "answer_mode"):
         left, right = getattr(one.evaluation, field), getattr(other.evaluation, field)
         if left != right:
-            return f"{words} differs ({left} and {right})"
+            return f"the {field.replace('_', ' ')} differs ({left} and {right})"
     if not keyed(one.records).keys() & keyed(other.records).keys():
         return "they have no judged question in common"
     return ""
