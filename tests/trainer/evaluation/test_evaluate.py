@@ -10,7 +10,6 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-import torch
 from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
 
 from env_server.dataset import Dataset, Exclusion, ExclusionReason, Gold, Hardness, Question, Split
@@ -40,6 +39,7 @@ from trainer.rollout.remote_environments import RemoteEnvironments
 from trainer.rollout.transcript import TokenBudget
 from trainer.tiny.tokenizer import build_tokenizer
 
+WORDS = ["How many cats are there pets owners"]
 SETTINGS = RolloutSettings(TokenBudget(120, 512, 12), temperature=0.0)
 
 
@@ -55,12 +55,12 @@ def dataset_of(**sizes: int) -> Dataset:
 
 @pytest.fixture
 def tokenizer() -> PreTrainedTokenizerBase:
-    return build_tokenizer(["How many cats are there pets owners"])
+    return build_tokenizer(WORDS)
 
 
-@pytest.fixture
-def model(tokenizer: PreTrainedTokenizerBase, random_policy: Callable[..., Qwen3ForCausalLM]) -> Qwen3ForCausalLM:
-    return random_policy(tokenizer)
+@pytest.fixture(scope="module")
+def model(random_policy: Callable[..., Qwen3ForCausalLM]) -> Qwen3ForCausalLM:
+    return random_policy(build_tokenizer(WORDS))
 
 
 @pytest.fixture
@@ -160,17 +160,6 @@ def test_a_tokenizer_without_a_padding_token_will_do(
     assert [e.row.completion_ids for e in play()] == [e.row.completion_ids for e in expected]
 
 
-def test_a_saved_policy_is_loaded_as_it_was(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, model: Qwen3ForCausalLM
-) -> None:
-    model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    loaded, loaded_tokenizer = load_policy(str(tmp_path))
-    assert loaded_tokenizer.get_vocab() == tokenizer.get_vocab()
-    if not torch.cuda.is_available():  # on a GPU it is in bfloat16
-        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), loaded.parameters(), strict=True))
-
-
 @pytest.mark.parametrize("policy", ["oracle", "random", "model"])
 def test_on_servers_it_is_the_same_play(
     pets: Dataset,
@@ -215,9 +204,15 @@ def test_exclusions_are_counted_by_reason(pets: Dataset) -> None:
     assert excluded_by_reason(dataset) == {"gold_empty": 2, "gold_fails": 1}
 
 
-def test_the_summary_is_one_line_of_json(pets: Dataset, environments: LocalEnvironments) -> None:
+def test_the_summary_is_one_line_of_json_and_each_episode_another(
+    pets: Dataset, environments: LocalEnvironments, tmp_path: Path
+) -> None:
     played = play_scripted("oracle", environments, pets.questions, AnswerMode.VALUE, 0, lambda _: None)
-    line = summary_json(summarize([record(e) for e in played], {"gold_empty": 2}), policy="oracle")
+    records = [record(e) for e in played]
+    write_records(str(tmp_path / "e.jsonl"), records)
+    lines = (tmp_path / "e.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["question_id"] for line in lines] == [q.question_id for q in pets.questions]
+    line = summary_json(summarize(records, {"gold_empty": 2}), policy="oracle")
     summary = json.loads(line)
     assert "\n" not in line
     assert summary["policy"] == "oracle"
@@ -225,12 +220,3 @@ def test_the_summary_is_one_line_of_json(pets: Dataset, environments: LocalEnvir
     low, high = summary["interval"]
     assert 0.0 < low < high == 1.0
     assert summary["by_hardness"]["easy"]["interval"] == [low, high]
-
-
-def test_written_episodes_can_be_read_line_by_line(
-    pets: Dataset, environments: LocalEnvironments, tmp_path: Path
-) -> None:
-    played = play_scripted("oracle", environments, pets.questions, AnswerMode.VALUE, 0, lambda _: None)
-    write_records(str(tmp_path / "e.jsonl"), [record(e) for e in played])
-    lines = (tmp_path / "e.jsonl").read_text(encoding="utf-8").splitlines()
-    assert [json.loads(line)["question_id"] for line in lines] == [q.question_id for q in pets.questions]

@@ -112,10 +112,10 @@ def test_a_machine_without_an_accelerator_needs_no_flag(monkeypatch: pytest.Monk
 
 def test_a_flag_wins_over_a_config_and_that_over_a_default(tmp_path: Path) -> None:
     config = tmp_path / "run.yaml"
-    config.write_text("learning_rate: 3e-4\nmax_completion_length: 700\nwarmup_steps: 9\n", encoding="utf-8")
+    config.write_text("learning_rate: 3e-4\nmax_completion_length: 700\nstep_budget: 7\n", encoding="utf-8")
     flags = ["--use_cpu", "--model_name_or_path", "m", "--learning_rate", "1e-2", "--bf16", "false"]
-    _, grpo, model = parse_arguments([*flags, "--config", str(config)])
-    assert (grpo.learning_rate, grpo.max_completion_length, grpo.warmup_steps) == (1e-2, 700, 9)
+    arguments, grpo, model = parse_arguments([*flags, "--config", str(config)])
+    assert (grpo.learning_rate, grpo.max_completion_length, arguments.step_budget) == (1e-2, 700, 7)
     assert not grpo.bf16
     assert model.lora_target_modules == "all-linear"
 

@@ -16,7 +16,6 @@ from trainer.flags.defaults import Machine, train_defaults, warmup_defaults
 from trainer.flags.given import read_given
 from trainer.flags.table import TRAIN_FLAGS, WARMUP_FLAGS, FlagTable, Note
 
-CONFIGS = sorted((Path(__file__).parents[3] / "configs").glob("*.yaml"))
 TABLES = {"train": TRAIN_FLAGS, "warmup": WARMUP_FLAGS}
 DEFAULTS = {"train": train_defaults({}, Machine()), "warmup": warmup_defaults({}, Machine())}
 KINDS: dict[str, tuple[type, ...]] = {
@@ -89,6 +88,7 @@ def test_the_table_knows_every_field_and_no_other(command: str) -> None:
     table = TABLES[command]
     known = table.honoured | table.notes.keys()
     assert known - accepted == set(), "TRL has no such field"
+    assert not any("\n" in note.sentence or note.sentence.endswith(".") for note in table.notes.values())
     assert accepted - known == set(), "the table does not say what becomes of these"
     assert table.honoured & table.notes.keys() == set(), "a field is one or the other"
 
@@ -100,13 +100,6 @@ def test_needs_and_choices_are_of_fields_that_are_honoured(command: str) -> None
     honoured = table.honoured | {field.name for field in fields(ours)}
     assert {name for need in table.needs for name in need.names.split()} <= honoured
     assert table.choices.keys() <= honoured
-
-
-@pytest.mark.parametrize("command", TABLES)
-def test_sentences_end_without_a_full_stop_and_are_one_line(command: str) -> None:
-    for note in TABLES[command].notes.values():
-        assert "\n" not in note.sentence
-        assert not note.sentence.endswith(".")
 
 
 def read(command: str, names: Sequence[str], folder: Path) -> dict[str, Any]:
@@ -202,11 +195,6 @@ def test_what_trl_would_find_out_later_is_refused_at_once(name: str) -> None:
 def test_no_checkpoint_of_a_warm_up_is_best(capsys: pytest.CaptureFixture[str]) -> None:
     (line,) = said(capsys, "warmup", ["--save_strategy", "best"])
     assert line.startswith("sqlenv warmup: --save_strategy must be one of ['no', ")
-
-
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_a_shipped_config_sets_nothing_in_vain(path: Path) -> None:
-    assert TRAIN_FLAGS.check(read_given(KINDS["train"], ["--config", str(path)], "sqlenv"), {}) == []
 
 
 def test_a_table_compares_with_the_defaults_that_it_is_given() -> None:

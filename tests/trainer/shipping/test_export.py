@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
 import sqlenv
 from env_server.errors import SQLEnvError
 from env_server.types import AnswerMode
-from tests.integration.exported import answer_in_transformers, scripts
+from tests.integration.exported import scripts
 from trainer.policy.play_settings import SETTINGS_FILE, PlaySettings
 from trainer.shipping.export import ExportError, export
 from trainer.shipping.model_card import TRANSFORMERS_SCRIPT, VLLM_SCRIPT
@@ -74,13 +74,18 @@ def config(folder: Path, name: str = "config.json") -> dict[str, Any]:
     return dict(json.loads((folder / name).read_text(encoding="utf-8")))
 
 
-def test_a_full_checkpoint_keeps_its_weights(checkpoint: Save, tmp_path: Path) -> None:
+def test_a_full_checkpoint_keeps_its_weights_and_how_it_is_played(
+    checkpoint: Save, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     source = checkpoint()
-    exported = export(str(source), tmp_path / "out")
+    (tmp_path / "out").mkdir()
+    assert sqlenv.main(["export", str(source), "--out", str(tmp_path / "out")]) == 0
     before, after = weights(source), weights(tmp_path / "out")
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
-    assert (exported.dtype, exported.parameters) == ("float32", sum(t.numel() for t in after.values()))
+    parameters = sum(tensor.numel() for tensor in after.values())
+    assert capsys.readouterr().out == f"{parameters:,} parameters, float32, in {tmp_path / 'out'}\n"
+    assert config(tmp_path / "out", SETTINGS_FILE) == config(source, SETTINGS_FILE)
 
 
 def test_an_adapter_is_merged_into_what_it_computed(
@@ -137,12 +142,6 @@ def test_generation_ends_where_a_turn_ends(checkpoint: Save, tmp_path: Path) -> 
     assert (written["use_cache"], written["eos_token_id"], written["pad_token_id"]) == (True, end, old)
 
 
-def test_how_it_is_played_goes_along(checkpoint: Save, tmp_path: Path) -> None:
-    source = checkpoint()
-    export(str(source), tmp_path / "here")
-    assert config(tmp_path / "here", SETTINGS_FILE) == config(source, SETTINGS_FILE)
-
-
 def test_what_is_published_names_no_path(checkpoint: Save, tmp_path: Path) -> None:
     export(str(checkpoint()), tmp_path / "out", name="me/policy")
     assert config(tmp_path / "out", SETTINGS_FILE)["data"] == "spider:spider"
@@ -160,12 +159,6 @@ def test_a_folder_that_holds_something_is_refused(checkpoint: Save, tmp_path: Pa
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine"]
     with pytest.raises(ExportError, match="is there and is no folder"):
         export(str(checkpoint()), tmp_path / "out" / "mine")
-
-
-def test_an_empty_folder_will_do(checkpoint: Save, tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    assert sqlenv.main(["export", str(checkpoint()), "--out", str(tmp_path / "out")]) == 0
-    assert (tmp_path / "out" / "model.safetensors").is_file()
 
 
 def test_a_full_disk_is_one_line(checkpoint: Save, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,10 +199,3 @@ def test_what_is_no_policy_is_named(tmp_path: Path) -> None:
 
 def test_the_page_shows_the_scripts_of_the_card() -> None:
     assert scripts() == [TRANSFORMERS_SCRIPT, VLLM_SCRIPT]
-
-
-def test_the_exported_folder_answers_in_plain_transformers(
-    checkpoint: Save, adapter: Callable[[Path], Path], tmp_path: Path
-) -> None:
-    export(str(adapter(checkpoint())), tmp_path / "exported")
-    assert answer_in_transformers(tmp_path / "exported")

@@ -49,16 +49,9 @@ def test_the_best_checkpoint_is_the_most_successful_one() -> None:
 
 
 def test_the_metrics_of_an_evaluation() -> None:
-    assert evaluation_metrics(SUMMARY) == {
-        "eval_success_rate": 0.25,
-        "eval_success_low": 0.1,
-        "eval_success_high": 0.5,
-        "eval_reward": 0.3,
-        "eval_steps": 4.5,
-        "eval_parse_rate": 0.9,
-        "eval_episodes": 8,
-        "eval_failed": 1,
-    }
+    numbers = (0.25, 0.1, 0.5, 0.3, 4.5, 0.9, 8, 1)
+    names = ("success_rate", "success_low", "success_high", "reward", "steps", "parse_rate", "episodes", "failed")
+    assert evaluation_metrics(SUMMARY) == {f"eval_{name}": n for name, n in zip(names, numbers, strict=True)}
 
 
 class Known:

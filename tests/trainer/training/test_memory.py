@@ -90,11 +90,18 @@ def kept(config: PretrainedConfig, adapter: LoraConfig | None, load: Load) -> in
     return sum(storages.values())
 
 
-@pytest.mark.parametrize("kind", [LlamaConfig, Qwen3Config])
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
 @pytest.mark.parametrize(
-    ("weight_bytes", "autocast", "checkpointing"),
-    [(4, False, False), (4, True, False), (2, True, False), (2, False, False), (4, True, True), (2, True, True)],
+    ("kind", "weight_bytes", "autocast", "checkpointing"),
+    [
+        (Qwen3Config, 4, False, False),
+        (Qwen3Config, 4, True, False),
+        (Qwen3Config, 2, True, False),
+        (Qwen3Config, 2, False, False),
+        (Qwen3Config, 4, True, True),
+        (LlamaConfig, 4, True, False),
+        (LlamaConfig, 2, True, True),
+    ],
 )
 def test_a_layer_keeps_what_the_formula_says(
     kind: type[PretrainedConfig], lora: bool, weight_bytes: int, autocast: bool, checkpointing: bool

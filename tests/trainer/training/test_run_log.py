@@ -79,15 +79,6 @@ def test_an_evaluation_is_in_the_line_of_its_step_under_the_names_that_trackers_
     assert logged.said.getvalue() == said, "whoever evaluates says so"
 
 
-def test_a_step_on_earlier_episodes_is_logged_too(logged: Logged) -> None:
-    logged.begin()
-    logged.log.write_batch(1, [])
-    logged.step(1, {"loss": 0.5, **ROLLOUT})
-    logged.step(2, {"loss": 0.4})
-    assert [row["loss"] for row in logged.folder.metrics()] == [0.5, 0.4]
-    assert [("success" in line) for line in logged.said.getvalue().splitlines()] == [True, False]
-
-
 def test_the_trainers_closing_words_are_no_step(logged: Logged) -> None:
     logged.begin()
     logged.step(10, {"train_runtime": 3.0, "train_loss": 0.1})
@@ -113,8 +104,16 @@ def test_the_seconds_of_a_step_have_those_of_its_share_of_rollouts(logged: Logge
     assert "rollout 0.0 s, train 3.0 s" in logged.said.getvalue()
 
 
-def test_the_time_left_counts_the_steps_of_this_run_alone(logged: Logged, clock: Clock) -> None:
+def test_a_run_that_goes_on_counts_its_own_steps_and_cuts_off_those_that_it_takes_again(
+    logged: Logged, clock: Clock
+) -> None:
+    logged.begin()
+    for step in (6, 7):
+        logged.log.write_batch(step, [EPISODE])
+        logged.step(step, {"loss": 0.25})
     logged.begin(step=6)
     clock.now += 30
     logged.step(7, {"loss": 0.5})
     assert "1:30 left" in logged.said.getvalue()
+    assert [(row["step"], row["loss"]) for row in logged.folder.metrics()] == [(6, 0.25), (7, 0.5)]
+    assert [row.step for row in logged.folder.episodes()] == [6]

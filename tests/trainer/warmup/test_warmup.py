@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from peft import PeftModel
 from rich.console import Console
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM, TrainerControl
+from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM, TrainerControl
 from trl import SFTConfig, SFTTrainer
 
 import sqlenv
@@ -104,33 +104,29 @@ def test_only_the_words_of_the_policy_are_learned(opening: str, turns: list[tupl
     assert row["labels"][-1] == RENDERER.stop_ids[0], "it learns to stop"
 
 
-def test_the_trainer_learns_from_the_labels_as_they_are(tmp_path: Path) -> None:
+def test_the_trainer_learns_from_the_labels_as_they_are_also_where_it_scores_them_alone(
+    random_policy: Callable[..., Qwen3ForCausalLM], tmp_path: Path
+) -> None:
     """TRL neither tokenises again nor makes labels of its own."""
     tokenizer = build_tokenizer(["pets"])
-    model = Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=len(tokenizer),
-            hidden_size=16,
-            intermediate_size=16,
-            num_hidden_layers=1,
-            num_attention_heads=1,
-            num_key_value_heads=1,
-            head_dim=16,
-            pad_token_id=tokenizer.pad_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-            bos_token_id=None,
-        )
-    )
+    renderer = ChatRenderer(tokenizer)
     conversations = [
         Conversation("pets?", (("DESCRIBE pets", "age"), ("ANSWER 2", ""))),
         Conversation("How?", (("ANSWER 3", ""),)),
     ]
-    rows = [encode(conversation, RENDERER) for conversation in conversations]
-    sft = SFTConfig(str(tmp_path), use_cpu=True, bf16=False, report_to="none", per_device_train_batch_size=2)
-    sft_trainer = SFTTrainer(
-        model=model, args=sft, train_dataset=HubDataset.from_list(rows), processing_class=tokenizer
-    )
-    (batch,) = sft_trainer.get_train_dataloader()
+    rows = [encode(conversation, renderer) for conversation in conversations]
+    found, scored = [], []
+    for context in (nullcontext(), scoring_labels_alone()):
+        model = random_policy(tokenizer)
+        sft = SFTConfig(str(tmp_path), use_cpu=True, bf16=False, report_to="none", gradient_checkpointing=False)
+        sft_trainer = SFTTrainer(
+            model=model, args=sft, train_dataset=HubDataset.from_list(rows), processing_class=tokenizer
+        )
+        (batch,) = sft_trainer.get_train_dataloader()
+        with context:
+            scored.append(trl.trainer.utils._use_triton(torch.device("cpu")))
+            sft_trainer.compute_loss(sft_trainer.model, batch).backward()
+        found.append([parameter.grad for parameter in model.parameters()])
     shown = list(zip(batch["input_ids"].tolist(), batch["labels"].tolist(), strict=True))
     assert len(shown) == len(rows)
     for row in rows:
@@ -138,28 +134,6 @@ def test_the_trainer_learns_from_the_labels_as_they_are(tmp_path: Path) -> None:
         (labels,) = (labels for ids, labels in shown if ids[:length] == row["input_ids"])
         assert labels[:length] == row["labels"]
         assert set(labels[length:]) <= {IGNORED}
-
-
-def test_scoring_what_is_learned_alone_changes_no_gradient(
-    random_policy: Callable[..., Qwen3ForCausalLM], tmp_path: Path
-) -> None:
-    tokenizer = build_tokenizer(["pets"])
-    conversations = [
-        Conversation("pets?", (("DESCRIBE pets", "age"), ("ANSWER 2", ""))),
-        Conversation("How?", (("ANSWER 3", ""),)),
-    ]
-    renderer = ChatRenderer(tokenizer)
-    rows = HubDataset.from_list([encode(conversation, renderer) for conversation in conversations])
-    found, scored = [], []
-    for context in (nullcontext(), scoring_labels_alone()):
-        model = random_policy(tokenizer)
-        sft = SFTConfig(str(tmp_path), use_cpu=True, bf16=False, report_to="none", gradient_checkpointing=False)
-        sft_trainer = SFTTrainer(model=model, args=sft, train_dataset=rows, processing_class=tokenizer)
-        (batch,) = sft_trainer.get_train_dataloader()
-        with context:
-            scored.append(trl.trainer.utils._use_triton(torch.device("cpu")))
-            sft_trainer.compute_loss(sft_trainer.model, batch).backward()
-        found.append([parameter.grad for parameter in model.parameters()])
     assert scored == [False, True]
     assert not trl.trainer.utils._use_triton(torch.device("cpu"))
     for whole, alone in zip(*found, strict=True):
@@ -210,10 +184,14 @@ def test_the_command_makes_a_tiny_policy_and_trains_it_further(cache: None, tmp_
     again, _ = warm_up(tmp_path / "again", "--new_tiny_policy", "true", *rates)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
 
-    further, same = warm_up(tmp_path / "further", "--model_name_or_path", str(tmp_path / "new"), "--good", "0.3")
+    mixed = ("--good", "0.3", "--answer_mode", "sql", "--step_budget", "9")
+    further, same = warm_up(tmp_path / "further", "--model_name_or_path", str(tmp_path / "new"), *mixed)
     assert same.get_vocab() == tokenizer.get_vocab()
+    assert same.chat_template == tokenizer.chat_template
     assert any(not torch.equal(a, b) for a, b in zip(model.parameters(), further.parameters(), strict=True))
-    assert AutoTokenizer.from_pretrained(tmp_path / "further").chat_template == tokenizer.chat_template
+    saved = saved_play(Place(str(tmp_path / "further")))
+    assert saved is not None
+    assert (saved.settings.answer_mode, saved.settings.step_budget) == (AnswerMode.SQL, 9)
 
 
 def test_with_lora_it_makes_an_adapter_and_goes_on_with_it(
@@ -238,23 +216,14 @@ def test_with_lora_it_makes_an_adapter_and_goes_on_with_it(
     assert distance[1] > distance[0] > 0
 
 
-def test_queries_are_learned_where_queries_are_to_be_submitted(cache: None, tmp_path: Path) -> None:
-    (conversation, *_) = play_demonstrations(
-        ["synthetic"], 1.0, 0, Console(quiet=True), answer_mode=AnswerMode.SQL, limit=3
-    )
-    assert conversation.turns[-1][0] == f"ANSWER {conversation.turns[-2][0].removeprefix('QUERY ')}"
-    flags = ("--model_name_or_path", str(BASE_CHECKPOINT), "--answer_mode", "sql", "--step_budget", "9")
-    warm_up(tmp_path / "sql", *flags)
-    saved = saved_play(Place(str(tmp_path / "sql")))
-    assert saved is not None
-    assert (saved.settings.answer_mode, saved.settings.step_budget) == (AnswerMode.SQL, 9)
-
-
 def test_a_limit_is_spread_over_the_databases(cache: None, capsys: pytest.CaptureFixture[str]) -> None:
-    played = play_demonstrations(["synthetic"], 1.0, 0, Console(file=sys.stderr), limit=12)
+    console = Console(file=sys.stderr)
+    played = play_demonstrations(["synthetic"], 1.0, 0, console, answer_mode=AnswerMode.SQL, limit=12)
     assert len(played) == 12
     assert len({conversation.opening.splitlines()[1] for conversation in played}) > 6, "tables, so databases"
     assert "on 12 of 2,871 questions" in capsys.readouterr().err
+    for *_, (query, _), (answer, _) in (conversation.turns for conversation in played):
+        assert answer == f"ANSWER {query.removeprefix('QUERY ')}", "queries are learned where queries are submitted"
 
 
 def test_generation_stops_where_turns_end(random_policy: Callable[..., Qwen3ForCausalLM]) -> None:
