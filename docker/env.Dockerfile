@@ -28,7 +28,9 @@ ENV PATH=/opt/sqlenv/bin:$PATH HOME=/home/sqlenv USER=sqlenv PYTHONUNBUFFERED=1 
 USER 1000:1000
 WORKDIR /home/sqlenv
 EXPOSE 8000
+# By http.client, which knows of no proxy: Docker may give containers HTTP_PROXY.
 HEALTHCHECK --interval=5s --timeout=5s --start-period=120s --retries=6 \
-    CMD ["python", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:8000/health', timeout=4)"]
+    CMD ["python", "-c", "from http.client import HTTPConnection as C; c = C('127.0.0.1', 8000, timeout=4); \
+        c.request('GET', '/health'); raise SystemExit(c.getresponse().status != 200)"]
 ENTRYPOINT ["sqlenv"]
 CMD ["serve"]

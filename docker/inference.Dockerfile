@@ -50,7 +50,9 @@ ENV HOME=/home/sqlenv USER=sqlenv PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
 USER 1000:1000
 WORKDIR /app
 EXPOSE 8000
+# By http.client, which knows of no proxy: Docker may give containers HTTP_PROXY.
 HEALTHCHECK --interval=5s --timeout=10s --start-period=900s --retries=6 \
-    CMD ["python3", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:8000/health', timeout=8)"]
+    CMD ["python3", "-c", "from http.client import HTTPConnection as C; c = C('127.0.0.1', 8000, timeout=8); \
+        c.request('GET', '/health'); raise SystemExit(c.getresponse().status != 200)"]
 ENTRYPOINT ["sqlenv"]
 CMD ["inference", "--help"]

