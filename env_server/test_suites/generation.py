@@ -23,8 +23,6 @@ from env_server.test_suites.database_profile import ColumnPlan, DatabaseProfile,
 from env_server.test_suites.values import Pool, make_pool, neighbours, rounded, unused
 
 MAX_ROWS = 60
-OTHER_ROWS = 6
-"""Rows of a table that the query does not name."""
 _LINK_SHARE = 0.8
 _NULL_SHARE = 0.15
 _SPECIAL_KEY_SHARE = 0.6
@@ -40,7 +38,8 @@ class Style:
     `parents` and `children`: rows of tables without and with references, at least and at most. `pool`: values of
     a column, at least and at most. `resampled`: how likely a row begins as one of the original rows.
     `distinct`: how likely a column of numbers has no ties. `skew`: exponent of how uneven children are.
-    `most`: rows of a table at most, which bounds the group sizes that can be met and missed.
+    `most`: rows of a table at most, which bounds the group sizes that can be met and missed. `others`: rows of a table
+    that the query does not name, at most. `near`: values near to the query's constants, at least.
     """
 
     parents: tuple[int, int]
@@ -50,6 +49,8 @@ class Style:
     distinct: float
     skew: float
     most: int = MAX_ROWS
+    others: int = 6
+    near: int = 2
 
 
 STYLES = (
@@ -68,6 +69,14 @@ AIMED_STYLES = (
     Style(parents=(5, 25), children=(30, 60), pool=(4, 12), resampled=0.1, distinct=0.6, skew=3.0, most=450),
 )
 """Styles for a clause that the others leave untested: larger tables, and smaller ones with few values."""
+
+CLOSE_STYLES = (
+    Style(parents=(2, 6), children=(3, 12), pool=(1, 1), resampled=0.0, distinct=0.0, skew=1.0, near=8),
+    Style(parents=(3, 9), children=(8, 25), pool=(1, 3), resampled=0.2, distinct=0.1, skew=2.0, others=30),
+    Style(parents=(1, 3), children=(1, 4), pool=(1, 2), resampled=0.3, distinct=0.0, skew=1.0),
+    Style(parents=(6, 15), children=(10, 30), pool=(2, 3), resampled=0.0, distinct=0.0, skew=0.5, near=6),
+)
+"""Styles for mutants that the others leave alive: few values but the query's and their neighbours, and many ties."""
 
 
 def generate(profile: DatabaseProfile, hints: Hints, seed: str, style: Style, insert: Insert) -> None:
@@ -133,7 +142,7 @@ class _Filler:
     def _size(self) -> int:
         low, high = self._style.children if self._table.references else self._style.parents
         if self._table.name.casefold() not in self._hints.tables:
-            return self._rng.randint(1, min(high, OTHER_ROWS))
+            return self._rng.randint(1, min(high, self._style.others))
         if self._is_extended() and self._rng.random() < 0.5:
             low, high = self._style.children
         wanted = self._rng.randint(low, high)
@@ -228,12 +237,13 @@ class _Filler:
         low, high = self._style.pool
         size = MAX_ROWS if i in self._distinct else self._rng.randint(low, high)
         constants = self._hints.constants.get(place, ())
-        return make_pool(self._rng, column, constants, self._hints.patterns.get(place, ()), size)
+        return make_pool(self._rng, column, constants, self._hints.patterns.get(place, ()), size, self._style.near)
 
     def _special_keys(self, pool: Pool) -> list[SQLValue]:
-        near = [each for value in pool.exact for each in neighbours(self._rng, value)[:2]]
+        most = self._style.near
+        near = [each for value in pool.exact for each in neighbours(self._rng, value)[:most]]
         self._rng.shuffle(near)
-        return [*near[: len(pool.exact)], *pool.exact]
+        return [*near[: most * len(pool.exact) // 2], *pool.exact]
 
     def _linked_values(self, i: int) -> list[SQLValue]:
         """Return the values of columns made before that the query equates with this one."""

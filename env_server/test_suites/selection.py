@@ -10,19 +10,20 @@ KILLS_WANTED = 2
 
 
 def choose(kills: Sequence[Collection[str]], least: int, most: int) -> list[int]:
-    """Return the indexes of `least` to `most` candidates, or of all where there are fewer, in ascending order.
+    """Return the indexes of at least `least` candidates, or of all where there are fewer, in ascending order.
 
     `kills` holds what each candidate kills. Greedy cover: the next candidate is the one that adds most, a mutant's
     first kill counting more than any number of second ones, the earlier of equals. One that adds nothing is taken
-    only to reach `least`.
+    only to reach `least`, one that adds no first kill only up to `most`.
     """
     times: Counter[str] = Counter()
     chosen: list[int] = []
     waiting = list(range(len(kills)))
-    while waiting and len(chosen) < most:
+    while waiting:
         gains = {i: _gain(kills[i], times) for i in waiting}
         best = max(waiting, key=lambda i: gains[i])
-        if gains[best] == (0, 0) and len(chosen) >= least:
+        first, second = gains[best]
+        if not first and (len(chosen) >= most or (not second and len(chosen) >= least)):
             break
         waiting.remove(best)
         chosen.append(best)

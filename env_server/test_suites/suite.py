@@ -9,8 +9,8 @@ Promises:
 - A variant asks no more than the question does: the gold also runs over the same rows read in other orders.
   Where only the order of its rows changes, their order does not count on the variant; where ties make the rows
   themselves a matter of chance, only their number and width count; where even those change, it is no variant.
-- Where the chosen variants leave a clause of the gold untested (`clauses`), more candidates are aimed at it, and some
-  at the mutants that survive; a clause that no variant tests even so is named.
+- Where the candidates leave a clause of the gold untested (`clauses`), more are aimed at it, and some at the mutants
+  that survive; a clause that no variant tests even so is named.
 - The same database and gold give the same suite.
 """
 
@@ -20,7 +20,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
-from itertools import chain
 
 import sqlglot
 from sqlglot import exp
@@ -35,22 +34,25 @@ from env_server.sql.schema import Schema, quote_identifier
 from env_server.test_suites.clauses import Clause, read_clauses
 from env_server.test_suites.constants import Hints, parse, read_hints, spread
 from env_server.test_suites.database_profile import DatabaseProfile
-from env_server.test_suites.generation import AIMED_STYLES, STYLES, Style, generate
+from env_server.test_suites.generation import AIMED_STYLES, CLOSE_STYLES, STYLES, generate
 from env_server.test_suites.images import MAX_RESULT_ROWS, ImageBuilder, opened, run
 from env_server.test_suites.mutants import mutants
 from env_server.test_suites.selection import KILLS_WANTED, choose
 from env_server.types import SQLRule
 
-SUITE_VERSION = 6
+SUITE_VERSION = 7
 """Counts up when the same question would get another suite."""
 _SEED = 1
 """Begins every candidate's seed. It stays when the version counts up, so that no suite changes without need."""
+_STYLES = {"": STYLES, "aimed ": AIMED_STYLES, "close ": CLOSE_STYLES}
 MAX_VARIANTS = 8
+"""Variants, those apart that alone tell a mutant or a clause."""
 MIN_VARIANTS = 4
 """Variants of a query whose mutants fewer would kill, or that has no mutants: its other neighbours are unknown."""
 MAX_CANDIDATES = 48
+AIMED_ROUND = 12
 AIMED_CANDIDATES = 60
-"""Candidates more, where those leave a clause of the gold untested; `PATIENCE` of them where only mutants survive."""
+"""Candidates more where those leave mutants alive: a round of each of two kinds; so many where a clause is untested."""
 PATIENCE = 12
 """Candidates in a row that kill nothing, after which no more are made."""
 
@@ -122,70 +124,52 @@ class SuiteMaker:
         self._settings = settings
         self._builder = ImageBuilder(profile)
 
-    def make(self, sql: str, most: int = MAX_VARIANTS) -> Suite:
-        """Make the suite of a gold query, of at most `most` variants."""
+    def make(self, sql: str) -> Suite:
+        """Make the suite of a gold query."""
         plan = self.plan(sql)
-        alive = dict.fromkeys(plan.neighbours, 0)
+        probes = {probe for clause in plan.clauses for probe in clause.probes}
+        times = dict.fromkeys((*plan.neighbours, *sorted(probes)), 0)
         candidates: list[Variant] = []
         kills: list[set[str]] = []
         refusals: Counter[Refusal] = Counter()
+
+        def offer(candidate: Variant | Refusal, wanted: Iterable[str], *, anyway: bool = False) -> bool:
+            """Keep a candidate that kills what is wanted, or `anyway` where the gold returns rows."""
+            if isinstance(candidate, Refusal):
+                refusals[candidate] += 1
+                return False
+            killed = killed_by(candidate, wanted)
+            if killed or (anyway and candidate.gold.rows):
+                candidates.append(candidate)
+                kills.append(killed)
+            elif not candidate.gold.rows:
+                refusals[Refusal.EMPTY] += 1
+            for each in killed:
+                times[each] += 1
+            return bool(killed)
+
         idle = 0
         for number in range(MAX_CANDIDATES):
+            alive = [each for each, count in times.items() if count < KILLS_WANTED]
             if idle == PATIENCE or (not alive and len(candidates) >= MIN_VARIANTS):
                 break
-            idle += 1
-            variant = self.candidate(plan, number)
-            if isinstance(variant, Refusal):
-                refusals[variant] += 1
-                continue
-            killed = killed_by(variant, alive)
-            if not killed and not variant.gold.rows:
-                refusals[Refusal.EMPTY] += 1
-                continue
-            candidates.append(variant)
-            kills.append(killed)
-            if killed:
-                idle = 0
-            for mutant in killed:
-                alive[mutant] += 1
-            alive = {mutant: times for mutant, times in alive.items() if times < KILLS_WANTED}
-        chosen = [i for i in choose(kills, MIN_VARIANTS, most) if self._gold_passes(candidates[i], sql)]
-        dead = {mutant for i in chosen for mutant in kills[i]}
-        variants = [candidates[i] for i in chosen]
-        others = [candidate for i, candidate in enumerate(candidates) if i not in chosen]
-        surviving = set(plan.neighbours) - dead
-        missing = self._aim(plan, variants, others, surviving, most)
-        untested = tuple(clause.text for clause in plan.clauses if missing.intersection(clause.probes))
-        if not variants:
+            idle = 0 if offer(self.candidate(plan, number), alive, anyway=True) else idle + 1
+        aimed = [(kind, number) for kind in ("aimed ", "close ") for number in range(AIMED_ROUND)]
+        for kind, number in (*aimed, *(("aimed ", number) for number in range(AIMED_ROUND, AIMED_CANDIDATES))):
+            surviving = [each for each, count in times.items() if count == 0]
+            if not surviving or (number >= AIMED_ROUND and probes.isdisjoint(surviving)):
+                break
+            offer(self.candidate(plan, number, kind), surviving)
+
+        chosen = [i for i in choose(kills, MIN_VARIANTS, MAX_VARIANTS) if self._gold_passes(candidates[i], sql)]
+        dead = {each for i in chosen for each in kills[i]}
+        untested = tuple(clause.text for clause in plan.clauses if not dead.issuperset(clause.probes))
+        if not chosen:
             # Where candidates were made but the gold did not pass, it fails under the sandbox's limits.
             problem = Refusal.FAILS if candidates else max(refusals, key=lambda each: refusals[each])
             return Suite((), len(plan.neighbours), problem=problem.value)
-        return Suite(tuple(variants), len(plan.neighbours), len(plan.neighbours) - len(surviving), untested)
-
-    def _aim(
-        self, plan: Plan, variants: list[Variant], others: Sequence[Variant], surviving: set[str], most: int
-    ) -> set[str]:
-        """Add variants for clauses that are untested and, up to `most` in all, for the mutants of `surviving`.
-
-        Those that are killed leave `surviving`. Returns the probes that no variant tells from the gold.
-        """
-        missing = {probe for clause in plan.clauses for probe in clause.probes}
-        for variant in variants:
-            missing -= killed_by(variant, missing)
-        made = (self.candidate(plan, number, AIMED_STYLES) for number in range(AIMED_CANDIDATES))
-        offered = chain[Variant | Refusal](others, made)
-        for number, candidate in enumerate(offered):
-            wanted = missing | surviving if number < len(others) + PATIENCE and len(variants) < most else missing
-            if not wanted:
-                break
-            if isinstance(candidate, Refusal):
-                continue
-            noticed = killed_by(candidate, wanted)
-            if noticed and self._gold_passes(candidate, plan.queries[0]):
-                variants.append(candidate)
-                missing -= noticed
-                surviving -= noticed
-        return missing
+        variants = tuple(candidates[i] for i in chosen)
+        return Suite(variants, len(plan.neighbours), len(dead.intersection(plan.neighbours)), untested)
 
     def plan(self, sql: str) -> Plan:
         """Read what a gold query's candidates are made from and tried with."""
@@ -219,10 +203,11 @@ class SuiteMaker:
             )
             return tuple(mutant for mutant in neighbours if run(connection, mutant) is not None), tuple(probed)
 
-    def candidate(self, plan: Plan, number: int, styles: Sequence[Style] = STYLES) -> Variant | Refusal:
-        """Make a candidate, or say why there is none."""
+    def candidate(self, plan: Plan, number: int, kind: str = "") -> Variant | Refusal:
+        """Make a candidate, or say why there is none. `kind`: a key of `_STYLES`."""
         queries = plan.queries
-        seed = f"{_SEED}\n{'' if styles is STYLES else 'aimed '}{number}\n{queries[0]}"
+        styles = _STYLES[kind]
+        seed = f"{_SEED}\n{kind}{number}\n{queries[0]}"
         with self._builder.building() as building:
             generate(self._profile, plan.hints, seed, styles[number % len(styles)], building.insert)
             image = building.image()

@@ -40,25 +40,34 @@ class Pool:
 
 
 def make_pool(
-    rng: random.Random, column: ColumnPlan, constants: Sequence[SQLValue], patterns: Sequence[str], size: int
+    rng: random.Random,
+    column: ColumnPlan,
+    constants: Sequence[SQLValue],
+    patterns: Sequence[str],
+    size: int,
+    near_size: int = 2,
 ) -> Pool:
-    """Return a pool of about `size` values besides the constants and what is near them."""
+    """Return a pool of about `size` values besides the constants, and `near_size` or more of those near them."""
     exact = [fit(value, column.kind) for value in constants if value not in patterns]
     matches = [match for pattern in patterns for match in matching(rng, pattern)]
     near = [each for value in exact + matches for each in neighbours(rng, value)]
-    usual = [fresh(rng, column) for _ in range(size)]
+    usual = fresh(rng, column, size)
     rng.shuffle(near)
-    others = list(dict.fromkeys([*near[: max(2, size)], *usual]))
+    others = list(dict.fromkeys([*near[: max(near_size, size)], *usual]))
     return Pool(tuple(dict.fromkeys([*exact, *matches])), tuple(others))
 
 
-def fresh(rng: random.Random, column: ColumnPlan) -> SQLValue:
-    """Return a value like those of the column: one of them, one near to one, or one in their range."""
+def fresh(rng: random.Random, column: ColumnPlan, count: int) -> list[SQLValue]:
+    """Return values like those of the column: each is one of them, near to one, or in their range."""
+    numbers = [value for value in column.values if isinstance(value, int | float) and abs(value) < _MAX_INTEGER]
+    low, high = (math.floor(min(numbers)), math.ceil(max(numbers))) if numbers else (0, 20)
+    return [_fresh(rng, column, low, high) for _ in range(count)]
+
+
+def _fresh(rng: random.Random, column: ColumnPlan, low: int, high: int) -> SQLValue:
     if column.values and (column.kind is Kind.OTHER or rng.random() < 0.6):
         value = rounded(rng.choice(column.values))
         return value if rng.random() < 0.7 else rng.choice(neighbours(rng, value) or [value])
-    numbers = [value for value in column.values if isinstance(value, int | float) and abs(value) < _MAX_INTEGER]
-    low, high = (math.floor(min(numbers)), math.ceil(max(numbers))) if numbers else (0, 20)
     match column.kind:
         case Kind.INTEGER:
             return rng.randint(low - 1, high + 1)

@@ -21,7 +21,7 @@ def test_a_first_kill_counts_more_than_second_ones() -> None:
 
 
 def test_the_earlier_of_equals_is_taken() -> None:
-    assert choose([{"a"}, {"b"}, {"c"}], 0, 2) == [0, 1]
+    assert choose([{"a"}, {"a"}, {"a"}], 0, 2) == [0, 1]
 
 
 def test_those_that_add_nothing_are_taken_only_to_reach_the_least() -> None:
@@ -31,19 +31,19 @@ def test_those_that_add_nothing_are_taken_only_to_reach_the_least() -> None:
     assert choose(useless, 5, 8) == [0, 1, 2]
 
 
-@given(kills=kill_lists, least=st.integers(0, 4), most=st.integers(4, 10))
-def test_every_mutant_is_killed_as_often_as_it_can_be(kills: list[frozenset[str]], least: int, most: int) -> None:
+@given(kills=kill_lists, least=st.integers(0, 4), most=st.integers(0, 10))
+def test_every_mutant_is_killed_and_as_often_as_it_can_be(kills: list[frozenset[str]], least: int, most: int) -> None:
     chosen = choose(kills, least, most)
     assert chosen == sorted(set(chosen))
-    assert min(least, len(kills)) <= len(chosen) <= most
+    assert min(least, most, len(kills)) <= len(chosen)
     reached = Counter(mutant for i in chosen for mutant in kills[i])
     possible = Counter(mutant for killed in kills for mutant in killed)
-    if len(chosen) < most:
-        for mutant, times in possible.items():
-            assert reached[mutant] >= min(times, KILLS_WANTED)
+    assert len(chosen) <= max(most, len(possible))
+    for mutant, times in possible.items():
+        assert reached[mutant] >= (min(times, KILLS_WANTED) if len(chosen) < most else 1)
 
 
 @given(kills=kill_lists)
-def test_one_choice_is_never_worse_than_the_best_single_one(kills: list[frozenset[str]]) -> None:
-    chosen = choose(kills, 0, 1)
-    assert max((len(killed) for killed in kills), default=0) == sum(len(kills[i]) for i in chosen)
+def test_what_kills_nothing_new_is_left_out(kills: list[frozenset[str]]) -> None:
+    chosen = choose(kills, 0, 0)
+    assert len(chosen) <= len({mutant for killed in kills for mutant in killed})

@@ -102,4 +102,4 @@ def test_a_pool_holds_the_constants_and_more(kind: Kind, held: list[SQLValue], s
 @given(kind=kinds, seed=st.integers(0, 1000))
 def test_a_column_without_values_gets_values_of_its_kind(kind: Kind, seed: int) -> None:
     types = {Kind.INTEGER: int, Kind.REAL: float}
-    assert isinstance(fresh(random.Random(seed), column(kind)), types.get(kind, str))
+    assert isinstance(fresh(random.Random(seed), column(kind), 1)[0], types.get(kind, str))
