@@ -56,7 +56,8 @@ class Gold:
 class Question:
     """One usable question. `split` is TRAIN or EVAL; `family` names the source's own sort of question.
 
-    `duplicate_of` is the id of the first question of its database with the same SQL up to formatting, "" in that one.
+    `duplicate_of` is the id of the first question of its database whose SQL differs in case, white space and comments
+    at most; "" in that one.
     """
 
     question_id: str

@@ -2,7 +2,6 @@
 
     train.json                                    a list of {"db_id", "question", "SQL", "evidence"}
     dev.json, or mini_dev_sqlite.json             the same with "question_id" and "difficulty"
-    train_tables.json, dev_tables.json            optional: the tables that each database should hold
     train_databases/ID/ID.sqlite                  one file for each db_id; also dev_databases/, databases/, database/
 
 Any one part is enough. Each may lie in a top folder of its own, such as train/ and dev_20240627/ or minidev/MINIDEV/,
@@ -23,7 +22,6 @@ BIRD = Layout(
     name="bird",
     train_files=("train.json",),
     eval_files=("dev.json", "mini_dev_sqlite.json"),
-    tables_files=("train_tables.json", "dev_tables.json", "tables.json"),
     database_folders=("train_databases", "dev_databases", "databases", "database"),
     sql_key="SQL",
     id_key="question_id",

@@ -7,8 +7,8 @@ Promises:
   large. In `value` mode too large means that one QUERY result cannot show it whole: more rows, columns or
   characters, or a longer cell, than are displayed. In `sql` mode nothing is read or typed, and only
   `SQL_MODE_ROWS` bounds the rows, so that a data set stays small in memory.
-- Usable questions that have the same SQL up to formatting (`env_server.data.duplicates`) and the same gold are told:
-  all but the first carry its id. None is dropped, because they may ask in different words.
+- Usable questions about one database whose SQL differs in nothing but case, white space and comments are told: all but
+  the first carry its id. None is dropped, because they may ask in different words.
 
 One database is open at a time. Questions that share a database and a gold query share one `Gold`.
 """
@@ -16,30 +16,24 @@ One database is open at a time. Questions that share a database and a gold query
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from env_server.data.duplicates import formatting_key, repeated
 from env_server.data.raw import RawDataset, RawQuestion
 from env_server.dataset import Dataset, Exclusion, ExclusionReason, Gold, Question
 from env_server.errors import DataError, SQLError
 from env_server.judging.submissions import runnable_query
+from env_server.reward import normalize_action
 from env_server.settings import DisplaySettings, SandboxSettings
 from env_server.sql.display import MAX_COLUMNS, format_result
 from env_server.sql.hardness import hardness, orders_at_top_level
-from env_server.sql.lexer import folded
 from env_server.sql.sandbox import QueryResult, Sandbox
-from env_server.sql.schema import quote_identifier
-from env_server.types import AnswerMode
+from env_server.types import ActionType, AnswerMode
 
 SQL_MODE_ROWS = 1_000
 """Rows of the largest gold that `sql` mode accepts."""
-
-_MAX_NAMES = 100_000
-"""Tables of a database, and columns of a table, whose names are read."""
-_ROW_ID_NAMES = ("rowid", "oid", "_rowid_")
 
 Progress = Callable[[int, int], None]
 """Called after each database, with the number of questions curated so far and of all questions."""
@@ -141,10 +135,9 @@ class _Curator:
         try:
             with closing(Sandbox(path, self.sandbox)) as sandbox:
                 golds = {sql: self._run_gold(sandbox, sql) for sql in dict.fromkeys(each.sql for each in questions)}
-                names = _names(sandbox)
         except DataError as error:
             return _all_excluded(questions, str(error))
-        return _outcomes(questions, golds, names)
+        return _outcomes(questions, golds)
 
     def _run_gold(self, sandbox: Sandbox, sql: str) -> Gold | Unusable:
         try:
@@ -156,32 +149,16 @@ class _Curator:
         return problem or Gold(rows=result.rows, ordered=orders_at_top_level(sql))
 
 
-def _names(sandbox: Sandbox) -> set[str]:
-    """Return what a query can call a table, a view or a column by; none that cannot be read."""
-    names = set(_ROW_ID_NAMES)
-    with suppress(SQLError):
-        tables = sandbox.query("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')", _MAX_NAMES).rows
-        for (table,) in tables:
-            names.add(folded(str(table)))
-            with suppress(SQLError):  # a view that is broken
-                columns = sandbox.query(f"PRAGMA main.table_xinfo({quote_identifier(str(table))})", _MAX_NAMES).rows
-                names.update(folded(str(column[1])) for column in columns)
-    return names
-
-
-def _outcomes(
-    questions: Iterable[RawQuestion], golds: Mapping[str, Gold | Unusable], names: Collection[str]
-) -> list[Question | Exclusion]:
-    usable = {sql: gold for sql, gold in golds.items() if isinstance(gold, Gold)}
-    keys = {sql: (formatting_key(sql, names), gold) for sql, gold in usable.items()}
-    grades = {sql: hardness(sql) for sql in usable}
-    copies = repeated((each.question_id, keys[each.sql]) for each in questions if each.sql in usable)
+def _outcomes(questions: Iterable[RawQuestion], golds: Mapping[str, Gold | Unusable]) -> list[Question | Exclusion]:
+    grades = {sql: hardness(sql) for sql, gold in golds.items() if isinstance(gold, Gold)}
+    first: dict[str, str] = {}
     outcomes: list[Question | Exclusion] = []
     for each in questions:
         gold = golds[each.sql]
         if isinstance(gold, Unusable):
             outcomes.append(_excluded(each, gold))
             continue
+        earlier = first.setdefault(normalize_action(ActionType.QUERY, each.sql), each.question_id)
         outcomes.append(
             Question(
                 question_id=each.question_id,
@@ -193,7 +170,7 @@ def _outcomes(
                 gold=gold,
                 family=each.family,
                 evidence=each.evidence,
-                duplicate_of=copies.get(each.question_id, ""),
+                duplicate_of="" if earlier == each.question_id else earlier,
             )
         )
     return outcomes

@@ -3,22 +3,17 @@
 Promises:
 - A db_id is a name that was found in a folder, never a path made from one: it cannot lead out of the folder.
 - A file that SQLite would read wrongly, or less than whole, without an error is refused with the reason: one that is
-  empty (it would pass for a database without tables) or cut off (the rest would pass for zeros), one whose last
-  changes are still in a journal beside it (the sandbox reads the file alone), and one that lacks tables that the
-  data set's own list says it has.
+  empty (it would pass for a database without tables) or cut off (the rest would pass for zeros), and one whose last
+  changes are still in a journal beside it (the sandbox reads the file alone).
 
 Nothing is written. Hidden files and folders, and those that archives of other systems leave, are passed over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
-
-from env_server.errors import DataError, SQLError
-from env_server.settings import SandboxSettings
-from env_server.sql.sandbox import Sandbox
 
 DATABASE_SUFFIXES = (".sqlite", ".db", ".sqlite3")
 SEARCH_DEPTH = 2
@@ -26,7 +21,6 @@ SEARCH_DEPTH = 2
 
 _MAGIC = b"SQLite format 3\0"
 _JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
-_MAX_TABLES = 10_000
 
 
 def visible(folder: Path) -> list[Path]:
@@ -88,20 +82,6 @@ def file_problem(path: Path) -> str:
     except OSError as error:
         return f"{path} cannot be read: {error.strerror}. Check that it is readable"
     return ""
-
-
-def missing_tables(path: Path, expected: Iterable[str]) -> list[str]:
-    """Return the expected tables and views that a database lacks; none where it cannot be opened.
-
-    SQLite's own tables come and go with its version and are not looked for.
-    """
-    try:
-        with closing(Sandbox(path, SandboxSettings())) as sandbox:
-            rows = sandbox.query("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')", _MAX_TABLES).rows
-    except (DataError, SQLError):
-        return []
-    names = {str(row[0]).lower() for row in rows}
-    return [name for name in expected if name.lower() not in names and not name.lower().startswith("sqlite_")]
 
 
 def _candidates(entry: Path) -> Iterator[Path]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from env_server.dataset import Dataset
-from env_server.errors import DataError, SQLError
+from env_server.errors import SQLError
 from env_server.settings import SandboxSettings
 from env_server.sql.sandbox import Sandbox
 from env_server.sql.schema import quote_identifier
@@ -48,16 +48,13 @@ def dataset_fingerprint(dataset: Dataset) -> str:
 
 def _database_fingerprint(path: Path) -> str:
     digest = hashlib.sha256()
-    try:
-        with closing(Sandbox(path, SandboxSettings())) as sandbox:
-            found = sandbox.query("SELECT name, sql FROM sqlite_master WHERE type = 'table' ORDER BY name", MAX_TABLES)
-            for name, sql in found.rows:
-                _add(digest, name, sql)
-                table = quote_identifier(str(name))
-                for order in ("ASC", "DESC"):
-                    _add(digest, *_rows(sandbox, f"SELECT * FROM {table} ORDER BY rowid {order} LIMIT {EDGE_ROWS}"))
-    except SQLError as error:
-        raise DataError(f"database {path} cannot be read: {error}") from error
+    with closing(Sandbox(path, SandboxSettings())) as sandbox:
+        tables = sandbox.query("SELECT name, sql FROM sqlite_master WHERE type = 'table' ORDER BY name", MAX_TABLES)
+        for name, sql in tables.rows:
+            _add(digest, name, sql)
+            table = quote_identifier(str(name))
+            for order in ("ASC", "DESC"):
+                _add(digest, *_rows(sandbox, f"SELECT * FROM {table} ORDER BY rowid {order} LIMIT {EDGE_ROWS}"))
     return digest.hexdigest()
 
 

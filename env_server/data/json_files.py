@@ -20,11 +20,10 @@ _BLANK = " \t\r\n"
 
 @dataclass(frozen=True)
 class JsonFile:
-    """The objects of one file; `noun` is what an object is called in errors."""
+    """The questions of one file."""
 
     path: Path
     entries: Sequence[dict[str, Any]]
-    noun: str
     _text: str = field(repr=False)
     _lines: Sequence[int] | None = field(repr=False)
 
@@ -34,8 +33,8 @@ class JsonFile:
 
     def error(self, index: int, problem: str, fix: str = "") -> DataError:
         """Return the error that says what is wrong with an entry."""
-        place = f"{self.path}, line {self.line(index)} ({self.noun} {index})"
-        return DataError(f"{place}: {problem}. {fix or f'Correct or remove this {self.noun}'}")
+        place = f"{self.path}, line {self.line(index)} (question {index})"
+        return DataError(f"{place}: {problem}. {fix or 'Correct or remove this question'}")
 
     def strings(self, index: int, required: Sequence[str], optional: Sequence[str] = ()) -> dict[str, str]:
         """Return an entry's text for each key; "" for an optional one that is absent, null or blank.
@@ -49,7 +48,7 @@ class JsonFile:
         return {key: entry[key] for key in required} | {key: (entry.get(key) or "").strip() for key in optional}
 
 
-def read_json_file(path: Path, noun: str = "question") -> JsonFile:
+def read_json_file(path: Path) -> JsonFile:
     """Read a file of objects. Raises DataError when it cannot be read, is not UTF-8, not JSON or of another shape."""
     text = _read_text(path)
     lines: list[int] | None = None
@@ -60,8 +59,8 @@ def read_json_file(path: Path, noun: str = "question") -> JsonFile:
     else:
         value = _parse(path, text, 1)
         if not isinstance(value, list):
-            raise DataError(f"{path}, line 1: holds {kind_of(value)}, not a list of {noun}s. Wrap it in [ ]")
-    file = JsonFile(path, value, noun, text, lines)
+            raise DataError(f"{path}, line 1: holds {kind_of(value)}, not a list of questions. Wrap it in [ ]")
+    file = JsonFile(path, value, text, lines)
     for index, entry in enumerate(value):
         if not isinstance(entry, dict):
             raise file.error(index, f"is {kind_of(entry)}, not an object")

@@ -9,19 +9,18 @@
 - Train and evaluation never share a database. With an evaluation file the official split is taken: every database
   that it names is for evaluation, all others for training. Without one, a hash of the db_id decides.
 - A question whose database is missing or cannot be used is kept. Its db_id is then not in `databases`, and
-  `refused` says why. A list of tables (`tables.json`) is believed only as far as it says that a file is another
-  version of the database: one that lacks a listed table is refused. Columns are not compared, because the lists of
-  the real releases are wrong about some of them; the gold queries, which are all run, tell.
+  `refused` says why. Lists of tables (`tables.json`) are not read, because those of the real releases are wrong about
+  some; the gold queries, which are all run, tell whether a database is the right one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from env_server.data.database_files import file_problem, find_databases, folder_levels, missing_tables
-from env_server.data.json_files import JsonFile, kind_of, read_json_file
+from env_server.data.database_files import file_problem, find_databases, folder_levels
+from env_server.data.json_files import JsonFile, read_json_file
 from env_server.data.raw import RawDataset, RawQuestion
 from env_server.data.splits import split_databases
 from env_server.dataset import Split
@@ -39,7 +38,6 @@ class Layout:
     name: str
     train_files: tuple[str, ...]
     eval_files: tuple[str, ...]
-    tables_files: tuple[str, ...]
     database_folders: tuple[str, ...]
     sql_key: str
     id_key: str = ""
@@ -65,7 +63,7 @@ def read_layout(layout: Layout, folder: Path) -> RawDataset:
     questions = [question for file in files for question in _questions(layout, file)]
     if not questions:
         raise DataError(f"no question in {', '.join(map(str, files))}. Unpack the release again")
-    databases, refused = _databases(layout, folder, files, {question.db_id for question in questions})
+    databases, refused = _databases(layout, folder, {question.db_id for question in questions})
     return RawDataset(layout.name, tuple(_split(questions)), databases, refused)
 
 
@@ -111,14 +109,10 @@ def _numbers(layout: Layout, file: JsonFile) -> Sequence[int]:
     return numbers if len(set(numbers)) == len(places) else places
 
 
-def _databases(
-    layout: Layout, folder: Path, files: Sequence[Path], used: set[str]
-) -> tuple[dict[str, Path], dict[str, str]]:
+def _databases(layout: Layout, folder: Path, used: set[str]) -> tuple[dict[str, Path], dict[str, str]]:
     """Return the databases that questions use, and why others cannot be. Raises DataError when there is none."""
     found = {db_id: path for db_id, path in find_databases(folder, layout.database_folders).items() if db_id in used}
-    listed = _listed_tables(layout, files)
-    problems = {db_id: _problem(path, listed.get(db_id)) for db_id, path in found.items()}
-    refused = {db_id: problem for db_id, problem in problems.items() if problem}
+    refused = {db_id: problem for db_id, path in found.items() if (problem := file_problem(path))}
     if found and len(refused) == len(found):
         raise DataError(f"none of the {len(found)} databases can be used. {next(iter(refused.values()))}")
     if not found:
@@ -126,41 +120,6 @@ def _databases(
         place = folder / layout.database_folders[0] / example / f"{example}.sqlite"
         raise DataError(f"{folder} holds none of the {len(used)} databases. Put them there as {place}")
     return {db_id: path for db_id, path in found.items() if db_id not in refused}, refused
-
-
-@dataclass(frozen=True, slots=True)
-class _Listed:
-    """The tables that a file lists for one database."""
-
-    file: Path
-    tables: tuple[str, ...]
-
-
-def _problem(path: Path, listed: _Listed | None) -> str:
-    problem = file_problem(path)
-    lacking = missing_tables(path, listed.tables) if listed and not problem else []
-    if listed and lacking:
-        more = f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
-        problem = (
-            f"{path} does not match {listed.file}: it lacks {', '.join(map(repr, lacking[:5]))}{more}. "
-            f"Take both from the same release, or remove the entry from {listed.file.name}"
-        )
-    return problem
-
-
-def _listed_tables(layout: Layout, files: Sequence[Path]) -> Mapping[str, _Listed]:
-    """Read the lists of tables that lie beside the question files; for each database the first counts."""
-    listed: dict[str, _Listed] = {}
-    folders = dict.fromkeys(file.parent for file in files)
-    for path in (folder / name for name in layout.tables_files for folder in folders):
-        if path.is_file():
-            file = read_json_file(path, noun="database")
-            for index, entry in enumerate(file.entries):
-                names = entry.get("table_names_original")
-                if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-                    raise file.error(index, f'"table_names_original" is {kind_of(names)}, not a list of names')
-                listed.setdefault(file.strings(index, ("db_id",))["db_id"], _Listed(path, tuple(names)))
-    return listed
 
 
 def _split(questions: Sequence[RawQuestion]) -> Iterator[RawQuestion]:

@@ -121,26 +121,17 @@ def test_duplicates_carry_the_id_of_the_first_and_stay(database: Path) -> None:
         "select OWNER\nfrom Farm where ID=9;",
         "SELECT owner FROM farm WHERE id = 1",
         "SELECT max(id) FROM farm",
-        'select f."owner" from farm as f where f.id = 1',
-        "SELECT x.Owner FROM farm x WHERE x.id=1",
-        "SELECT OWNER FROM farm WHERE id = 1;",
-        "SELECT max(id) FROM farm",
         "SELECT owner FROM farm WHERE id = '1'",
+        "SELECT x.owner FROM farm x WHERE x.id = 1",
+        "select OWNER /* whose */\nfrom Farm where ID=1; -- it is",
+        "SELECT max(id) FROM farm",
     ]
     raw = raw_of(database, queries)
     other = replace(raw.questions[3], question_id="other", db_id="copy")  # of two databases, so no duplicate
     dataset = curate(replace(raw, questions=(*raw.questions, other), databases={"farm": database, "copy": database}))
     copies = {q.question_id: q.duplicate_of for q in dataset.questions if q.duplicate_of}
-    assert copies == {"q5": "q4", "q6": "q2", "q7": "q3"}
+    assert copies == {"q6": "q2", "q7": "q3"}
     assert dataset.question("q3").gold is dataset.question("q7").gold
-
-
-def test_a_double_quoted_text_is_a_name_where_the_database_has_it(database: Path) -> None:
-    same = ['SELECT "owner" FROM farm', "SELECT OWNER FROM farm"]
-    texts = ['SELECT "nobody" FROM farm', 'SELECT "Nobody" FROM farm']
-    rowids = ['SELECT "rowid" FROM farm', "SELECT ROWID FROM farm"]
-    dataset = curate(raw_of(database, [*same, *texts, *rowids]))
-    assert [q.duplicate_of for q in dataset.questions] == ["", "q0", "", "", "", "q4"]
 
 
 def test_databases_that_are_missing_refused_or_broken(database: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from env_server.data.database_files import file_problem, find_databases, missing_tables
+from env_server.data.database_files import file_problem, find_databases
 from tests.env_server.data.folders import add_database
 
 
@@ -86,10 +86,3 @@ def test_a_journal_counts_when_it_is_hot(database: Path) -> None:
     assert file_problem(database) == ""
     journal.write_bytes(bytes.fromhex("d9d505f920a163d7") + bytes(504))
     assert "shop.sqlite-journal may hold changes" in file_problem(database)
-
-
-def test_missing_tables_are_found_whatever_the_case(database: Path) -> None:
-    assert missing_tables(database, ("ORDERS", "Recent", "sqlite_sequence")) == []
-    assert missing_tables(database, ("orders", "items", "Customers")) == ["items", "Customers"]
-    database.write_bytes(b"SQLite format 3\0" + bytes(100))
-    assert missing_tables(database, ("orders",)) == [], "one that cannot be opened lacks nothing that is known"

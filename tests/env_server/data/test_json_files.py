@@ -101,12 +101,12 @@ def test_text_is_required_or_optional(tmp_path: Path) -> None:
 def test_a_wrong_value_is_named_with_its_line(tmp_path: Path, entry: dict[str, Any], problem: str, suffix: str) -> None:
     lines = [json.dumps(each) for each in ({"a": "fine"}, entry)]
     text = "\n".join(lines) if suffix == ".jsonl" else "[\n" + ",\n".join(lines) + "]"
-    file = read_json_file(write(tmp_path, text, "q" + suffix), noun="database")
+    file = read_json_file(write(tmp_path, text, "q" + suffix))
     with pytest.raises(DataError) as raised:
         file.strings(1, ("a",), ("b",))
     line = 2 if suffix == ".jsonl" else 3
-    assert str(raised.value).startswith(f"{file.path}, line {line} (database 1): {problem}")
-    assert str(raised.value).endswith("Correct or remove this database")
+    assert str(raised.value).startswith(f"{file.path}, line {line} (question 1): {problem}")
+    assert str(raised.value).endswith("Correct or remove this question")
 
 
 @settings(max_examples=60, deadline=None)
