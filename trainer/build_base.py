@@ -7,11 +7,9 @@ can, but mostly does not. Evaluation databases, and their questions, take part i
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -33,6 +31,7 @@ from trainer.warmup import warmup
 
 CLEAN_DATA = "scrambled:0,scrambled:1,synthetic"
 MIXED_DATA = "synthetic"
+EPOCHS, MIXED_EPOCHS = 5.0, 1.0
 GOOD_SHARE = 0.12
 """Share of clean episodes in the second stage."""
 
@@ -49,15 +48,15 @@ def rates(muon: float, adamw: float) -> list[str]:
     return ["--muon_learning_rate", str(muon), "--learning_rate", str(adamw)]
 
 
-def build(target: Path, epochs: float, mixed_epochs: float) -> None:
+def build(target: Path) -> None:
     """Raise the policy and save it, with its notes, in `target`."""
     with tempfile.TemporaryDirectory() as folder:
         clean, mixed = str(Path(folder) / "clean"), str(Path(folder) / "mixed")
-        stage_1 = ["--new_tiny_policy", "true", "--data", CLEAN_DATA, "--num_train_epochs", str(epochs)]
+        stage_1 = ["--new_tiny_policy", "true", "--data", CLEAN_DATA, "--num_train_epochs", str(EPOCHS)]
         warmup.run([*COMMON, *stage_1, *rates(0.02, 0.02), "--warmup_steps", "50", "--output_dir", clean])
-        stage_2 = ["--model_name_or_path", clean, "--data", MIXED_DATA, "--num_train_epochs", str(mixed_epochs)]
+        stage_2 = ["--model_name_or_path", clean, "--data", MIXED_DATA, "--num_train_epochs", str(MIXED_EPOCHS)]
         warmup.run([*COMMON, *stage_2, *rates(0.005, 0.003), "--good", str(GOOD_SHARE), "--output_dir", mixed])
-        notes = _notes(evaluate(clean), evaluate(mixed), epochs, mixed_epochs)
+        notes = _notes(evaluate(clean), evaluate(mixed))
         target.mkdir(parents=True, exist_ok=True)
         for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"):
             shutil.copyfile(Path(mixed) / name, target / name)
@@ -76,11 +75,11 @@ def evaluate(checkpoint: str) -> EvaluationSummary:
     return summarize([record(e) for e in episodes], excluded_by_reason(dataset))
 
 
-def _notes(clean: EvaluationSummary, mixed: EvaluationSummary, epochs: float, mixed_epochs: float) -> str:
+def _notes(clean: EvaluationSummary, mixed: EvaluationSummary) -> str:
     return (
         "The base policy has the Qwen3 architecture, about a million parameters and a tokenizer of its own, and was "
         "trained from random weights by `sqlenv warmup` (TRL's SFTTrainer) in two stages. Stage 1: "
-        f"{epochs:g} epoch(s) of clean play by the oracle on `{CLEAN_DATA}`. Stage 2: {mixed_epochs:g} epoch(s) of "
+        f"{EPOCHS:g} epoch(s) of clean play by the oracle on `{CLEAN_DATA}`. Stage 2: {MIXED_EPOCHS:g} epoch(s) of "
         f"play of mixed quality on `{MIXED_DATA}`: {GOOD_SHARE:.0%} of the episodes clean, the others by a player who "
         "guesses from a sample, wanders, damages the right query or misreads its result. Only training databases "
         "were played on. The words of the evaluation databases are in the tokenizer's vocabulary and occur as random "
@@ -93,17 +92,12 @@ def _notes(clean: EvaluationSummary, mixed: EvaluationSummary, epochs: float, mi
     )
 
 
-def main(argv: Sequence[str]) -> int:
-    """Build into the package, or into `--target`."""
-    parser = argparse.ArgumentParser(prog="python -m trainer.build_base", description=__doc__)
-    parser.add_argument("--target", type=Path, default=BASE_CHECKPOINT, help="default: the shipped checkpoint")
-    parser.add_argument("--epochs", type=float, default=5.0, help="epochs of clean play")
-    parser.add_argument("--mixed_epochs", type=float, default=1.0, help="epochs of mixed play")
-    args = parser.parse_args(argv)
+def main() -> int:
+    """Build into the package."""
     torch.set_num_threads(1)
-    build(args.target, args.epochs, args.mixed_epochs)
+    build(BASE_CHECKPOINT)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import torch
 from transformers import Qwen3ForCausalLM
 
 from env_server.cache import CACHE_VARIABLE
@@ -20,12 +19,10 @@ LIKED = {"<end>": 6.0, "ANSWER ": 4.5, "DESCRIBE ": 4.5, "SAMPLE ": 4.5, "QUERY 
 @contextmanager
 def surroundings_in(cache: Path) -> Iterator[None]:
     """Keep what a run in this process changes, or leaves in the user's cache, to the `with` block."""
-    threads = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(CACHE_VARIABLE, str(cache))
         patch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
         yield
-    torch.set_num_threads(threads)
 
 
 def save_policy(random_policy: Callable[..., Qwen3ForCausalLM], texts: Sequence[str], folder: Path) -> Path:

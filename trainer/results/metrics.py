@@ -80,8 +80,3 @@ def in_order(names: Iterable[str]) -> list[str]:
         return next((i for i, pattern in enumerate(patterns) if fnmatchcase(name, pattern)), len(patterns))
 
     return sorted(names, key=lambda name: (place(name), name))
-
-
-def markdown() -> str:
-    """The table of the docs."""
-    return "\n".join(["| metric | meaning |", "|---|---|", *(f"| `{n}` | {text} |" for n, text in MEANINGS.items())])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainer.results.metrics import MEANINGS, in_order, markdown, meaning
+from trainer.results.metrics import MEANINGS, in_order, meaning
 
 
 def test_each_metric_has_one_sentence_that_fits_a_table() -> None:
@@ -12,7 +12,6 @@ def test_each_metric_has_one_sentence_that_fits_a_table() -> None:
         assert text[0].isupper(), name
         assert text.endswith("."), name
         assert "|" not in text, name
-    assert markdown().count("\n") == len(MEANINGS) + 1
 
 
 def test_a_part_of_a_name_may_be_anything() -> None:
@@ -29,4 +28,5 @@ def test_the_order_is_that_of_the_table() -> None:
 
 def test_the_documents_have_the_table_as_it_is() -> None:
     page = Path(__file__).parents[3] / "docs" / "metrics.md"
-    assert markdown() in page.read_text(encoding="utf-8")
+    rows = [f"| `{name}` | {text} |" for name, text in MEANINGS.items()]
+    assert "\n".join(["| metric | meaning |", "|---|---|", *rows]) in page.read_text(encoding="utf-8")

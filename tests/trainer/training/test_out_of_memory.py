@@ -37,7 +37,6 @@ CPU = (
 @pytest.fixture(scope="module", autouse=True)
 def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with surroundings_in(tmp_path_factory.mktemp("cache")):
-        torch.set_num_threads(1)
         yield
 
 
