@@ -2,8 +2,8 @@
 
 Promises:
 - Every frame but `close` gets one reply, and no frame ends the session; replies come in the order of the frames.
-- A step whose query or verdict needs the query pool waits for it, without holding anything else up, and leaves the
-  episode as it was when the wait is cancelled.
+- A step whose query or verdict needs the query pool waits for it, without holding anything else up; when there is none,
+  the episode is as it was.
 - Nothing of the gold is in a reply, but for the rewards and the verdict.
 """
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable
-from typing import Protocol
 
 from env_server.episodes import Episodes, PlannedStep
 from env_server.errors import DataError, SQLEnvError
@@ -20,6 +19,7 @@ from env_server.jobs import Job
 from env_server.outcomes import Outcome
 from env_server.service.execution.databases import SessionJobs
 from env_server.service.logs import log
+from env_server.service.metrics import Metrics
 from env_server.service.protocol import (
     CloseRequest,
     FrameError,
@@ -38,23 +38,13 @@ from env_server.types import ActionType, ErrorCode, SQLAction, SQLObservation
 _ACTIONS = frozenset(ActionType)
 
 
-class Observer(Protocol):
-    """Is told what a session does; `Metrics` is one."""
-
-    def step(self, action_type: str, outcome: str, seconds: float, route: str) -> None:
-        """One step was taken."""
-
-    def frame_error(self, code: str) -> None:
-        """A frame was answered with an error."""
-
-
 class Session:
     """Answers the frames of one client, one at a time."""
 
-    def __init__(self, episodes: Episodes, jobs: SessionJobs, observer: Observer) -> None:
+    def __init__(self, episodes: Episodes, jobs: SessionJobs, metrics: Metrics) -> None:
         self._episodes = episodes
         self._jobs = jobs
-        self._observer = observer
+        self._metrics = metrics
         self.playing = False
         """Whether an episode has begun and is not over."""
         self._started = False
@@ -64,7 +54,7 @@ class Session:
         try:
             request = parse_frame(frame)
         except FrameError as error:
-            self._observer.frame_error(error.code)
+            self._metrics.frame_error(error.code)
             return error.reply
         if isinstance(request, CloseRequest):
             return None
@@ -107,13 +97,13 @@ class Session:
     def _apply(self, step: PlannedStep, outcome: Outcome | None, route: str, began: float) -> str:
         observation = self._episodes.apply(step, outcome)
         self.playing = not observation.done
-        self._observer.step(*_labels(step.kind, observation), time.perf_counter() - began, route)
+        self._metrics.step(*_labels(step.kind, observation), time.perf_counter() - began, route)
         return observation_frame(observation)
 
     def _failed(self, error: SQLEnvError) -> str:
         if isinstance(error, DataError):
             log(logging.ERROR, "a database cannot be used", error=error)
-        self._observer.frame_error(ErrorCode.EXECUTION_ERROR)
+        self._metrics.frame_error(ErrorCode.EXECUTION_ERROR)
         return error_frame(ErrorCode.EXECUTION_ERROR, str(error))
 
 

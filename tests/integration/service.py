@@ -25,7 +25,8 @@ POLL_S = 0.02
 @contextmanager
 def serving(folder: Path, data: Path, *flags: str) -> Iterator[ServerProcess]:
     """Run `sqlenv serve` on a data set for the `with` block; its log is kept in `folder`."""
-    command = [sys.executable, str(ROOT / "sqlenv.py"), "serve", "--port", "{port}", "--data", str(data), *flags]
+    command = [sys.executable, str(ROOT / "sqlenv.py"), "serve", "--port", "{port}", "--data", str(data)]
+    command += ["--lanes", "1,1", *flags]
     with ServerProcess(command, folder / f"serve-{len(list(folder.glob('serve-*.log')))}.log") as server:
         yield server
 

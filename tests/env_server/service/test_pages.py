@@ -110,12 +110,6 @@ def test_the_page_needs_nothing_but_its_own_files() -> None:
         assert foreign <= {"http://www.w3.org/2000/svg"}, name
 
 
-def test_scripts_never_make_html_of_text() -> None:
-    for name, asset in ASSETS.items():
-        text = asset.content.decode()
-        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|\beval\(", text), name
-
-
 @pytest.mark.parametrize(
     "path",
     [
@@ -234,14 +228,6 @@ async def test_an_unknown_database_is_an_error_that_says_where_the_known_ones_ar
     assert "/questions?limit=0" in reply.json()["detail"]
     assert [entry["id"] for entry in named.json()["databases"]] == list(DATABASES)
     assert named.json()["questions"] == []
-
-
-async def test_questions_ask_for_the_token() -> None:
-    async with _client(token=None) as client:
-        reply = await client.get("/questions")
-        page = await client.get("/")
-    assert (reply.status_code, page.status_code) == (401, 200)
-    assert "How many" not in reply.text
 
 
 async def test_the_answer_mode_is_told() -> None:

@@ -6,7 +6,9 @@ import asyncio
 import base64
 import errno
 import json
+import os
 import re
+import signal
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +34,7 @@ from tests.env_server.conftest import RunningServer, Serve
 
 SLOW = "WITH RECURSIVE r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r) SELECT COUNT(*) FROM r"
 """Runs until its budget is used up, a second or so."""
+FAST = "SELECT COUNT(*) FROM pets"
 
 
 def counted(rows: int) -> str:
@@ -275,6 +278,49 @@ async def test_the_token_and_the_origin(serve: Serve) -> None:
     with pytest.raises(InvalidStatus) as refused:
         await connect(server.ws, additional_headers=right, origin=Origin("http://evil.example.org"))
     assert refused.value.response.status_code == 403
+
+
+async def test_the_route_of_a_step_is_counted_as_the_one_it_took(serve: Serve) -> None:
+    server = serve()
+    actions = [
+        *(("DESCRIBE", "pets"), ("SAMPLE", "pets"), ("QUERY", FAST), ("QUERY", FAST), ("QUERY", "SELEC")),
+        *(("QUERY", counted(3_000)), ("QUERY", counted(3_000)), ("DANCE", ""), ("ANSWER", "2")),
+    ]
+    async with connect(server.ws) as client:
+        for request in (reset(), *(step(*action) for action in actions)):
+            await ask(client, request)
+    rendered = server.metrics.render().decode()
+    assert dict(re.findall(r'step_seconds_count{lane="(\w+)"} (\S+)', rendered)) == {
+        "none": "3.0",
+        "inline": "3.0",
+        "cached": "2.0",
+        "lane": "1.0",
+    }
+    steps = re.findall(r'steps_total{action="(\w+)",outcome="(\w+)"} ([1-9]\S*)', rendered)
+    assert steps == [
+        ("DESCRIBE", "ok", "1.0"),
+        ("SAMPLE", "ok", "1.0"),
+        ("QUERY", "ok", "4.0"),
+        ("QUERY", "error", "1.0"),
+        ("ANSWER", "correct", "1.0"),
+        ("invalid", "error", "1.0"),
+    ]
+
+
+async def test_without_a_verdict_the_answer_is_an_error_and_can_be_given_again(serve: Serve) -> None:
+    server = serve(answer_mode="sql")
+    async with connect(server.ws) as client:
+        await ask(client, reset())
+        asking = asyncio.ensure_future(ask(client, step("ANSWER", SLOW)))
+        while not asking.done():
+            for queue in server.service.query_pool.stats.values():
+                for pid in queue.pids if queue.running else ():
+                    os.kill(pid, signal.SIGKILL)
+            await asyncio.wait({asking}, timeout=0.01)
+        assert (await asking)["data"]["code"] == "EXECUTION_ERROR"
+        assert (await state(client))["step_count"] == 0
+        last = await ask(client, step("ANSWER", "SELECT COUNT(*) FROM pets WHERE species = 'cat'"))
+        assert last["data"]["metadata"]["verdict"] == "correct"
 
 
 async def test_in_sql_mode_a_query_is_judged_in_a_lane(serve: Serve) -> None:
