@@ -6,21 +6,17 @@ Routes: `GET /` (the page), `GET /playground/{file}` (its script, style and icon
   same for everybody and need no token; `/questions` asks `authorized`.
 - The page cannot be made to run what is not ours: no inline script or style, nothing from another host, no framing,
   and the browser refuses to parse text as HTML (Trusted Types). It uses `/ws`, `/ready` and `/metrics` of its server.
-- Files are read once, when the router is made. Only those are served, whatever path is asked for; a browser that has
-  them gets 304.
+- Only the page's files are served, whatever path is asked for; a browser that has them gets 304.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from hashlib import sha256
-from importlib import resources
-from pathlib import PurePosixPath
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, HTTPException, Query, Request
 from fastapi.responses import JSONResponse, Response
+from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel, ConfigDict, Field
 
 from env_server.dataset import Dataset, Question
@@ -31,12 +27,6 @@ MAX_QUESTIONS = 500
 PAGE = "index.html"
 FOLDER = "playground"
 
-_MEDIA_TYPES = {
-    ".html": "text/html; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".svg": "image/svg+xml",
-}
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
@@ -107,40 +97,20 @@ class QuestionIndex:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Asset:
-    """One file of the page, as it is served."""
+class PlaygroundFiles(StaticFiles):
+    """The page's files, under the policy.
 
-    content: bytes
-    media_type: str
-    etag: str
+    `no-cache` makes a browser ask each time, so that after an upgrade no old script meets a new page.
+    """
 
-    def response(self, request: Request) -> Response:
-        """Return the file, or 304 to a browser that has it.
+    def __init__(self) -> None:
+        super().__init__(packages=[("env_server.service", FOLDER)])
 
-        `no-cache` makes a browser ask each time, so that after an upgrade no old script meets a new page.
-        """
-        headers = {**SECURITY_HEADERS, "ETag": self.etag, "Cache-Control": "no-cache"}
-        if has_current_copy(request.headers.get("if-none-match", ""), self.etag):
-            return Response(status_code=304, headers=headers)
-        return Response(self.content, media_type=self.media_type, headers=headers)
-
-
-def has_current_copy(if_none_match: str, etag: str) -> bool:
-    """Return whether the header names the tag; a proxy that compresses makes it a weak one."""
-    tags = {tag.strip().removeprefix("W/") for tag in if_none_match.split(",")}
-    return etag in tags or "*" in tags
-
-
-def load_assets() -> dict[str, Asset]:
-    """Return the page's files by name."""
-    assets = {}
-    for file in (resources.files("env_server.service") / FOLDER).iterdir():
-        media_type = _MEDIA_TYPES.get(PurePosixPath(file.name).suffix)
-        if media_type is not None:
-            content = file.read_bytes()
-            assets[file.name] = Asset(content, media_type, f'"{sha256(content).hexdigest()[:32]}"')
-    return assets
+    def file_response(self, *args: Any, **kwargs: Any) -> Response:
+        """Return a file, or 304 to a browser that has it."""
+        response = super().file_response(*args, **kwargs)
+        response.headers.update({**SECURITY_HEADERS, "Cache-Control": "no-cache"})
+        return response
 
 
 def router(
@@ -150,18 +120,16 @@ def router(
 ) -> APIRouter:
     """Return the routes; `authorized` is a FastAPI dependency that raises where a request lacks the server's token."""
     routes = APIRouter()
-    assets = load_assets()
+    files = PlaygroundFiles()
     index = QuestionIndex(questions, answer_mode)
 
     @routes.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
     async def page(request: Request) -> Response:
-        return assets[PAGE].response(request)
+        return await files.get_response(PAGE, request.scope)
 
     @routes.api_route("/" + FOLDER + "/{name}", methods=["GET", "HEAD"], include_in_schema=False)
     async def file(request: Request, name: str) -> Response:
-        if name not in assets:
-            raise HTTPException(404, "the playground has no such file; start at /")
-        return assets[name].response(request)
+        return await files.get_response(name, request.scope)
 
     @routes.get(
         "/questions",
