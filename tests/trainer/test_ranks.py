@@ -21,48 +21,59 @@ from trainer.ranks import Ranks, ending_together, require_whole_model
 
 WAIT_S = 120.0
 
-MEETING = """
-import sys
+TwoRanks = tuple[Path, subprocess.CompletedProcess[str]]
+
+PROGRAM = """
+import signal, sys
 from pathlib import Path
 import torch
-from transformers import TrainingArguments
-from trainer.ranks import Ranks
+from transformers import TrainerControl, TrainerState, TrainingArguments
+from trainer.ranks import Ranks, ending_together
+from trainer.stopping import StopAfterStep, Stopping
 
 folder = Path(sys.argv[1])
 arguments = TrainingArguments(output_dir=str(folder), use_cpu=True, bf16=False)
-ranks = Ranks.of(arguments)
-assert ranks.is_main == (ranks.index == 0)
-with ranks.one_goes_first():
-    found = (folder / "cache").exists()
-    (folder / "cache").write_text("whole")
-mine = ranks.share("abcde")
-(folder / f"rank-{ranks.index}").write_text(f"{found} {mine!r} {ranks.gather(list(mine))} {ranks.gather([])}")
-torch.save(torch.ones(2), folder / f"tensor-{ranks.index}")
-torch.load(folder / f"tensor-{ranks.index}", map_location=arguments.device)
-ranks.part()
-"""
-
-INTERRUPTED = """
-import os, sys
-import torch.distributed
-from trainer.ranks import ending_together
-
 with ending_together("sqlenv train"):
-    torch.distributed.init_process_group("gloo")
-    if os.environ["RANK"] == "1":
+    ranks = Ranks.of(arguments)
+    assert ranks.is_main == (ranks.index == 0)
+    with ranks.one_goes_first():
+        found = (folder / "cache").exists()
+        (folder / "cache").write_text("whole")
+    mine = ranks.share("abcde")
+    (folder / f"met-{ranks.index}").write_text(f"{found} {mine!r} {ranks.gather(list(mine))} {ranks.gather([])}")
+    torch.save(torch.ones(2), folder / f"tensor-{ranks.index}")
+    torch.load(folder / f"tensor-{ranks.index}", map_location=arguments.device)
+
+    for told_at in (3, 5):
+        with Stopping("steps") as stopping:
+            stopping.begin_training(ranks)
+            callback, control = StopAfterStep(stopping), TrainerControl()
+            for step in range(1, 6):
+                if ranks.index == 1 and step == told_at:
+                    signal.raise_signal(signal.SIGTERM)
+                callback.on_step_end(arguments, TrainerState(global_step=step, max_steps=5), control)
+                if control.should_training_stop:
+                    break
+            stopped = stopping.stopped_after or stopping.end_training(folder / "model", "synthetic")
+            with (folder / f"stopped-{ranks.index}").open("a") as file:
+                file.write(f"{step} {stopped} {stopping.status} ")
+
+    if ranks.index == 1:
         raise KeyboardInterrupt
-    torch.distributed.barrier()
+    ranks.gather([])
 """
+"""Two ranks meet; the second one alone is told to stop, in the third of five steps and in the last, and then fails."""
 
 
-def run_on_two(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
-    """Run a program on two ranks, started by torchrun."""
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> TwoRanks:
+    """The folder that the program has written into, started by torchrun, and how it ended."""
+    folder = tmp_path_factory.mktemp("ranks")
     program = folder / "program.py"
-    program.write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{text}")
+    program.write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{PROGRAM}")
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    return subprocess.run(
-        [*command, str(program), str(folder)], capture_output=True, text=True, timeout=WAIT_S, check=False
-    )
+    command += [str(program), str(folder)]
+    return folder, subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
 
 
 @given(st.lists(st.integers()), st.integers(1, 9))
@@ -81,17 +92,25 @@ def test_a_process_that_is_alone_meets_nobody() -> None:
     assert not torch.distributed.is_initialized()
 
 
-def test_two_ranks_meet(tmp_path: Path) -> None:
-    done = run_on_two(tmp_path, MEETING)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "rank-0").read_text() == "False 'ab' ['a', 'b', 'c', 'd', 'e'] []"
-    assert (tmp_path / "rank-1").read_text() == "True 'cde' ['a', 'b', 'c', 'd', 'e'] []", "the second finds the cache"
+def test_two_ranks_meet(two_ranks: TwoRanks) -> None:
+    folder, ended = two_ranks
+    assert (folder / "met-0").read_text() == "False 'ab' ['a', 'b', 'c', 'd', 'e'] []", ended.stderr
+    assert (folder / "met-1").read_text() == "True 'cde' ['a', 'b', 'c', 'd', 'e'] []", "the second finds the cache"
 
 
-def test_the_rank_that_fails_first_says_why_and_the_one_that_it_takes_down_is_silent(tmp_path: Path) -> None:
-    done = run_on_two(tmp_path, INTERRUPTED)
-    assert done.returncode != 0
-    said = [line for line in done.stderr.splitlines() if line.startswith("sqlenv train:")]
+def test_ranks_stop_together_when_one_is_told(two_ranks: TwoRanks) -> None:
+    folder, ended = two_ranks
+    assert [(folder / f"stopped-{rank}").read_text() for rank in (0, 1)] == ["3 3 0 5 True 0 "] * 2, ended.stderr
+    assert [line.partition(",")[0] for line in ended.stdout.splitlines()] == [
+        "stopped after step 3 of 5",
+        f"the policy is trained and saved in {folder / 'model'}",
+    ]
+
+
+def test_the_rank_that_fails_first_says_why_and_the_one_that_it_takes_down_is_silent(two_ranks: TwoRanks) -> None:
+    _, ended = two_ranks
+    assert ended.returncode != 0
+    said = [line for line in ended.stderr.splitlines() if line.startswith("sqlenv train:")]
     assert said == ["sqlenv train: interrupted"]
 
 

@@ -1,4 +1,4 @@
-"""What a run does about SIGTERM: the rules, the handler in this process, and two real ranks that agree."""
+"""What a run does about SIGTERM: the rules, and the handler in this process; real ranks agree in `test_ranks`."""
 
 from __future__ import annotations
 
@@ -17,54 +17,18 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 
 import trainer.stopping
 from tests.clock import Clock
-from tests.trainer.test_ranks import run_on_two
 from trainer.ranks import Ranks
 from trainer.stopping import ECHO_S, TERMINATED, Reaction, Stage, StopAfterStep, Stopping, StopRequest
 
-PATIENT = (Stage.STARTING, Stage.TRAINING, Stage.CONCLUDING)
-AT_ONCE = (Stage.BEFORE, Stage.TRAINED)
 LATER = 2 * ECHO_S
 
-STEPS = """
-import signal, sys
-from pathlib import Path
-from transformers import TrainerControl, TrainerState, TrainingArguments
-from trainer.ranks import Ranks
-from trainer.stopping import StopAfterStep, Stopping
 
-folder = Path(sys.argv[1])
-arguments = TrainingArguments(output_dir=str(folder), use_cpu=True, bf16=False)
-ranks = Ranks.of(arguments)
-for told_at in (3, 5):
-    with Stopping("steps") as stopping:
-        stopping.begin_training(ranks)
-        callback, control = StopAfterStep(stopping), TrainerControl()
-        for step in range(1, 6):
-            if ranks.index == 1 and step == told_at:
-                signal.raise_signal(signal.SIGTERM)
-            callback.on_step_end(arguments, TrainerState(global_step=step, max_steps=5), control)
-            if control.should_training_stop:
-                break
-        stopped = stopping.stopped_after or stopping.end_training(folder / "model", "synthetic")
-        with (folder / f"rank-{ranks.index}").open("a") as file:
-            file.write(f"{step} {stopped} {stopping.status} ")
-ranks.part()
-"""
-"""Two runs of five steps; the second rank alone is told to stop, in the third step and in the last."""
-
-
-@pytest.mark.parametrize("stage", PATIENT)
-def test_where_work_can_be_left_a_first_signal_lets_it_be_finished(stage: Stage) -> None:
+@pytest.mark.parametrize("stage", Stage)
+def test_a_first_signal_lets_work_be_finished_where_it_can_be_left_and_ends_all_elsewhere(stage: Stage) -> None:
     request = StopRequest(stage)
-    assert request.signalled(5.0) is Reaction.FINISH
-    assert (request.asked, request.ending, request.status) == (True, False, 0)
-
-
-@pytest.mark.parametrize("stage", AT_ONCE)
-def test_elsewhere_a_first_signal_ends_the_run_with_success(stage: Stage) -> None:
-    request = StopRequest(stage)
-    assert request.signalled(5.0) is Reaction.END
-    assert (request.asked, request.ending, request.status) == (True, True, 0)
+    ends = stage in (Stage.BEFORE, Stage.TRAINED)
+    assert request.signalled(5.0) is (Reaction.END if ends else Reaction.FINISH)
+    assert (request.asked, request.ending, request.status) == (True, ends, 0)
 
 
 @pytest.mark.parametrize("stage", Stage)
@@ -129,12 +93,9 @@ def before() -> Iterator[list[int]]:
     signal.signal(signal.SIGTERM, earlier)
 
 
-@pytest.fixture(params=[signal.default_int_handler, signal.SIG_IGN], ids=["", "SIGINT is ignored"])
-def interrupts(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """With and without a handler of SIGINT, which a shell's background processes lack; no task is left undone."""
-    earlier = signal.signal(signal.SIGINT, request.param)
+@pytest.fixture
+def no_task_is_left(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     yield
-    signal.signal(signal.SIGINT, earlier)
     gc.collect()  # asyncio complains of a task when it is freed
     assert not caplog.messages
 
@@ -239,7 +200,7 @@ async def wait_forever(begun: Callable[[], None], closed: list[str]) -> None:
     ],
 )  # fmt: skip
 def test_elsewhere_all_is_closed_at_once(
-    interrupts: None, prepare: Callable[[Stopping], None], words: str, capfd: pytest.CaptureFixture[str]
+    no_task_is_left: None, prepare: Callable[[Stopping], None], words: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     closed: list[str] = []
     with Stopping("sqlenv train") as stopping:
@@ -253,7 +214,7 @@ def test_elsewhere_all_is_closed_at_once(
 
 
 def test_a_second_signal_closes_all_in_a_step_too(
-    interrupts: None, clock: Clock, capfd: pytest.CaptureFixture[str]
+    no_task_is_left: None, clock: Clock, capfd: pytest.CaptureFixture[str]
 ) -> None:
     closed: list[str] = []
 
@@ -273,7 +234,7 @@ def test_a_second_signal_closes_all_in_a_step_too(
     assert (said.out, said.err.splitlines()[-1]) == ("", "sqlenv train: ended at once by a second SIGTERM")
 
 
-def test_a_second_signal_ends_what_does_not_react_to_the_first(interrupts: None, clock: Clock) -> None:
+def test_a_second_signal_ends_what_does_not_react_to_the_first(no_task_is_left: None, clock: Clock) -> None:
     cancelled: list[str] = []
 
     async def shrug() -> None:
@@ -318,14 +279,3 @@ def test_outside_the_main_thread_nothing_is_changed(before: list[int]) -> None:
     thread.start()
     thread.join()
     assert handlers == [mine]
-
-
-def test_ranks_stop_together_when_one_is_told(tmp_path: Path) -> None:
-    done = run_on_two(tmp_path, STEPS)
-    assert done.returncode == 0, done.stderr
-    assert [(tmp_path / f"rank-{rank}").read_text() for rank in (0, 1)] == ["3 3 0 5 True 0 "] * 2
-    said = done.stdout.splitlines()
-    assert [line.partition(",")[0] for line in said] == [
-        "stopped after step 3 of 5",
-        f"the policy is trained and saved in {tmp_path / 'model'}",
-    ]
