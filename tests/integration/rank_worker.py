@@ -1,15 +1,18 @@
 """`sqlenv` as a rank of a test: `rank_worker.py HOW RANK command...`.
 
 HOW is `watched`: RANK is "all", and each rank that saves the model leaves its weights' digest in the run's folder; or
-`error` or `bug`: that rank raises so in its third rollout, the evaluation before training being the first; or `flaky`:
-the first episode of each rollout fails on that rank, or on "all".
+`bug`: that rank raises in its third rollout, the evaluation before training being the first, and the first episode of
+each rollout fails on the other; or `flaky`: it does on all; or `told`: that rank has the launcher stop all of them in
+its third rollout, and each leaves its exit status in the working directory.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from hashlib import sha256
 from itertools import count
 from pathlib import Path
@@ -20,13 +23,9 @@ from trl import GRPOTrainer
 import sqlenv
 from inference.engine import EngineError, Session
 from inference.hf.engine import HFEngine
-from trainer.rollout.client import EpisodeRequest, RolloutClient, RolloutError
+from trainer.rollout.client import EpisodeRequest, RolloutClient
 from trainer.rollout.episodes import Episode
-
-FAILURES: dict[str, Exception] = {
-    "error": RolloutError("the engine is gone"),
-    "bug": ZeroDivisionError("this is a bug"),
-}
+from trainer.stopping import Reaction, StopRequest
 
 
 def watch_saving() -> None:
@@ -43,19 +42,37 @@ def watch_saving() -> None:
     GRPOTrainer.save_model = watched
 
 
-def fail(error: Exception) -> None:
-    """Make this process's third rollout raise."""
+def in_third_rollout(happens: Callable[[], Awaitable[None]]) -> None:
+    """Make this happen in the process's third rollout."""
     play = RolloutClient.play
     rollouts = count(1)
 
-    async def failing(
+    async def playing(
         self: RolloutClient, requests: Sequence[EpisodeRequest], *args: Any, **kwargs: Any
     ) -> list[Episode]:
         if next(rollouts) == 3:
-            raise error
+            await happens()
         return await play(self, requests, *args, **kwargs)
 
-    RolloutClient.play = failing  # type: ignore[method-assign]
+    RolloutClient.play = playing  # type: ignore[method-assign]
+
+
+async def fail() -> None:
+    raise ZeroDivisionError("this is a bug")
+
+
+async def have_all_told() -> None:
+    """Tell the launcher to stop, and wait until it has passed that on."""
+    told, loop = asyncio.Event(), asyncio.get_running_loop()
+    signalled = StopRequest.signalled
+
+    def watched(self: StopRequest, now: float) -> Reaction:
+        loop.call_soon_threadsafe(told.set)  # a signal alone does not wake the loop
+        return signalled(self, now)
+
+    StopRequest.signalled = watched  # type: ignore[method-assign]
+    os.kill(os.getppid(), signal.SIGTERM)
+    await told.wait()
 
 
 def lose_episodes() -> None:
@@ -72,11 +89,14 @@ def lose_episodes() -> None:
 
 if __name__ == "__main__":
     how, rank, *command = sys.argv[1:]
+    this = os.environ["RANK"]
     if how == "watched":
         watch_saving()
-    elif how == "flaky":
-        if rank in ("all", os.environ["RANK"]):
-            lose_episodes()
-    elif os.environ["RANK"] == rank:
-        fail(FAILURES[how])
-    sys.exit(sqlenv.main(command))
+    if how == "flaky" or (how == "bug" and this != rank):
+        lose_episodes()
+    if how in ("bug", "told") and this == rank:
+        in_third_rollout(fail if how == "bug" else have_all_told)
+    status = sqlenv.main(command)
+    if how == "told":
+        Path(f"status-{this}").write_text(str(status))
+    sys.exit(status)

@@ -22,7 +22,7 @@ from env_server.cache import CACHE_VARIABLE
 from env_server.data.loading import load_dataset
 from env_server.dataset import Dataset, Split
 from env_server.settings import EnvSettings
-from tests.integration.test_training import CHECKPOINTS, FLAGS, NO_CHECKPOINTS, token_exact, weights_of
+from tests.integration.test_training import FLAGS, NO_CHECKPOINTS, token_exact, weights_of
 from tests.integration.training import save_policy
 from trainer.evaluation.evaluate import choose_questions, play_model
 from trainer.policy.loading import load_policy
@@ -76,6 +76,7 @@ def launch(policy: Path, cache: Path) -> Launch:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            cwd=folder.parent,
             env=surroundings,
         ) as launcher:
             try:
@@ -155,16 +156,21 @@ def test_only_the_main_rank_speaks(whole: tuple[RunFolder, Ended]) -> None:
     assert whole[1].errors.count("Loading weights: 100%") == 1
 
 
-def test_a_resumed_run_is_the_run_that_was_never_stopped(
+def test_ranks_that_are_told_to_stop_in_a_step_save_it_and_go_on_as_if_they_had_not_been(
     launch: Launch, whole: tuple[RunFolder, Ended], tmp_path: Path
 ) -> None:
-    every_two = ("--eval_strategy", "steps", "--eval_steps", "2")
-    stopped = launch(tmp_path / "run", *CHECKPOINTS, *every_two, "--max_steps", "2")
-    assert stopped.status == 0, stopped.errors
-    resumed = launch(tmp_path / "run", *NO_CHECKPOINTS, *every_two, "--resume_from_checkpoint", "true")
+    folder = RunFolder(tmp_path / "run")
+    flags = (*NO_CHECKPOINTS, "--eval_strategy", "steps", "--eval_steps", "2")
+    stopped = launch(folder.path, *flags, script=(WORKER, "told", "0"))
+    assert [(tmp_path / f"status-{rank}").read_text() for rank in (0, 1)] == ["0", "0"], stopped.errors
+    assert stopped.said.count("stopped after step 2 of 3") == 1
+    assert "sqlenv train: rank" not in stopped.errors
+    assert folder.evaluations_during() == []
+    for rank in (0, 1):
+        assert (folder.path / "checkpoint-2" / f"rng_state_{rank}.pth").exists()
+
+    resumed = launch(folder.path, *flags, "--resume_from_checkpoint", "true")
     assert resumed.status == 0, resumed.errors
-    assert [ended.said.count("evaluated after step 2:") for ended in (stopped, resumed)] == [1, 0]
-    folder = RunFolder.open(tmp_path / "run")
     assert folder.episodes_path.read_bytes() == whole[0].episodes_path.read_bytes()
     assert weights_of(folder) == weights_of(whole[0])
     for label in ("before", "after"):
@@ -172,39 +178,22 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(
     assert [step for step, _ in folder.evaluations_during()] == [2, 3]
 
 
-@pytest.mark.parametrize(
-    ("how", "rank", "message"),
-    [
-        ("error", "1", "sqlenv train: rank 1: the engine is gone"),
-        ("bug", "0", "ZeroDivisionError: this is a bug\nsqlenv train: rank 0 failed"),
-    ],
-)
-def test_a_rank_that_fails_ends_the_run_and_says_why_once(
-    launch: Launch, tmp_path: Path, how: str, rank: str, message: str
+def test_one_failed_episode_ends_no_run_and_a_rank_that_fails_ends_all_and_says_why_once(
+    launch: Launch, tmp_path: Path
 ) -> None:
-    ended = launch(tmp_path / "run", *NO_CHECKPOINTS, "--eval_episodes", "2", script=(WORKER, how, rank))
+    ended = launch(tmp_path / "run", *NO_CHECKPOINTS, "--eval_episodes", "2", script=(WORKER, "bug", "0"))
     assert ended.status != 0
-    assert ended.errors.count(message) == 1
-    assert ended.errors.count("sqlenv train: rank") == 1, "the ranks that this one takes down are silent"
+    assert ended.errors.count("ZeroDivisionError: this is a bug\nsqlenv train: rank 0 failed") == 1
+    assert ended.errors.count("sqlenv train: rank") == 1, "the rank that this one takes down is silent"
     folder = RunFolder.open(tmp_path / "run")
-    assert {row.step for row in folder.episodes()} == {1}
+    assert [row["rollout/failed"] for row in folder.metrics()] == [1.0]
+    assert Counter(row.step for row in folder.episodes()) == {1: 16}
+    assert {e.label: e.summary.failed for e in folder.evaluations()}["before"] == 1
 
 
 def test_the_share_of_failed_episodes_is_that_of_all_ranks(launch: Launch, tmp_path: Path) -> None:
-    once = launch(tmp_path / "once", *NO_CHECKPOINTS, "--max_steps", "1", script=(WORKER, "flaky", "1"))
-    assert once.status == 0, once.errors
-    folder = RunFolder.open(tmp_path / "once")
-    assert [row["rollout/failed"] for row in folder.metrics()] == [1.0], "one failure never ends a run"
-    assert {e.label: e.summary.failed for e in folder.evaluations()}["before"] == 1
-
-    both = launch(tmp_path / "both", *NO_CHECKPOINTS, "--eval_episodes", "0", script=(WORKER, "flaky", "all"))
-    assert both.status != 0
-    assert both.errors.count("2 of 16 episodes failed, more than the share of 10% that --max_failure_share allows") == 1
-    assert not RunFolder.open(tmp_path / "both").metrics()
-
-
-def test_what_is_wrong_on_every_rank_is_said_once(launch: Launch, tmp_path: Path) -> None:
-    ended = launch(tmp_path / "run", "--answer_mode", "shout")
+    ended = launch(tmp_path / "run", *NO_CHECKPOINTS, "--eval_episodes", "0", script=(WORKER, "flaky", "all"))
     assert ended.status != 0
-    assert ended.errors.count("--answer_mode must be one of ['value', 'sql'], not 'shout'") == 1
-    assert not (tmp_path / "run").exists()
+    said = "2 of 16 episodes failed, more than the share of 10% that --max_failure_share allows"
+    assert ended.errors.count(said) == 1, "what is wrong on every rank is said once"
+    assert not RunFolder.open(tmp_path / "run").metrics()

@@ -7,6 +7,7 @@ engine, token rows, masks.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from transformers import Qwen3ForCausalLM
 
 import sqlenv
+from benchmarks.server_process import ROOT
 from env_server.data.loading import load_dataset
 from env_server.dataset import Dataset, Split
 from tests.integration.service import metric, serving, until
@@ -39,8 +41,10 @@ FLAGS = [
     *("--use_cpu", "true", "--bf16", "false", "--gradient_checkpointing", "false", "--torch_threads", "1"),
     *("--seed", "3"),
 ]
-CHECKPOINTS = ("--save_strategy", "steps", "--save_steps", "1")
 NO_CHECKPOINTS = ("--save_strategy", "no")
+STOPPING = "sqlenv train: stopping after this step; a second signal stops at once"
+END_S = 240.0
+"""Far beyond what the end of a run takes, also on a crowded machine."""
 
 Run = Callable[..., RunFolder]
 
@@ -80,7 +84,7 @@ def train(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 @pytest.fixture(scope="module")
 def whole(train: Run) -> RunFolder:
     """Three steps in one go."""
-    return train(*NO_CHECKPOINTS)
+    return train(*NO_CHECKPOINTS, "--report_to", "tensorboard")
 
 
 def token_exact(metrics: dict[str, float]) -> bool:
@@ -93,6 +97,20 @@ def token_exact(metrics: dict[str, float]) -> bool:
 
 def weights_of(folder: RunFolder, name: str = "model.safetensors") -> str:
     return sha256((folder.path / "model" / name).read_bytes()).hexdigest()
+
+
+def assert_the_same(folder: RunFolder, whole: RunFolder) -> None:
+    """A run is the one that was left alone: its episodes, its weights and its evaluations, to the byte."""
+    assert folder.episodes_path.read_bytes() == whole.episodes_path.read_bytes()
+    assert weights_of(folder) == weights_of(whole)
+    for evaluation in whole.evaluations():
+        assert folder.evaluation_episodes(evaluation.label) == whole.evaluation_episodes(evaluation.label)
+
+
+def comparable(folder: RunFolder) -> list[dict[str, Any]]:
+    """What was measured in each step, times apart."""
+    volatile = ("seconds", "time", "per_second", "runtime")
+    return [{k: v for k, v in row.items() if not k.endswith(volatile)} for row in folder.metrics()]
 
 
 def test_every_step_is_token_exact(whole: RunFolder) -> None:
@@ -139,6 +157,17 @@ def test_the_evaluations_before_and_after_and_of_the_scripted_players(whole: Run
     assert all(questions == played[0] for questions in played), "they can be compared in pairs"
 
 
+def scalars(folder: RunFolder) -> dict[str, dict[int, float]]:
+    """What TensorBoard would show: values by step and name."""
+    events = EventAccumulator(str(folder.path / "tensorboard")).Reload()
+    return {name: {e.step: e.value for e in events.Scalars(name)} for name in events.Tags()["scalars"]}
+
+
+def test_without_evaluations_on_the_way_trackers_see_both_ends(whole: RunFolder) -> None:
+    before, after = (e.summary.success_rate for e in whole.evaluations() if e.label in ("before", "after"))
+    assert scalars(whole)["eval/success_rate"] == pytest.approx({0: before, 3: after})
+
+
 def test_the_run_explains_itself(whole: RunFolder, policy: Path) -> None:
     config = whole.config()
     assert config["sqlenv"]["eval_episodes"] == 8
@@ -147,37 +176,56 @@ def test_the_run_explains_itself(whole: RunFolder, policy: Path) -> None:
     assert "<html" in whole.report_path.read_text(encoding="utf-8")
 
 
-def test_the_same_seed_gives_the_same_run(train: Run, whole: RunFolder) -> None:
-    again = train(*NO_CHECKPOINTS)
-    assert again.episodes_path.read_bytes() == whole.episodes_path.read_bytes()
-    assert weights_of(again) == weights_of(whole)
-    volatile = ("seconds", "time", "per_second", "runtime")
+WAITS = """
+import itertools, sys
+import sqlenv
+from trainer.rollout.client import RolloutClient
 
-    def comparable(folder: RunFolder) -> list[dict[str, Any]]:
-        return [{k: v for k, v in row.items() if not k.endswith(volatile)} for row in folder.metrics()]
+play, rollouts = RolloutClient.play, itertools.count(1)
 
-    assert comparable(again) == comparable(whole)
+async def waiting(self, *args, **kwargs):
+    if next(rollouts) == 3:
+        sys.stdout.write("waits\\n")
+        sys.stdout.flush()
+        sys.stdin.readline()
+    return await play(self, *args, **kwargs)
+
+RolloutClient.play = waiting
+sys.exit(sqlenv.main(sys.argv[1:]))
+"""
+"""A run that waits for a line in its second step; its first rollout is the evaluation before training."""
 
 
-def test_a_run_resumed_from_a_checkpoint_is_the_run_that_was_never_stopped(
-    train: Run, whole: RunFolder, tmp_path: Path
+def test_a_process_that_is_stopped_in_a_step_saves_it_and_goes_on_as_if_it_had_not_been(
+    train: Run, whole: RunFolder, policy: Path, tmp_path: Path
 ) -> None:
-    stopped = train(*CHECKPOINTS, "--max_steps", "2", folder=tmp_path / "run")
-    assert [row["step"] for row in stopped.metrics()] == [1, 2]
-    before = stopped.evaluation_episodes("before")
-    checkpoint = str(stopped.path / "checkpoint-2")
-    resumed = train(*NO_CHECKPOINTS, "--resume_from_checkpoint", checkpoint, folder=stopped.path)
-    assert [row["step"] for row in resumed.metrics()] == [1, 2, 3]
-    assert resumed.episodes_path.read_bytes() == whole.episodes_path.read_bytes()
-    assert weights_of(resumed) == weights_of(whole)
-    assert resumed.evaluation_episodes("before") == before
-    assert resumed.evaluation_episodes("after") == whole.evaluation_episodes("after")
+    folder = RunFolder(tmp_path / "run")
+    command = [sys.executable, "-c", WAITS, "train", "--model_name_or_path", str(policy)]
+    command += ["--output_dir", str(folder.path), *FLAGS, *NO_CHECKPOINTS]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True, **pipes) as run:
+        assert run.stdout is not None
+        assert run.stderr is not None
+        assert "waits\n" in iter(run.stdout.readline, "")
+        run.send_signal(signal.SIGTERM)
+        assert f"{STOPPING}\n" in iter(run.stderr.readline, "")
+        said, errors = run.communicate("go on\n", timeout=END_S)
+    assert run.returncode == 0, errors
+    checkpoint = folder.path / "checkpoint-2"
+    assert list(folder.path.glob("checkpoint-*")) == [checkpoint]
+    assert said.splitlines()[-1] == (
+        f"stopped after step 2 of 3, which is saved in {checkpoint}; to go on, give the same command and "
+        "output_dir with --resume_from_checkpoint true"
+    )
+    assert [row["step"] for row in folder.metrics()] == [1, 2]
+    assert [e.label for e in folder.evaluations()] == ["random", "before", "oracle"]
+    assert not (folder.path / "model").exists()
+    assert not folder.report_path.exists()
 
-
-def scalars(folder: RunFolder) -> dict[str, dict[int, float]]:
-    """What TensorBoard would show: values by step and name."""
-    events = EventAccumulator(str(folder.path / "tensorboard")).Reload()
-    return {name: {e.step: e.value for e in events.Scalars(name)} for name in events.Tags()["scalars"]}
+    train(*NO_CHECKPOINTS, "--resume_from_checkpoint", "true", folder=folder.path)
+    assert_the_same(folder, whole)
+    assert [row["step"] for row in folder.metrics()] == [1, 2, 3]
+    assert folder.report_path.exists()
 
 
 def test_evaluations_on_the_way_are_kept_and_tracked_and_leave_training_alone(train: Run, whole: RunFolder) -> None:
@@ -203,12 +251,6 @@ def test_evaluations_on_the_way_are_kept_and_tracked_and_leave_training_alone(tr
         assert shown[f"train/{name}"] == pytest.approx({step: row[name] for step, row in rows.items()})
 
 
-def test_without_evaluations_on_the_way_trackers_see_both_ends(train: Run, whole: RunFolder) -> None:
-    folder = train(*NO_CHECKPOINTS, "--max_steps", "1", "--report_to", "tensorboard")
-    ends = [e.summary.success_rate for e in folder.evaluations() if e.label in ("before", "after")]
-    assert scalars(folder)["eval/success_rate"] == pytest.approx(dict(enumerate(ends)))
-
-
 def test_an_adapter_trains_token_exactly(train: Run) -> None:
     lora = ("--use_peft", "true", "--lora_r", "4", "--lora_dropout", "0", "--lora_target_modules", "q_proj", "v_proj")
     folder = train(*NO_CHECKPOINTS, *lora, "--max_steps", "2")
@@ -216,30 +258,6 @@ def test_an_adapter_trains_token_exactly(train: Run) -> None:
     adapter = json.loads((folder.path / "model" / "adapter_config.json").read_text(encoding="utf-8"))
     assert (adapter["r"], sorted(adapter["target_modules"])) == (4, ["q_proj", "v_proj"])
     assert not (folder.path / "model" / "model.safetensors").exists()
-
-
-def test_an_interrupted_run_ends_at_once_and_leaves_whole_files(policy: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "sqlenv", "train", "--model_name_or_path", str(policy), *FLAGS, *NO_CHECKPOINTS]
-    command += ["--output_dir", str(tmp_path / "run"), "--max_steps", "100000", "--eval_episodes", "0"]
-    errors = tmp_path / "stderr"
-
-    def listen() -> None:
-        """Undo what a shell does to its background processes, of which this may be one: they ignore SIGINT."""
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-    with (
-        errors.open("w") as stderr,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, preexec_fn=listen) as process,
-    ):
-        assert process.stdout is not None
-        assert any(line.startswith("step    2") for line in process.stdout), errors.read_text()
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert errors.read_text().splitlines()[-1] == "sqlenv train: interrupted"
-    folder = RunFolder.open(tmp_path / "run")
-    assert folder.episodes_path.read_bytes().endswith(b"\n")
-    assert len(folder.episodes()) >= 16
 
 
 def test_a_run_on_servers_is_the_local_run_also_when_one_is_killed(
@@ -262,10 +280,8 @@ def test_a_run_on_servers_is_the_local_run_also_when_one_is_killed(
             env = ("--env", f"{stays.url},{dies.url}", "--env_token", "geheim")
             train(*NO_CHECKPOINTS, *env, folder=folder.path)
             killed.result()
-    assert folder.episodes_path.read_bytes() == whole.episodes_path.read_bytes()
-    assert weights_of(folder) == weights_of(whole)
-    for evaluation in whole.evaluations():
-        assert folder.evaluation_episodes(evaluation.label) == whole.evaluation_episodes(evaluation.label)
+    assert_the_same(folder, whole)
+    assert comparable(folder) == comparable(whole)
     (said,) = [record.getMessage() for record in caplog.records if record.name == "trainer.rollout.remote_environments"]
     assert f"127.0.0.1:{dies.port}" in said
     for file in filter(Path.is_file, folder.path.rglob("*")):
