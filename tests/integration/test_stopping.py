@@ -103,8 +103,8 @@ def test_a_run_that_is_stopped_in_an_evaluation_before_or_after_training_ends_at
 def test_a_run_that_is_stopped_in_an_evaluation_on_the_way_saves_its_step_and_begins_with_it_again(
     train: Callable[..., int], folder: RunFolder, tell: Tell, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = ("--max_steps", "2", "--eval_episodes", "4", "--eval_strategy", "steps", "--eval_steps", "1")
-    flags += ("--save_strategy", "best")  # which has saved nothing when the run is told to stop
+    flags = ["--max_steps", "2", "--eval_episodes", "4", "--eval_strategy", "steps", "--eval_steps", "1"]
+    flags += ["--save_strategy", "best"]  # which has saved nothing when the run is told to stop
     tell(3, signal.SIGTERM)
     assert train(*flags) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("stopped after step 1 of 2, which is saved in ")

@@ -202,8 +202,15 @@ def test_a_process_that_is_stopped_in_a_step_saves_it_and_goes_on_as_if_it_had_n
     folder = RunFolder(tmp_path / "run")
     command = [sys.executable, "-c", WAITS, "train", "--model_name_or_path", str(policy)]
     command += ["--output_dir", str(folder.path), *FLAGS, *NO_CHECKPOINTS]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True, **pipes) as run:
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as run:
         assert run.stdout is not None
         assert run.stderr is not None
         assert "waits\n" in iter(run.stdout.readline, "")
