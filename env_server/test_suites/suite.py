@@ -40,7 +40,7 @@ from env_server.test_suites.mutants import mutants
 from env_server.test_suites.selection import KILLS_WANTED, choose
 from env_server.types import SQLRule
 
-SUITE_VERSION = 7
+SUITE_VERSION = 8
 """Counts up when the same question would get another suite."""
 _SEED = 1
 """Begins every candidate's seed. It stays when the version counts up, so that no suite changes without need."""
@@ -227,7 +227,8 @@ def reordered(tree: exp.Expression, schema: Schema) -> list[str]:
     """Return the query twice more, reading its tables in other orders and breaking ties in opposite ways.
 
     Tables are read by their first column backwards, and by their last one; each ORDER BY goes on with the columns of
-    the result, upwards and downwards. What either changes, the query leaves to chance.
+    the result, upwards and downwards, and a DISTINCT row that stands for several stands where the first or the last of
+    them would. What either changes, the query leaves to chance.
     """
     columns = {table.name.casefold(): len(table.columns) for table in schema.tables}
     shadowed = {each.alias.casefold() for each in tree.find_all(exp.CTE)}
@@ -236,6 +237,8 @@ def reordered(tree: exp.Expression, schema: Schema) -> list[str]:
         copy = tree.copy()
         for clause in copy.find_all(exp.Order):
             if isinstance(clause.parent, exp.Query):
+                if isinstance(clause.parent, exp.Select):
+                    _settle_distinct(clause.parent, clause, exp.Max if descending else exp.Min)
                 width = len(clause.parent.selects)
                 ties = (exp.Literal.number(place) for place in range(1, width + 1))
                 keys = (exp.Ordered(this=tie, desc=descending, nulls_first=not descending) for tie in ties)
@@ -251,6 +254,20 @@ def reordered(tree: exp.Expression, schema: Schema) -> list[str]:
                 table.replace(exp.Subquery(this=query, alias=alias, joins=table.args.get("joins")))
         texts.append(copy.sql(dialect="sqlite"))
     return texts
+
+
+def _settle_distinct(select: exp.Select, order: exp.Order, which: type[exp.AggFunc]) -> None:
+    """Sort DISTINCT rows by the least or the greatest value of what is not selected."""
+    shown = [each.unalias() for each in select.selects]
+    names = {each.alias_or_name.casefold() for each in select.selects}
+    if not select.args.get("distinct") or select.args.get("group") or select.is_star or select.find(exp.AggFunc):
+        return
+    select.set("distinct", None)
+    select.set("group", exp.Group(expressions=[each.copy() for each in shown]))
+    for key in order.expressions:
+        named = isinstance(key.this, exp.Column) and not key.this.table and key.this.name.casefold() in names
+        if not (named or key.this in shown or isinstance(key.this, exp.Literal)):
+            key.set("this", which(this=key.this))
 
 
 def as_variant(image: bytes, results: Sequence[tuple[Row, ...]], *, ordered: bool) -> Variant | None:
