@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,9 @@ from env_server.dataset import SQLValue
 from env_server.errors import NoVariantsError
 from env_server.settings import SandboxSettings
 from env_server.sql.sandbox import Sandbox
-from env_server.test_suites.database_profile import DatabaseProfile, Kind, Reference, kind_of, read_profile
+from env_server.test_suites.database_profile import DatabaseProfile, Kind, Reference, kind_of
 from env_server.test_suites.images import ImageBuilder
+from tests.env_server.test_suites import databases
 
 SCHEMA = """
 CREATE TABLE visits (
@@ -31,15 +31,7 @@ INSERT INTO "odd 'one'" VALUES (1, 'x');
 
 
 def profile_of(tmp_path: Path, script: str) -> DatabaseProfile:
-    path = tmp_path / "db.sqlite"
-    connection = sqlite3.connect(path)
-    connection.executescript(script)
-    connection.close()
-    sandbox = Sandbox(path, SandboxSettings())
-    try:
-        return read_profile(sandbox)
-    finally:
-        sandbox.close()
+    return databases.profile_of(databases.database(tmp_path, script))
 
 
 def test_tables_come_parents_first_and_views_are_no_tables(tmp_path: Path) -> None:
