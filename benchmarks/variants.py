@@ -1,10 +1,11 @@
-"""How many lucky neighbour queries do the variants catch, and do they ever reject what is right?
+"""How many lucky near-misses do the variants catch, and do they ever reject what is right?
 
 For each question, the mutants of its gold that give the gold's rows on the original database are run on its suite, and
 on held-back databases: candidates that the choice of the suite never saw. A mutant that any of them tells from the
-gold is not equivalent to it; the suite should have told it as well. The other side is judging on the original
-database alone, which accepts all of these mutants. Golds and the same queries reading their tables in other orders
-must pass everywhere. Prints one JSON line. Uses the Spider folder that SQLENV_SPIDER_DIR names, else synthetic.
+gold is not equivalent to it; the suite should have told it as well. Suites are chosen by these mutants, so the same is
+measured on near-misses that are made otherwise (`near_misses`). The other side is judging on the original database
+alone, which accepts all of them. Golds, and rewrites that mean the same as their gold (`rewrites`), must pass; what
+does not is printed. Prints one JSON line. Uses the Spider folder that SQLENV_SPIDER_DIR names, else synthetic.
 """
 
 from __future__ import annotations
@@ -12,13 +13,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import statistics
 import sys
 import time
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # before the script's folder, which hides env_server
 
+from benchmarks.near_misses import near_misses
+from benchmarks.rewrites import rewrites
 from env_server.data.loading import load_dataset
 from env_server.dataset import Question
 from env_server.errors import SQLError
@@ -27,25 +33,35 @@ from env_server.settings import SandboxSettings
 from env_server.sql.pool import DatabasePool
 from env_server.sql.sandbox import Sandbox
 from env_server.test_suites.database_profile import read_profile
+from env_server.test_suites.images import opened, run
 from env_server.test_suites.suite import MAX_CANDIDATES, Plan, SuiteMaker, Variant, killed_by
 from env_server.types import AnswerMode
 
 HELD_BACK = 60
 """Databases a question that the choice of its suite never saw."""
 MUTANT_STEPS = 2_000_000
+NEAR_MISSES = 60
+"""Near-misses of a question that are no mutants."""
 
 
-def survivors(question: Question, plan: Plan, pool: DatabasePool) -> list[str]:
-    """Return the mutants that give the gold's rows on the original database."""
+def survivors(question: Question, queries: Iterable[str], pool: DatabasePool) -> list[str]:
+    """Return the queries that give the gold's rows on the original database."""
     found = []
-    for mutant in plan.neighbours:
+    for query in queries:
         try:
-            result = pool.query(question.db_id, mutant, len(question.gold.rows) + 1)
+            result = pool.query(question.db_id, query, len(question.gold.rows) + 1)
         except SQLError:
             continue
         if judge_rows(result.rows, question.gold).correct:
-            found.append(mutant)
+            found.append(query)
     return found
+
+
+def accepts(variant: Variant, query: str) -> bool:
+    """Tell whether a query runs on a variant and may be right."""
+    with opened(variant.image) as connection:
+        rows = run(connection, query)
+    return rows is not None and variant.accepts(rows)
 
 
 def held_back(maker: SuiteMaker, plan: Plan) -> list[Variant]:
@@ -66,7 +82,9 @@ def main() -> None:
     chosen = distinct[:: max(1, len(distinct) // count)]
     pool = DatabasePool(dataset.databases, SandboxSettings(vm_steps=MUTANT_STEPS))
     makers: dict[str, SuiteMaker] = {}
-    lucky = missed = gold_failures = 0
+    lucky: Counter[str] = Counter()
+    missed: Counter[str] = Counter()
+    gold_failures = judged = rejected = 0
     seconds: list[float] = []
     sizes: list[int] = []
     for done, question in enumerate(chosen, 1):
@@ -80,12 +98,24 @@ def main() -> None:
         seconds.append(time.perf_counter() - began)
         sizes.append(len(suite.variants))
         plan = maker.plan(question.gold_sql)
-        alive = survivors(question, plan, pool)
         others = held_back(maker, plan)
-        different = {mutant for variant in others for mutant in killed_by(variant, alive)}
-        killed = {mutant for variant in suite.variants for mutant in killed_by(variant, alive)}
-        lucky += len(different | killed)
-        missed += len(different - killed)
+        schema = pool.schema(question.db_id)
+        changed = near_misses(question.gold_sql, schema, random.Random(question.gold_sql), NEAR_MISSES)
+        for kind, queries in (
+            ("mutants", plan.neighbours),
+            ("near_misses", tuple(set(changed) - set(plan.neighbours))),
+        ):
+            alive = survivors(question, queries, pool)
+            different = {query for variant in others for query in killed_by(variant, alive)}
+            killed = {query for variant in suite.variants for query in killed_by(variant, alive)}
+            lucky[kind] += len(different | killed)
+            missed[kind] += len(different - killed)
+        rules = {query: rule for rule, query in rewrites(question.gold_sql, schema)}
+        for query in survivors(question, rules, pool):
+            judged += 1
+            if not all(accepts(variant, query) for variant in suite.variants):
+                rejected += 1
+                print(f"\nrejected: {rules[query]} of {question.gold_sql}: {query}", file=sys.stderr)
         gold_failures += sum(bool(killed_by(variant, plan.queries[:1])) for variant in (*suite.variants, *others))
         print(f"\r{done}/{len(chosen)}", end="", file=sys.stderr)
     print(file=sys.stderr)
@@ -93,11 +123,17 @@ def main() -> None:
         "benchmark": "variants",
         "data": "spider" if folder else "synthetic",
         "questions": len(chosen),
-        "lucky_mutants": lucky,
-        "rejected_by_variants": lucky - missed,
-        "rejected_by_the_original": 0,
-        "share": round((lucky - missed) / max(1, lucky), 4),
+        **{
+            f"lucky_{kind}": {
+                "number": count,
+                "rejected_by_variants": count - missed[kind],
+                "rejected_by_the_original": 0,
+                "share": round((count - missed[kind]) / max(1, count), 4),
+            }
+            for kind, count in lucky.items()
+        },
         "gold_failures": gold_failures,
+        "equivalent_rewrites": {"judged": judged, "rejected": rejected},
         "variants_per_question": round(statistics.mean(sizes), 2),
         "seconds_per_suite": {"median": round(statistics.median(seconds), 3), "max": round(max(seconds), 3)},
     }
