@@ -146,7 +146,8 @@ def _near_text(rng: random.Random, text: str) -> list[SQLValue]:
     longer: list[SQLValue] = [text + letter, letter + text, letter + text + letter]
     if len(text) > 1:
         place = rng.randrange(len(text))
-        longer += [text[:-1], text[1:], text[:place] + letter + text[place + 1 :]]
+        other = letter if text[place] != letter else _LETTERS[_LETTERS.index(letter) - 1]
+        longer += [text[:-1], text[1:], text[:place] + other + text[place + 1 :]]
     rng.shuffle(longer)
     return longer
 

@@ -6,7 +6,7 @@ import random
 import sqlite3
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from env_server.dataset import SQLValue
@@ -22,6 +22,7 @@ def column(kind: Kind, *held: SQLValue) -> ColumnPlan:
 
 
 @given(value=values, seed=st.integers(0, 1000))
+@example(value="0c", seed=66)
 def test_a_neighbour_is_another_value_of_the_same_type(value: SQLValue, seed: int) -> None:
     for neighbour in neighbours(random.Random(seed), value):
         assert neighbour != value or isinstance(value, float)
