@@ -61,7 +61,9 @@ LED_SCALE = 1.0
 """Of LoRA's A before its effect is known: by itself it moves nothing, and what B lets it move is to be as much as what
 B does."""
 REFINEMENTS = 2
-"""Of the scales, each by what the last ones did."""
+"""Of the scales at most, each by what the last ones did."""
+SETTLED = 2.0
+"""By how much a refinement changes a scale at most when no further one is worth its backward passes."""
 DIRECTIONS = 6
 """Random vectors per estimate of the effects."""
 EFFECT_TOKENS = 64
@@ -76,6 +78,9 @@ LACKING = (0.5, 2.0)
 """The shares between which a tensor stayed behind."""
 FOLDS = 4
 """Parts of the probe, of which all but one must agree that a tensor stayed behind."""
+CONCEALED = 6.0
+"""How many times the whole difference a suspect's effect may be at most: a tensor that stayed behind makes a difference
+of LACKING[0] times its effect or more, and effects are estimated to within a factor of three."""
 SUSPECTS = 6
 """That are tried for one explanation: gradients rank tensors by estimates."""
 MOST_NAMED = 3
@@ -201,12 +206,14 @@ class Prover:
         unchanged = self._values(sample)
         scales = {name: LED_SCALE if _is_led(name) else FIRST_SCALE for name in self._parameters}
         moved = self._effects(sample, lambda name: scales[name] * direction(name, at_first[name]))
+        scales = plan_scales(moved, scales, noise, tokens)
         for _ in range(REFINEMENTS):
-            scales = plan_scales(moved, scales, noise, tokens)
             # Measured again where they will be: what multiplies a tensor has changed by then, LoRA's B from 0 for one.
             with perturbed(self._model, scales, trainable_only=self._trainable_only) as changes:
                 moved = self._effects(sample, changes.change)
-        scales = plan_scales(moved, scales, noise, tokens)
+            last, scales = scales, plan_scales(moved, scales, noise, tokens)
+            if all(1 / SETTLED < scales[name] / last[name] < SETTLED for name in scales):
+                break
         with perturbed(self._model, scales, trainable_only=self._trainable_only):
             together = gap(unchanged, self._values(sample)).differences
         too_much = max(1.0, fmean(map(abs, together)) / LARGEST_MEAN_EFFECT)
@@ -226,10 +233,11 @@ class Prover:
         smallest = noise / math.sqrt(len(sample.token_ids))
         signal = {name: moved / max(smallest, 1e-12) for name, moved in effect.items()}
         unseen = tuple(name for name, value in signal.items() if value < LEAST_SIGNAL)
-        candidates = {name: moved for name, moved in effect.items() if moved > smallest}
+        most = CONCEALED * found.rms
+        candidates = {name: moved for name, moved in effect.items() if smallest < moved < most}
         lacking: list[str] = []
         differences: Sequence[float] = found.differences
-        while len(lacking) < MOST_NAMED:
+        while candidates and len(lacking) < MOST_NAMED:
             explanation = self._explain(sample, found.ours, differences, candidates, changes)
             if explanation is None:
                 break
