@@ -16,11 +16,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+import httpx
 import pytest
 
 from benchmarks.server_process import ROOT, reserved_ports
 from inference.launch.plan import Device, LaunchSettings, WeightSyncMode, plan
 from inference.launch.process import VLLMProcess, see_machine, see_model
+from inference.vllm.api import NEW_PROCESS
 
 PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
 START_S = 300.0
@@ -41,6 +43,11 @@ def meanwhile(strike: Callable[[], None], work: Callable[[], T]) -> T:
         working = pool.submit(work)
         strike()
         return working.result()
+
+
+def mark_weights(url: str, version: str = NEW_PROCESS) -> None:
+    """Set the version of its weights that a server tells; without one, that of a server nobody has pushed to."""
+    httpx.post(f"{url}/update_weight_version", json={"new_version": version}, timeout=START_S).raise_for_status()
 
 
 class VLLMHandle:
@@ -128,10 +135,12 @@ def vllm_server(
     folder: Path,
     *flags: str,
     weight_sync: WeightSyncMode = WeightSyncMode.DISK,
+    context: int = 2_048,
     wait: bool = True,
 ) -> Iterator[VLLMHandle]:
     """Run a server for the `with` block; `flags` are vLLM's own, its log goes into `folder`.
 
+    Before it is healthy it computes a step of `context` tokens: of a large model, that takes longest.
     Without `wait` it is launched only, so that several can start at once: call `wait_until_healthy` on each.
     """
     skip_without_vllm()
@@ -142,9 +151,9 @@ def vllm_server(
             weight_sync=weight_sync,
             port=port,
             cpu_kv_cache_gb=0.25,
-            max_model_len=2048,
+            max_model_len=context,
             max_num_seqs=16,
-            extra=flags,
+            extra=("--max-num-batched-tokens", str(context), *flags),
         )
         (replica,) = plan(settings, see_model(settings.model), see_machine(str(PYTHON), os.environ))
         handle = VLLMHandle(VLLMProcess(replica), folder / f"vllm-{port}.log")
