@@ -13,9 +13,9 @@ import pytest
 
 import sqlenv
 from benchmarks.server_process import ROOT
-from inference.launch.plan import WeightSyncMode
 from tests.integration.service import until
 from tests.integration.training import surroundings_in
+from tests.integration.vllm_runs import FLAGS, LORA, NO_CHECKPOINTS, command, token_exact
 from tests.integration.vllm_server import VLLMHandle, meanwhile, vllm_server
 from trainer.results.run_files import RunFolder
 from trainer.tiny import BASE_CHECKPOINT
@@ -23,16 +23,6 @@ from trainer.tiny import BASE_CHECKPOINT
 # A connection attempt that is cancelled may leave its socket to the garbage collector: anyio closes it no sooner. Both
 # modules that kill servers collect at once, so that no other test is blamed.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
-FLAGS = [
-    *("--model_name_or_path", str(BASE_CHECKPOINT), "--data", "synthetic", "--eval_episodes", "16"),
-    *("--max_turn_length", "64", "--max_completion_length", "512", "--max_steps", "3"),
-    *("--gradient_accumulation_steps", "1"),
-    *("--per_device_train_batch_size", "8", "--num_generations", "4", "--learning_rate", "1e-3"),
-    *("--lr_scheduler_type", "constant", "--logging_steps", "1", "--report_to", "none", "--use_cpu", "true"),
-    *("--bf16", "false", "--gradient_checkpointing", "false", "--torch_threads", "1", "--seed", "3"),
-]
-NO_CHECKPOINTS = ("--save_strategy", "no")
 
 Train = Callable[..., RunFolder]
 
@@ -63,11 +53,6 @@ def well(server: VLLMHandle) -> VLLMHandle:
     return server
 
 
-def command(folder: Path, urls: str, *flags: str) -> list[str]:
-    vllm = ("--use_vllm", "true", "--vllm_server_base_url", urls)
-    return ["train", "--output_dir", str(folder), *FLAGS, *vllm, *flags]
-
-
 @pytest.fixture
 def train(well: VLLMHandle, tmp_path: Path) -> Train:
     def run(*flags: str, folder: str = "run", urls: str = "") -> RunFolder:
@@ -75,14 +60,6 @@ def train(well: VLLMHandle, tmp_path: Path) -> Train:
         return RunFolder.open(tmp_path / folder)
 
     return run
-
-
-def token_exact(metrics: dict[str, float]) -> bool:
-    return (
-        metrics["sampling/sampling_logp_difference/max"] < 1e-3
-        and metrics["sampling/importance_sampling_ratio/min"] > 1 - 1e-3
-        and metrics["sampling/importance_sampling_ratio/max"] < 1 + 1e-3
-    )
 
 
 def test_a_run_is_token_exact_and_learns(train: Train) -> None:
@@ -106,20 +83,10 @@ def test_before_any_update_vllm_plays_as_hugging_face_does(train: Train, tmp_pat
     assert [each.turns for each in ours] == [each.turns for each in theirs]
 
 
-def test_an_adapter_is_pushed_alone_and_goes_on_being_trained(well: VLLMHandle, tmp_path: Path) -> None:
-    lora = ("--use_peft", "true", "--lora_r", "8", "--lora_dropout", "0", "--lora_target_modules", "q_proj", "v_proj")
-    with vllm_server(BASE_CHECKPOINT, tmp_path, weight_sync=WeightSyncMode.LORA) as server:
-        arguments = command(tmp_path / "run", server.url, *NO_CHECKPOINTS, *lora)
-        assert sqlenv.main(arguments) == 0
-        again = ("--model_name_or_path", str(tmp_path / "run"), "--max_steps", "1", "--eval_episodes", "0")
-        # Two adapters beside each other: the one that is trained, and the KL term's.
-        on_lora = command(tmp_path / "lora", server.url, *NO_CHECKPOINTS, *again, "--beta", "0.1")
-        assert sqlenv.main(on_lora) == 0
-    # The same adapter, merged for a server that takes whole checkpoints.
-    on_disk = command(tmp_path / "disk", well.url, *NO_CHECKPOINTS, *again, "--weight_sync", "disk")
-    assert sqlenv.main(on_disk) == 0
-    steps = [row for name in ("run", "lora", "disk") for row in RunFolder.open(tmp_path / name).metrics()]
-    assert len(steps) == 5
+def test_an_adapter_is_merged_for_a_server_that_takes_whole_checkpoints(train: Train) -> None:
+    folder = train(*NO_CHECKPOINTS, *LORA, "--weight_sync", "disk", "--max_steps", "2", "--eval_episodes", "0")
+    steps = folder.metrics()
+    assert len(steps) == 2
     assert all(token_exact(row) and row["grad_norm"] > 0 for row in steps)
 
 

@@ -170,6 +170,19 @@ def test_weights_that_arrive_in_the_middle_of_a_request(
     assert pushing.is_exact(prompt + done.token_ids)
 
 
+def test_a_crowd_is_served_as_each_alone(server: VLLMHandle) -> None:
+    """Together the prompts are longer than a step: without the launcher's flags, one would be computed in parts."""
+    prompts = [(STOP + 1 + i, *range(100, 500)) for i in range(12)]
+
+    async def crowd() -> list[ServerCompletion]:
+        return await asyncio.gather(*(complete(server.url, prompt, 16) for prompt in prompts))
+
+    for prompt, beside in zip(prompts, asyncio.run(crowd()), strict=True):
+        alone = asyncio.run(complete(server.url, prompt, 16))
+        assert alone.token_ids == beside.token_ids
+        assert alone.logprobs == pytest.approx(beside.logprobs, abs=EXACT)
+
+
 def test_a_server_that_generates_from_other_weights_is_found_out(
     model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, server: VLLMHandle, tmp_path: Path
 ) -> None:
