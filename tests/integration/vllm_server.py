@@ -56,8 +56,6 @@ class VLLMHandle:
     def __init__(self, process: VLLMProcess, log: Path) -> None:
         self._process = process
         self._log = log
-        self._began = 0.0
-        self.start_s = 0.0
 
     @property
     def url(self) -> str:
@@ -65,19 +63,9 @@ class VLLMHandle:
         return self._process.plan.url
 
     @property
-    def pid(self) -> int:
-        """The API server's process."""
-        return self._process.pid
-
-    @property
     def is_running(self) -> bool:
         """Whether its process is there, frozen or not."""
         return self._process.exit_status() is None
-
-    @property
-    def fingerprint(self) -> str:
-        """What the completions of the running process carry."""
-        return self._process.fingerprint
 
     def log_text(self) -> str:
         """Return all that it has printed, over all starts."""
@@ -85,7 +73,6 @@ class VLLMHandle:
 
     def launch(self) -> None:
         """Start it without waiting."""
-        self._began = time.monotonic()
         with self._log.open("ab") as output:
             self._process.start(output)
 
@@ -102,7 +89,6 @@ class VLLMHandle:
             assert status is None, f"vLLM ended with status {status}:\n{self.log_text()[-4000:]}"
             assert time.monotonic() < deadline, f"vLLM is not healthy:\n{self.log_text()[-4000:]}"
             time.sleep(POLL_S)
-        self.start_s = time.monotonic() - self._began
 
     def kill(self) -> None:
         """SIGKILL to all its processes."""
