@@ -31,8 +31,8 @@ WEIGHTS = "adapter_model.safetensors"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with surroundings_in(tmp_path_factory.mktemp("cache")):
+def surroundings(generated_cache: Path) -> Iterator[None]:
+    with surroundings_in(generated_cache):
         yield
 
 

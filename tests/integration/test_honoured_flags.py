@@ -33,8 +33,8 @@ BITSANDBYTES = ROOT / ".venv-bitsandbytes"
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
+def cache(generated_cache: Path) -> Path:
+    return generated_cache
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -28,8 +28,8 @@ FLAGS = [
 
 
 @pytest.fixture(autouse=True)
-def surroundings(tmp_path: Path) -> Iterator[None]:
-    with surroundings_in(tmp_path / "cache"):
+def surroundings(generated_cache: Path) -> Iterator[None]:
+    with surroundings_in(generated_cache):
         yield
 
 

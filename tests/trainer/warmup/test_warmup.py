@@ -161,10 +161,10 @@ def test_a_deadline_stops_the_trainer(elapsed: float, stops: bool, monkeypatch: 
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A cache of its own for `synthetic`."""
+def cache(generated_cache: Path) -> Iterator[None]:
+    """The generated data of the tests alone."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(CACHE_VARIABLE, str(tmp_path_factory.mktemp("cache")))
+        patch.setenv(CACHE_VARIABLE, str(generated_cache))
         yield
 
 
