@@ -10,15 +10,11 @@ import pytest
 
 from env_server.dataset import Dataset
 from env_server.environment import SQLEnvironment
-from env_server.errors import EpisodeOverError, NoEpisodeError, UnknownQuestionError
+from env_server.errors import EpisodeOverError
 from env_server.settings import EnvSettings
 from env_server.types import AnswerMode, SQLAction, SQLObservation
+from tests.env_server.serving import EPISODE, action, played_locally
 from trainer.rollout.environments import Environments, LocalEnvironments
-
-
-def action(text: str) -> SQLAction:
-    kind, _, argument = text.partition(" ")
-    return SQLAction(action_type=kind, argument=argument)
 
 
 @pytest.fixture
@@ -31,11 +27,12 @@ def environments(pets: Dataset) -> Iterator[Environments]:
 async def test_a_session_answers_as_the_environment_does(
     environments: Environments, environment: SQLEnvironment
 ) -> None:
-    actions = [action(t) for t in ("DESCRIBE pets", "QUERY SELECT nothing", "DANCE", "ANSWER 2")]
-    expected = [environment.reset(question_id="cats", episode_id="e")]
-    expected += [environment.step(a) for a in actions]
     async with environments.session() as session:
-        assert [await session.reset("cats", "e"), *[await session.step(a) for a in actions]] == expected
+        for _ in range(2):
+            seen = [await session.reset("cats", "e"), *[await session.step(action(text)) for text in EPISODE]]
+            assert seen == played_locally(environment)
+        with pytest.raises(EpisodeOverError):
+            await session.step(action("ANSWER 2"))
 
 
 async def test_sessions_play_at_once_without_touching_each_other(environments: Environments) -> None:
@@ -46,25 +43,6 @@ async def test_sessions_play_at_once_without_touching_each_other(environments: E
     assert (right.metadata["verdict"], wrong.metadata["verdict"]) == ("correct", "wrong")
     assert right.action_history == ["DESCRIBE pets", "ANSWER 2"]
     assert wrong.action_history == ["SAMPLE owners", "ANSWER 2"]
-
-
-async def test_a_session_plays_one_episode_after_another(environments: Environments) -> None:
-    async with environments.session() as session:
-        for _ in range(2):
-            assert (await session.reset("cats", "e")).step_count == 0
-            assert (await session.step(action("ANSWER 2"))).done
-
-
-async def test_mistakes_of_the_caller_are_typed(environments: Environments) -> None:
-    async with environments.session() as session:
-        with pytest.raises(NoEpisodeError):
-            await session.step(action("ANSWER 2"))
-        with pytest.raises(UnknownQuestionError, match="no question 'dogs'"):
-            await session.reset("dogs", "e")
-        await session.reset("cats", "e")
-        await session.step(action("ANSWER 2"))
-        with pytest.raises(EpisodeOverError):
-            await session.step(action("ANSWER 2"))
 
 
 async def test_settings_and_answer_mode_reach_the_environment(pets: Dataset) -> None:

@@ -47,11 +47,7 @@ def test_one_value_per_row_in_order_with_none_for_a_failed_episode() -> None:
     assert reward_progress(**fields) == [pytest.approx(1.0), None, pytest.approx(0.5), 0.0]
     assert reward_operational(**fields) == [pytest.approx(-0.01), None, pytest.approx(-0.04), pytest.approx(-0.02)]
     assert reward_format(**fields) == [1.0, None, 0.5, 1.0]
-
-
-def test_every_function_is_none_for_a_failed_episode_so_that_trl_leaves_it_out() -> None:
-    fields = reward_fields(EPISODES, RewardSettings())
-    assert [function(**fields)[1] for function in REWARD_FUNCTIONS] == [None] * 4
+    assert len(REWARD_FUNCTIONS) == 4, "TRL leaves a row out where all of them are None"
 
 
 def test_rewards_ignore_text() -> None:
