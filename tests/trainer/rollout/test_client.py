@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import NoReturn
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
 
 from env_server.dataset import Dataset
 from env_server.environment import SQLEnvironment
-from env_server.errors import DataError, SQLEnvError
+from env_server.errors import DataError
 from env_server.settings import EnvSettings
 from env_server.sql.pool import DatabasePool
 from env_server.types import SQLAction, SQLObservation
@@ -33,7 +34,6 @@ from trainer.rollout.client import (
 )
 from trainer.rollout.environments import Environments, EnvironmentSession, LocalEnvironments
 from trainer.rollout.episodes import Episode, Outcome
-from trainer.rollout.rewards import reward_fields
 from trainer.rollout.transcript import TokenBudget
 from trainer.tiny.tokenizer import build_tokenizer
 
@@ -166,7 +166,7 @@ class _SayingSession:
 
 
 Hook = Callable[[str, str], Awaitable[None]]
-"""Called before each call of an environment with the call's name ("reset", "step") and the question's id."""
+"""Called before each call of an environment with its name ("open", "reset", "step") and the question's id, or ""."""
 
 
 class WatchedEnvironments:
@@ -181,6 +181,8 @@ class WatchedEnvironments:
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[EnvironmentSession]:
+        if self.before is not None:
+            await self.before("open", "")
         async with self._inner.session() as inner:
             self.opened += 1
             self.most_open = max(self.most_open, self.opened - self.closed)
@@ -244,8 +246,9 @@ def inline(pets: Dataset) -> Iterator[InlineEnvironments]:
     environments.close()
 
 
-async def never() -> None:
+async def never() -> NoReturn:
     await asyncio.Event().wait()
+    raise AssertionError
 
 
 # Exactly once
@@ -283,82 +286,56 @@ async def test_every_request_yields_its_episode_in_order_whoever_fails(
     assert (engine.opened, engine.closed) == (12, 12)
 
 
-async def test_a_failed_episode_is_a_masked_row_without_rewards(
-    renderer: ChatRenderer, inline: InlineEnvironments
-) -> None:
+async def test_a_failed_episode_is_a_masked_row(renderer: ChatRenderer, inline: InlineEnvironments) -> None:
     async def fails(call: str, question_id: str) -> None:
-        if question_id == "cats":
-            raise DataError("the database is gone")
+        raise DataError("the database is gone")
 
     client = RolloutClient(
         SayingEngine(renderer, "ANSWER 2"), WatchedEnvironments(inline, fails), renderer, settings_with()
     )
-    requests = requests_for(1) + [replace(r, question_id="oldest") for r in requests_for(10)]
-    failed, *others = await client.play(requests)
+    (failed,) = await client.play(requests_for(1))
     assert failed.outcome is Outcome.FAILED
     assert failed.failure == "DataError: the database is gone"
     assert failed.turns == ()
     assert failed.row.prompt_ids
     assert (failed.row.env_mask, failed.row.logprobs, len(failed.row.completion_ids)) == ([0], [0.0], 1)
-    fields = reward_fields([failed, *others], EnvSettings().reward)
-    assert all(values[0] is None and None not in values[1:] for values in fields.values())
 
 
-@pytest.mark.parametrize("call", ["reset", "step"])
-async def test_an_environment_that_never_answers_meets_its_deadline(
-    call: str, renderer: ChatRenderer, inline: InlineEnvironments
+@pytest.mark.parametrize(
+    ("where", "complaint"),
+    [
+        ("open", "the environment opened no session within 0.01 s"),
+        ("reset", "the environment did not answer a reset within 0.01 s"),
+        ("step", "the environment did not answer a step within 0.01 s"),
+        ("engine", "the engine opened no session within 0.02 s"),
+        ("turn", "the engine did not finish a turn within 0.02 s"),
+    ],
+)
+async def test_every_wait_meets_its_deadline(
+    where: str, complaint: str, renderer: ChatRenderer, inline: InlineEnvironments
 ) -> None:
-    async def hang(name: str, question_id: str) -> None:
-        if name == call:
+    async def environment_hangs(call: str, question_id: str) -> None:
+        if call == where:
             await never()
 
-    settings = settings_with(max_failure_share=1.0, environment_timeout_s=0.01)
-    client = RolloutClient(SayingEngine(renderer, "ANSWER 2"), WatchedEnvironments(inline, hang), renderer, settings)
-    (episode,) = await client.play(requests_for(1))
-    assert episode.failure == f"TimeoutError: the environment did not answer a {call} within 0.01 s"
-
-
-async def test_an_engine_that_never_answers_meets_its_deadline(
-    renderer: ChatRenderer, inline: InlineEnvironments
-) -> None:
-    async def hang(key: int) -> None:
-        await never()
-
-    engine = WatchedEngine(SayingEngine(renderer, "ANSWER 2"), hang)
-    client = RolloutClient(engine, inline, renderer, settings_with(max_failure_share=1.0, engine_timeout_s=0.01))
-    (episode,) = await client.play(requests_for(1))
-    assert episode.failure == "TimeoutError: the engine did not finish a turn within 0.01 s"
-    assert engine.closed == 1
-
-
-async def test_a_session_that_never_opens_meets_its_deadline(
-    renderer: ChatRenderer, inline: InlineEnvironments
-) -> None:
-    class Full:
-        @asynccontextmanager
-        async def session(self) -> AsyncIterator[EnvironmentSession]:
+    async def engine_hangs(key: int) -> None:
+        if where == "turn":
             await never()
-            yield _InlineEnvironment(None)  # type: ignore[arg-type]
-
-        def close(self) -> None:
-            pass
 
     class Silent(SayingEngine):
         def session(self, key: int) -> Session:
             class Waiting(_SayingSession):
                 async def __aenter__(self) -> _SayingSession:
-                    await never()
-                    return self
+                    return await never() if where == "engine" else self
 
             return Waiting(self)
 
+    engine = WatchedEngine(Silent(renderer, "ANSWER 2"), engine_hangs)
+    watched = WatchedEnvironments(inline, environment_hangs)
     settings = settings_with(max_failure_share=1.0, environment_timeout_s=0.01, engine_timeout_s=0.02)
-    (episode,) = await RolloutClient(SayingEngine(renderer), Full(), renderer, settings).play(requests_for(1))
-    assert episode.failure == "TimeoutError: the environment opened no session within 0.01 s"
-    watched = WatchedEnvironments(inline)
-    (episode,) = await RolloutClient(Silent(renderer), watched, renderer, settings).play(requests_for(1))
-    assert episode.failure == "TimeoutError: the engine opened no session within 0.02 s"
-    assert watched.closed == 1
+    (episode,) = await RolloutClient(engine, watched, renderer, settings).play(requests_for(1))
+    assert episode.failure == f"TimeoutError: {complaint}"
+    assert (watched.opened, engine.opened) == (watched.closed, engine.closed)
 
 
 async def test_a_timeout_of_the_component_keeps_its_own_words(
@@ -394,18 +371,6 @@ async def test_too_many_failures_stop_the_rollout_at_once_with_the_first_cause(
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_the_allowed_share_of_failures_is_still_allowed(
-    renderer: ChatRenderer, inline: InlineEnvironments
-) -> None:
-    async def dies(key: int) -> None:
-        if key < 2:
-            raise EngineError("dead")
-
-    engine = WatchedEngine(SayingEngine(renderer, "ANSWER 2"), dies)
-    client = RolloutClient(engine, inline, renderer, settings_with(max_failure_share=0.4))
-    assert [e.outcome for e in await client.play(requests_for(5))].count(Outcome.FAILED) == 2
-
-
 async def test_a_rank_stops_when_it_alone_exceeds_the_share_of_the_batch_of_all(
     renderer: ChatRenderer, inline: InlineEnvironments
 ) -> None:
@@ -421,25 +386,14 @@ async def test_a_rank_stops_when_it_alone_exceeds_the_share_of_the_batch_of_all(
         await client.play(requests_for(5), batch=11)
 
 
-@pytest.mark.parametrize("episodes", [1, 2, 5, 64])
-@pytest.mark.parametrize("share", [0.0, 0.01, 1.0])
-def test_one_failure_alone_never_ends_a_run(episodes: int, share: float) -> None:
-    check_failures(["dead"], episodes, share)
-    check_failures([], episodes, share)
-
-
-@given(st.integers(2, 200), st.integers(1, 200), st.floats(0.0, 1.0))
-def test_more_than_the_share_is_too_many(failed: int, played: int, share: float) -> None:
+@given(st.integers(0, 200), st.integers(1, 200), st.floats(0.0, 1.0))
+def test_more_than_the_share_is_too_many_but_one_failure_alone_never(failed: int, played: int, share: float) -> None:
     episodes = failed + played
-    if failed <= share * episodes:
+    if failed <= 1 or failed <= share * episodes:
         check_failures(["dead"] * failed, episodes, share)
     else:
         with pytest.raises(RolloutError, match=f"^{failed} of {episodes} episodes failed.*: dead$"):
             check_failures(["dead"] * failed, episodes, share)
-
-
-def test_a_failed_rollout_is_one_line_for_the_command() -> None:
-    assert issubclass(RolloutError, SQLEnvError)
 
 
 @pytest.mark.parametrize("broken", ["engine", "environment", "progress"])
@@ -464,10 +418,6 @@ async def test_a_bug_is_not_taken_for_a_failed_episode(
         await client.play(requests_for(2 if broken == "progress" else 1), lambda _: bug("progress"))
 
 
-async def test_no_requests_no_episodes(renderer: ChatRenderer, inline: InlineEnvironments) -> None:
-    assert await RolloutClient(SayingEngine(renderer), inline, renderer, settings_with()).play([]) == []
-
-
 # Token-exact
 
 
@@ -480,8 +430,9 @@ def recomputed(model: Qwen3ForCausalLM, episode: Episode, temperature: float) ->
     return logprobs.gather(1, torch.tensor(completion)[:, None])[:, 0]
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.6, 0.0])
-@pytest.mark.parametrize("budget", [BUDGET, NARROW], ids=["wide", "narrow"])
+@pytest.mark.parametrize(
+    ("budget", "temperature"), [(BUDGET, 1.0), (NARROW, 0.6), (NARROW, 0.0)], ids=["wide", "narrow", "greedy"]
+)
 async def test_each_trained_token_has_the_logprob_that_its_row_gives_it(
     budget: TokenBudget,
     temperature: float,
@@ -532,27 +483,6 @@ def check_against_what_was_generated(episode: Episode, generated: Sequence[Gener
 
 def find(ids: Sequence[int], part: Sequence[int], start: int) -> int:
     return next(i for i in range(start, len(ids)) if tuple(ids[i : i + len(part)]) == tuple(part))
-
-
-async def test_a_truncated_row_keeps_the_recent_turns_and_trains_on_none_of_its_context(
-    renderer: ChatRenderer, inline: InlineEnvironments
-) -> None:
-    turns = [f"QUERY SELECT {n}" for n in range(10, 24)] + ["ANSWER 2"]
-    budget = TokenBudget(max_completion=90, max_context=1_024, max_turn=16)
-    engine = WatchedEngine(SayingEngine(renderer, *turns))
-    client = RolloutClient(engine, inline, renderer, RolloutSettings(budget))
-    (episode,) = await client.play(requests_for(1))
-    assert episode.outcome is Outcome.CORRECT
-    assert len(episode.turns) == 15, "the log has every turn"
-    dropped = episode.truncated_turns
-    assert 0 < dropped < 14
-    said = renderer.decode_turn(episode.row.completion_ids)
-    assert [turn in said for turn in turns] == [False] * dropped + [True] * (15 - dropped)
-    trained = [i for i, m in zip(episode.row.completion_ids, episode.row.env_mask, strict=True) if m]
-    words = renderer.decode_turn(trained)
-    assert turns[dropped] not in words, "it was said to a longer prefix"
-    assert words.endswith("ANSWER 2")
-    check_against_what_was_generated(episode, engine.generated[0])
 
 
 def test_a_shorter_context_of_the_engine_is_kept_to_as_if_it_had_been_the_budgets(
@@ -651,18 +581,6 @@ async def test_a_prompt_that_fills_the_context_is_a_failure_that_names_the_fix(
     assert "raise max_completion_length" in episode.failure
 
 
-@pytest.mark.parametrize("context", [64, 100, 130])
-async def test_prompt_and_completion_never_exceed_the_context(
-    context: int, model: Qwen3ForCausalLM, renderer: ChatRenderer, environments: LocalEnvironments
-) -> None:
-    engine = HFEngine(model, stop_ids=renderer.stop_ids, pad_id=0, linger_s=0.0, max_context=context)
-    budget = TokenBudget(max_completion=10_000, max_context=context, max_turn=12)
-    episodes = await RolloutClient(engine, environments, renderer, RolloutSettings(budget)).play(requests_for(8))
-    await engine.aclose()
-    assert all(len(e.row.prompt_ids) + len(e.row.completion_ids) <= context for e in episodes)
-    assert all(e.turns for e in episodes)
-
-
 # No barrier
 
 
@@ -712,7 +630,7 @@ async def test_no_episode_waits_for_the_generation_of_another(
     assert ended[-1].episode_id == f"{requests[0].question_id}#{requests[0].seed}"
 
 
-@pytest.mark.parametrize("concurrency", [1, 3, 50])
+@pytest.mark.parametrize("concurrency", [3, 50])
 async def test_the_number_in_flight_is_bounded_and_reached(
     concurrency: int, model: Qwen3ForCausalLM, renderer: ChatRenderer, environments: LocalEnvironments
 ) -> None:
@@ -738,9 +656,8 @@ def shuffled(seed: int) -> Hook:
     return before
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.0])
 def test_the_same_requests_give_the_same_episodes_however_the_environments_are_timed(
-    temperature: float, pets: Dataset, model: Qwen3ForCausalLM, renderer: ChatRenderer
+    pets: Dataset, model: Qwen3ForCausalLM, renderer: ChatRenderer
 ) -> None:
     def play(threads: int, hook: Hook | None = None) -> list[Episode]:
         environments = LocalEnvironments(pets, threads=threads)
@@ -748,7 +665,7 @@ def test_the_same_requests_give_the_same_episodes_however_the_environments_are_t
         async def run() -> list[Episode]:
             engine = engine_of(model, renderer, linger_s=FOREVER)
             watched = WatchedEnvironments(environments, hook)
-            client = RolloutClient(engine, watched, renderer, RolloutSettings(NARROW, temperature))
+            client = RolloutClient(engine, watched, renderer, RolloutSettings(NARROW))
             episodes = await client.play(requests_for(12))
             await engine.aclose()
             return episodes
@@ -759,10 +676,8 @@ def test_the_same_requests_give_the_same_episodes_however_the_environments_are_t
             environments.close()
 
     once = play(threads=1)
-    assert play(threads=1) == once
     assert play(threads=4) == once
-    assert play(threads=4, hook=shuffled(1)) == once
-    assert play(threads=2, hook=shuffled(2)) == once
+    assert play(threads=2, hook=shuffled(1)) == once
 
 
 async def test_the_seed_of_a_request_decides_its_sampling(
@@ -824,11 +739,3 @@ async def test_a_cancelled_rollout_leaves_nothing_behind(
     watched.before = None
     assert len(await client.play(requests_for(4))) == 4, "the engine and the environments are as good as new"
     await engine.aclose()
-
-
-def test_the_protocols_are_satisfied(renderer: ChatRenderer, inline: InlineEnvironments) -> None:
-    engine: Engine = WatchedEngine(SayingEngine(renderer))
-    environments: Environments = WatchedEnvironments(inline)
-    session: AbstractAsyncContextManager[EnvironmentSession] = environments.session()
-    assert engine.session(0)
-    assert session
