@@ -63,7 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         extra = "train" if package in TRAIN_PACKAGES else "serve" if package in SERVE_PACKAGES else None
         if extra is None:
             raise
-        print(f"sqlenv {name}: {package} is not installed; pip install 'sqlenv[{extra}]' brings it", file=sys.stderr)
+        fix = f"in SQLEnv's folder: pip install -e '.[{extra}]'"
+        print(f"sqlenv {name}: {package} is not installed; {fix}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"sqlenv {name}: interrupted", file=sys.stderr)

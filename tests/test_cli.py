@@ -71,7 +71,7 @@ def test_without_the_training_packages_a_command_says_what_to_install() -> None:
     code = "import sys; sys.modules['torch'] = None; import sqlenv; sys.exit(sqlenv.main(['train']))"
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert process.returncode == 2
-    assert process.stderr == "sqlenv train: torch is not installed; pip install 'sqlenv[train]' brings it\n"
+    assert process.stderr == "sqlenv train: torch is not installed; in SQLEnv's folder: pip install -e '.[train]'\n"
 
 
 @pytest.mark.parametrize(

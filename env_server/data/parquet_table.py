@@ -68,7 +68,7 @@ def import_pyarrow(doing: str, otherwise: str = "") -> Any:
             importlib.import_module(module)
         return importlib.import_module("pyarrow")
     except ImportError as error:
-        fix = f"pip install 'sqlenv[parquet]'{otherwise}"
+        fix = f"In SQLEnv's folder: pip install -e '.[parquet]'{otherwise}"
         raise DataError(f"{doing} with pyarrow, which is not installed. {fix}") from error
 
 

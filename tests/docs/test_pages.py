@@ -38,6 +38,8 @@ ELSEWHERE = {"docker-compose.four-gpus.yml", "exec_eval.py"}
 """Files that a page tells its reader to write, or that are another project's."""
 COMMAND = re.compile(r"(?<![\w.-])sqlenv ([a-z]+)(?: ([a-z]+))?")
 FLAG = re.compile(r"(?<=\s)--[a-z][a-z_]+")
+SOURCES = ("env_server", "inference", "trainer", "benchmarks")
+FROM_AN_INDEX = re.compile(r"pip install (?:-\S+ )*['\"]?sqlenv\b")
 LINK = re.compile(r"\]\((?!https?:)([^)#]*)(?:#([^)]+))?\)")
 
 
@@ -75,6 +77,13 @@ def test_the_files_that_a_page_names_exist(page: str) -> None:
     text = re.sub(r"--(?:output_dir|out|data|png)[ =]\S+", "", "\n".join(code(PAGES[page])))
     named = {name.rstrip(".") for name in NAMED_FILE.findall(text)} - ELSEWHERE
     assert not {name for name in named if not is_there(name) and "NAME" not in name}
+
+
+def test_nobody_is_told_to_install_us_from_an_index() -> None:
+    """There is no such package: it is installed from its folder."""
+    sources = {str(path): path.read_text("utf-8") for name in SOURCES for path in (ROOT / name).rglob("*.py")}
+    sources["sqlenv.py"] = (ROOT / "sqlenv.py").read_text("utf-8")
+    assert not [name for name, text in {**PAGES, **sources}.items() if FROM_AN_INDEX.search(text)]
 
 
 @pytest.mark.parametrize("page", PAGES)

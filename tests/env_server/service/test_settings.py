@@ -213,7 +213,7 @@ def test_without_the_serving_packages_it_says_what_to_install() -> None:
     assert (done.returncode, done.stderr.splitlines()) == (
         0,
         [
-            f"sqlenv serve: {package} is not installed; pip install 'sqlenv[serve]' brings it"
+            f"sqlenv serve: {package} is not installed; in SQLEnv's folder: pip install -e '.[serve]'"
             for package in sqlenv.SERVE_PACKAGES
         ],
     )

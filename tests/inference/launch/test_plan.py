@@ -269,7 +269,7 @@ def test_every_interface_is_asked_for_health_on_this_machine() -> None:
         (LaunchSettings("m", weight_sync=WeightSyncMode.NCCL), ON_CPU, "on a CPU use disk"),
         (LaunchSettings("m", weight_sync=WeightSyncMode.IPC), ON_CPU, "on a CPU use disk"),
         (LaunchSettings("m", share_gpu=True), ON_CPU, "--share_gpu is for GPUs"),
-        (LaunchSettings("m", device=Device.CUDA), ON_CPU, "pip install 'sqlenv.vllm.'"),
+        (LaunchSettings("m", device=Device.CUDA), ON_CPU, "pip install -e '..vllm.'"),
         (LaunchSettings("m", device=Device.CPU), ON_GPUS, "make vllm-cpu"),
         (LaunchSettings("m", replicas=4), ON_GPUS, r"4 replica\(s\) need a GPU each, and 3"),
         (LaunchSettings("m", replicas=2, extra=("-tp", "2")), ON_GPUS, r"2 replica\(s\) need 2 GPUs each, and 3"),

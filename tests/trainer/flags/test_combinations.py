@@ -61,7 +61,7 @@ def test_a_tracker_that_is_not_installed_is_named_with_its_package(capsys: pytes
 @pytest.mark.skipif(find_spec("bitsandbytes") is not None, reason="bitsandbytes is installed")
 @pytest.mark.parametrize("command", ["train", "warmup"])
 def test_few_bits_without_bitsandbytes_name_the_extra(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    fix = "bitsandbytes is not installed; pip install 'sqlenv[quantization]' brings it"
+    fix = "bitsandbytes is not installed; in SQLEnv's folder: pip install -e '.[quantization]'"
     assert said(capsys, "--load_in_4bit", "true", "--use_peft", "true", command=command) == [f"--load_in_4bit: {fix}"]
     for optimizer in ("adamw_8bit", "paged_adamw_32bit"):
         assert said(capsys, "--optim", optimizer, command=command) == [f"--optim {optimizer}: {fix}"]
