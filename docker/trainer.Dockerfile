@@ -29,6 +29,10 @@ COPY trainer trainer
 RUN pip install --no-deps .
 
 FROM ${PYTHON_IMAGE}
+# On a GPU, TRL's loss runs on Triton, which compiles a module of Python's at the first step. The last command fails where
+# compiler, C library or Python's headers are missing.
+RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/* \
+    && echo '#include <Python.h>' | cc -x c -fsyntax-only $(python3-config --includes) -
 RUN install -d -m 1777 /cache /hub /weights /runs /home/sqlenv
 COPY --from=build /opt/sqlenv /opt/sqlenv
 WORKDIR /app

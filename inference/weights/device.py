@@ -56,7 +56,7 @@ def refusal(name: str, *, has_vllm: bool, has_cuda: bool, ranks: int) -> str:
     if not has_cuda:
         return f"--weight_sync {name} moves weights between GPUs, and the trainer has none: use disk"
     if not has_vllm:
-        return f"--weight_sync {name} needs vLLM beside the trainer: pip install -e '.[vllm]' in SQLEnv's folder, or use disk"
+        return f"--weight_sync {name} needs vLLM beside the trainer (pip install -e '.[vllm]'), or use disk"
     if name == "ipc" and ranks > 1:
         # vLLM's sender exchanges handles between all ranks, and a server that comes back is the main rank's alone.
         return f"--weight_sync ipc is for a trainer of one process, and there are {ranks}: use nccl or disk"

@@ -159,6 +159,14 @@ def test_the_requirements_of_all_packages_are_met(image: str, stack: Stack) -> N
     assert "No broken requirements" in check
 
 
+def test_the_trainer_can_compile_what_its_loss_needs(stack: Stack) -> None:
+    """Triton, on a GPU, compiles a module of Python's at the first step; in the folder that every user may write to."""
+    compile_it = "cc -shared -fPIC $(python3-config --includes) -o /tmp/a.so /tmp/a.c"
+    script = f"cc --version && echo '#include <Python.h>' > /tmp/a.c && {compile_it}"
+    container = ("run", "--rm", "--network", "none", "--read-only", "--tmpfs", "/tmp:exec", "--entrypoint", "sh")
+    assert "Free Software Foundation" in docker(*container, "sqlenv/trainer", "-c", script)
+
+
 def test_the_environment_is_small(stack: Stack) -> None:
     base, env = sizes((BASE, IMAGES[0]))
     assert env - base < 250e6, f"{(env - base) / 1e6:.0f} MB"

@@ -114,7 +114,9 @@ def check_quantisation(config: TrainingArguments, model: ModelConfig, *, elsewhe
     if any(part in optimizer for part in BITSANDBYTES_OPTIMIZERS) and "torch" not in optimizer:
         flag = flag or f"--optim {optimizer}"
     if flag and not elsewhere and find_spec("bitsandbytes") is None:
-        raise ConfigError(f"{flag}: bitsandbytes is not installed; in SQLEnv's folder: pip install -e '.[quantization]'")
+        raise ConfigError(
+            f"{flag}: bitsandbytes is not installed; in SQLEnv's folder: pip install -e '.[quantization]'"
+        )
 
 
 def _check_adapters_on_servers(arguments: SQLEnvArguments, model: ModelConfig) -> None:

@@ -13,7 +13,8 @@ import asyncio
 import math
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,6 +52,8 @@ SERVER_S = 60.0
 """For a server's answer; what it says of its settings takes it seconds."""
 TIGHT = 0.9
 """Share of the memory from which on the plan says that it is tight."""
+COMPILERS = ("gcc", "clang")
+"""What Triton looks for, unless the variable CC names another one."""
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.gguf")
 
 
@@ -137,6 +140,11 @@ class _Run:
         else:
             plan.say("inference", "Hugging Face generate, in this process")
         self._say_steps(dataset)
+        if self.device.on_gpu and not self._arguments.dry_run_gpu:  # else it is another machine that would train
+            with plan.checking("compiler"):
+                plan.say(
+                    "compiler", compiler(os.environ, shutil.which, Path(sysconfig.get_path("include", "posix_prefix")))
+                )
         if config is not None:
             with plan.checking("memory"):
                 self._check_memory(config, adapter, prompt)
@@ -306,6 +314,27 @@ class _Run:
                 f"about {needed / GIB:.1f} GiB are needed, and {self.device.name} has {there / GIB:.1f}; "
                 f"{remedy(shape, load, there, self._grpo)}"
             )
+
+
+def compiler(environment: Mapping[str, str], which: Callable[[str], str | None], headers: Path) -> str:
+    """Return the C compiler that Triton would take. Raises DryRunError where it has none, or lacks Python's headers.
+
+    TRL's fused loss runs on Triton, which compiles a module of Python's at the first training step.
+    """
+    asked = environment.get("CC")
+    found = which(asked.split()[0]) if asked else next(filter(None, map(which, COMPILERS)), None)
+    if found is None:
+        named = f"CC={asked}" if asked else " and ".join(COMPILERS)
+        raise DryRunError(
+            f"no C compiler was found ({named}), and the loss needs one on a GPU, at the first step; Debian and "
+            "Ubuntu: apt-get install gcc libc6-dev"
+        )
+    if not (headers / "Python.h").is_file():
+        raise DryRunError(
+            f"{headers} has no Python.h, which the loss needs on a GPU, at the first step; Debian and Ubuntu: apt-get "
+            "install python3-dev"
+        )
+    return found
 
 
 def _extent(questions: Sequence[Question]) -> str:

@@ -99,5 +99,7 @@ def test_a_file_without_columns(tmp_path: Path) -> None:
 
 def test_without_pyarrow_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(DataError, match=r"pyarrow, which is not installed\. In SQLEnv's folder: pip install -e '\.\[parquet\]'"):
+    with pytest.raises(
+        DataError, match=r"pyarrow, which is not installed\. In SQLEnv's folder: pip install -e '\.\[parquet\]'"
+    ):
         read_parquet(tmp_path / "t.parquet", "t")

@@ -26,6 +26,7 @@ import sqlenv
 from tests.integration.service import serving
 from tests.integration.training import surroundings_in
 from trainer.tiny import BASE_CHECKPOINT
+from trainer.training.dry_run import DryRunError, compiler
 from trainer.training.memory import GIB, Load, estimate, shape_of
 from trainer.training.memory_plan import remedy
 
@@ -238,3 +239,30 @@ def test_a_server_that_cannot_take_the_adapter_or_serves_another_model(
     assert f"{url} serves some/other-model, 2,048 tokens" in said
     assert "the first push of the weights tells whether it is the same model" in said
     assert "longer episodes drop their oldest turns" in said
+
+
+@pytest.mark.parametrize(
+    ("variables", "there", "found"),
+    [
+        ({}, ["gcc", "clang", "cc"], "/bin/gcc"),
+        ({}, ["clang"], "/bin/clang"),
+        ({"CC": "ccache-gcc -m64"}, ["gcc", "ccache-gcc"], "/bin/ccache-gcc"),
+        ({}, [], "no C compiler was found (gcc and clang)"),
+        ({}, ["cc"], "no C compiler was found (gcc and clang)"),  # Triton does not look for it
+        ({"CC": "icx"}, ["gcc"], "no C compiler was found (CC=icx)"),
+    ],
+)
+def test_the_compiler_that_the_loss_takes(
+    variables: dict[str, str], there: list[str], found: str, tmp_path: Path
+) -> None:
+    def which(name: str) -> str | None:
+        return f"/bin/{name}" if name in there else None
+
+    (tmp_path / "Python.h").touch()
+    if found.startswith("/"):
+        assert compiler(variables, which, tmp_path) == found
+        with pytest.raises(DryRunError, match=r"has no Python\.h.*apt-get install python3-dev$"):
+            compiler(variables, which, tmp_path / "elsewhere")
+        return
+    with pytest.raises(DryRunError, match=f"{re.escape(found)}.*apt-get install gcc libc6-dev$"):
+        compiler(variables, which, tmp_path)

@@ -160,7 +160,9 @@ def test_a_failure_leaves_nothing_behind(dataset: Dataset, tmp_path: Path) -> No
 def test_without_pyarrow_it_says_what_to_install(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     # None in sys.modules is how Python marks what cannot be imported.
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(DataError, match=r"written with pyarrow, .* not installed\. In SQLEnv's folder: pip install -e '\.\[parquet\]'$"):
+    with pytest.raises(
+        DataError, match=r"written with pyarrow, .* not installed\. In SQLEnv's folder: pip install -e '\.\[parquet\]'$"
+    ):
         export_dataset(dataset, Path("out"))
 
 
