@@ -7,6 +7,7 @@ import shlex
 from typing import Any
 
 import pytest
+import yaml
 
 from benchmarks.server_process import ROOT
 from tests.docker.compose import CPU, GPU, compose, resolved
@@ -75,6 +76,17 @@ def test_servers_and_trainer_agree(files: tuple[str, ...]) -> None:
     assert flag(trainer, "weight_sync") == flag(inference, "weight_sync") == "lora"
     assert flag(trainer, "data") == env["SQLENV_DATA"] == "/data/shop"
     assert flag(trainer, "step_budget") == str(env["SQLENV_STEP_BUDGET"]) == "9"
+
+
+def test_an_adapter_is_sent_as_one() -> None:
+    """`tests/docs/test_recipes.py` puts both commands through their planning."""
+    services = resolved(GPU)
+    assert flag(services["trainer"], "weight_sync") == flag(services["inference"], "weight_sync") == "lora"
+    config = yaml.safe_load((ROOT / flag(services["trainer"], "config")).read_text())
+    assert config["use_peft"]
+    assert int(flag(services["inference"], "max_lora_rank")) >= config["lora_r"]
+    services = resolved(CPU)
+    assert flag(services["trainer"], "weight_sync") == flag(services["inference"], "weight_sync") == "disk"
 
 
 @pytest.mark.parametrize("files", [GPU, CPU])
