@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 import torch
@@ -83,8 +84,10 @@ class Plan:
             self.say(name, Text(text, "red"))
 
 
-def dry_run(arguments: SQLEnvArguments, grpo: GRPOConfig, model_config: ModelConfig, console: Console) -> None:
-    """Check everything and print the plan. Raises DryRunError."""
+def dry_run(
+    arguments: SQLEnvArguments, grpo: GRPOConfig, model_config: ModelConfig, console: Console
+) -> Estimate | None:
+    """Check everything and print the plan; returns the memory that it estimates. Raises DryRunError."""
     plan = Plan()
     run = _Run(arguments, grpo, model_config, plan)
     run.check()
@@ -99,6 +102,7 @@ def dry_run(arguments: SQLEnvArguments, grpo: GRPOConfig, model_config: ModelCon
     if plan.problems:
         raise DryRunError("this run cannot work: " + "; ".join(plan.problems))
     console.print("Nothing is in the way of this run.")
+    return run.memory
 
 
 class _Run:
@@ -264,15 +268,8 @@ class _Run:
         device = torch.device("cuda" if self.device.on_gpu else "cpu")
         transport = choose_weight_sync(self._arguments.weight_sync, adapter is not None, device, (url,))
         words.append(f"weights by {transport.value}")
-        if transport is WeightSyncMode.LORA and settings:
-            allowed = (settings.get("lora_config") or {}).get("max_lora_rank", 0)
-            rank = getattr(adapter, "r", 0)
-            if rank > allowed:
-                takes = f"adapters up to rank {allowed}" if allowed else "no adapters"
-                raise DryRunError(
-                    f"{url} takes {takes}, and this one has rank {rank}; start it with --weight_sync lora "
-                    f"--max_lora_rank {rank}"
-                )
+        if settings and (wrong := unprepared(transport, getattr(adapter, "r", 0), settings)):
+            raise DryRunError(f"{url} {wrong}")
         return "; ".join(words)
 
     def _say_steps(self, dataset: Dataset | None) -> None:
@@ -316,6 +313,26 @@ class _Run:
             )
 
 
+def unprepared(transport: WeightSyncMode, rank: int, settings: Mapping[str, Mapping[str, Any] | None]) -> str:
+    """Return what a server lacks for the weights of a run, "" where it lacks nothing.
+
+    `rank` is the adapter's, `settings` are vLLM's, section by section.
+    """
+    allowed = (settings.get("lora_config") or {}).get("max_lora_rank", 0)
+    receives = (settings.get("weight_transfer_config") or {}).get("backend")
+    match transport:
+        case WeightSyncMode.LORA if rank > allowed:
+            takes = f"adapters up to rank {allowed}" if allowed else "no adapters"
+            fix = f"--weight_sync lora --max_lora_rank {rank}"
+            return f"takes {takes}, and this one has rank {rank}; start it with {fix}"
+        case WeightSyncMode.NCCL | WeightSyncMode.IPC if receives != transport:
+            takes = f"by {receives}" if receives else "neither by nccl nor by ipc"
+            fix = f"--weight_sync {transport}"
+            return f"takes weights {takes}, and this run sends them by {transport}; start it with {fix}"
+        case _:
+            return ""
+
+
 def compiler(environment: Mapping[str, str], which: Callable[[str], str | None], headers: Path) -> str:
     """Return the C compiler that Triton would take. Raises DryRunError where it has none, or lacks Python's headers.
 
@@ -341,7 +358,7 @@ def _extent(questions: Sequence[Question]) -> str:
     return f"{len(questions):,} questions on {len({question.db_id for question in questions})} databases"
 
 
-async def _settings_of(server: VLLMServer) -> dict[str, dict[str, int]]:
+async def _settings_of(server: VLLMServer) -> dict[str, Any]:
     """What a server tells those who may change its weights; empty when it does not."""
     try:
         return dict(await server.settings())

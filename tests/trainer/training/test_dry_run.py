@@ -6,14 +6,11 @@ stand-in that answers as vLLM does.
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -23,15 +20,16 @@ from transformers import AutoConfig
 from trl import GRPOConfig
 
 import sqlenv
+from inference.launch.plan import WeightSyncMode
+from tests.dry_run import MODELS, StandIn, make_checkpoints, standing_in
 from tests.integration.service import serving
 from tests.integration.training import surroundings_in
 from trainer.tiny import BASE_CHECKPOINT
-from trainer.training.dry_run import DryRunError, compiler
+from trainer.training.dry_run import DryRunError, compiler, unprepared
 from trainer.training.memory import GIB, Load, estimate, shape_of
 from trainer.training.memory_plan import remedy
 
 ROOT = Path(__file__).parents[3]
-MODELS = Path(__file__).parent / "models"
 CONFIGS = {path.stem: path for path in sorted((ROOT / "configs").glob("*.yaml"))}
 Plan = Callable[..., tuple[int, str, str]]
 
@@ -44,14 +42,7 @@ def surroundings(generated_cache: Path) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Checkpoints of the true shapes, with a tokenizer of ours and without their weights."""
-    folder = tmp_path_factory.mktemp("models")
-    for config in MODELS.glob("*.json"):
-        model = folder / config.stem
-        shutil.copytree(BASE_CHECKPOINT, model, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
-        shutil.copyfile(config, model / "config.json")
-        (model / "model.safetensors").touch()
-    return folder
+    return make_checkpoints(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture
@@ -69,36 +60,10 @@ def plan(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest
     return run
 
 
-class StandIn(BaseHTTPRequestHandler):
-    """Answers what a vLLM server is asked at the start."""
-
-    model, context, settings = "", 40_960, {"lora_config": {"max_lora_rank": 32}}
-
-    def do_GET(self) -> None:
-        replies: dict[str, Any] = {
-            "/health": {},
-            "/v1/models": {"data": [{"id": self.model, "max_model_len": self.context}]},
-            "/server_info?config_format=json": {"vllm_config": self.settings},
-        }
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(json.dumps(replies[self.path]).encode())
-
-    def log_message(self, *args: object) -> None:
-        """Keep quiet."""
-
-
 @pytest.fixture
 def vllm() -> Iterator[tuple[str, type[StandIn]]]:
-    """A stand-in's URL, and its class, where a test says what it serves."""
-    handler = type("Handler", (StandIn,), {})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}", handler
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with standing_in() as server:
+        yield server
 
 
 def folder_of(models: Path, config: Path) -> str:
@@ -121,6 +86,7 @@ def test_every_config_passes_on_the_machine_that_it_says_it_needs(
     written = yaml.safe_load(config.read_text(encoding="utf-8"))
     if written.get("use_vllm"):
         server.model = folder_of(models, config)
+        server.settings = StandIn.settings | {"weight_transfer_config": {"backend": written["weight_sync"]}}
         flags += ["--vllm_server_base_url", url]
     if "env_server" in written:
         with serving(tmp_path, Path("synthetic")) as environments:
@@ -266,3 +232,26 @@ def test_the_compiler_that_the_loss_takes(
         return
     with pytest.raises(DryRunError, match=f"{re.escape(found)}.*apt-get install gcc libc6-dev$"):
         compiler(variables, which, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("transport", "settings", "lacking"),
+    [
+        ("lora", {"lora_config": {"max_lora_rank": 32}}, ""),
+        ("lora", {"lora_config": {"max_lora_rank": 16}}, "takes adapters up to rank 16, and this one has rank 32"),
+        ("lora", {"lora_config": None}, "takes no adapters"),
+        ("ipc", {"weight_transfer_config": {"backend": "ipc"}}, ""),
+        (
+            "ipc",
+            {"weight_transfer_config": {"backend": "nccl"}},
+            "takes weights by nccl, and this run sends them by ipc",
+        ),
+        ("nccl", {"weight_transfer_config": None}, "takes weights neither by nccl nor by ipc"),
+        ("disk", {}, ""),
+    ],
+)
+def test_what_a_server_lacks_for_the_weights(transport: str, settings: dict[str, Any], lacking: str) -> None:
+    said = unprepared(WeightSyncMode(transport), 32, settings)
+    assert said.startswith(lacking)
+    assert bool(said) == bool(lacking)
+    assert not lacking or f"start it with --weight_sync {transport}" in said
