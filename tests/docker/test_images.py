@@ -18,8 +18,12 @@ def last_stage(name: str) -> str:
 @pytest.mark.parametrize("name", ["trainer", "inference"])
 def test_an_image_that_runs_triton_has_a_compiler(name: str) -> None:
     """On a GPU, the first training step and vLLM's start compile C against Python's headers."""
-    (command,) = (line for line in last_stage(name).splitlines() if "<Python.h>" in line)
-    assert re.search(r"apt-get install [^;&]*\bgcc\b[^;&]*\blibc6-dev\b", command)
+    assert re.search(r"apt-get install [^;&]*\bgcc\b[^;&]*\blibc6-dev\b", last_stage(name))
+
+
+def test_the_trainers_headers_are_looked_for_when_it_is_built() -> None:
+    (command,) = (line for line in last_stage("trainer").splitlines() if "<Python.h>" in line)
+    assert "| cc -x c -fsyntax-only" in command
 
 
 def test_the_environment_has_none() -> None:

@@ -161,7 +161,8 @@ def test_the_requirements_of_all_packages_are_met(image: str, stack: Stack) -> N
 
 def test_the_trainer_can_compile_what_its_loss_needs(stack: Stack) -> None:
     """Triton, on a GPU, compiles a module of Python's at the first step; in the folder that every user may write to."""
-    compile_it = "cc -shared -fPIC $(python3-config --includes) -o /tmp/a.so /tmp/a.c"
+    headers = '$(python3 -c \'import sysconfig; print(sysconfig.get_path("include", "posix_prefix"))\')'
+    compile_it = f"cc -shared -fPIC -I {headers} -o /tmp/a.so /tmp/a.c"
     script = f"cc --version && echo '#include <Python.h>' > /tmp/a.c && {compile_it}"
     container = ("run", "--rm", "--network", "none", "--read-only", "--tmpfs", "/tmp:exec", "--entrypoint", "sh")
     assert "Free Software Foundation" in docker(*container, "sqlenv/trainer", "-c", script)
