@@ -1,6 +1,6 @@
 """How fast does each engine play: Hugging Face `generate` in this process, or a vLLM server?
 
-    python benchmarks/engines.py [--policy DIR] [--concurrency 1 16 64 256] [--quick]
+    python benchmarks/engines.py [--policy DIR] [--engines hf vllm] [--concurrency 1 16 64 256] [--quick]
 
 The same episodes, the same policy, environments in this process; only the engine differs. Prints one JSON line: for
 each number of episodes in flight both engines' episodes and generated tokens per second, the ratio of episodes, and
@@ -16,11 +16,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import shlex
 import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from itertools import cycle
 from pathlib import Path
 from statistics import fmean, median
@@ -47,6 +48,8 @@ from trainer.tiny import BASE_CHECKPOINT
 
 LONG_TURNS = 8
 INFERENCE = (sys.executable, str(ROOT / "sqlenv.py"), "inference", "--port", "{port}")
+VLLM_START_S = 900.0
+"""Longest start of vLLM: a model may have to be fetched, and graphs captured."""
 
 
 class Round(NamedTuple):
@@ -102,7 +105,11 @@ class _PatientSession:
 class Bench:
     """Plays batches of episodes with an engine."""
 
-    def __init__(self, dataset: Dataset, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(
+        self, dataset: Dataset, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, context: int | None = None
+    ) -> None:
+        own = int(model.config.max_position_embeddings)
+        self._context = min(own, context or own)
         self._questions = dataset.select(Split.TRAIN)
         self._model = model
         self._tokenizer = tokenizer
@@ -111,7 +118,7 @@ class Bench:
 
     def play(self, server: ServerProcess | None, concurrency: int, episodes: int, seed: int, turns: int = 0) -> Round:
         """Play on a server, or in this process; episodes of at least `turns` turns."""
-        context = self._model.config.max_position_embeddings
+        context = self._context
         settings = RolloutSettings(TokenBudget(context // 2, context, 64), max_concurrency=concurrency)
         engine: Engine
         if server is None:
@@ -161,6 +168,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--policy", default=str(BASE_CHECKPOINT), help="a checkpoint's folder")
     parser.add_argument("--data", default="synthetic")
+    parser.add_argument("--engines", nargs="+", choices=("hf", "vllm"), default=["hf", "vllm"])
+    parser.add_argument("--context", type=int, help="tokens of an episode at most (default: the model's)")
+    parser.add_argument("--inference_flags", default="", help="more flags of `sqlenv inference`, in one word")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 16, 64, 256])
     parser.add_argument("--long_turns", type=int, default=LONG_TURNS, help="turns of an agent that explores")
     parser.add_argument("--rounds", type=int, default=3)
@@ -168,30 +178,36 @@ def main() -> None:
     args = parser.parse_args()
     count = 1 if args.quick else args.rounds
     model, tokenizer = load_policy(args.policy)
-    bench = Bench(load_dataset(args.data), model, tokenizer)
+    bench = Bench(load_dataset(args.data), model, tokenizer, args.context)
     results: dict[str, object] = {}
-    with (
-        tempfile.TemporaryDirectory() as scratch,
-        ServerProcess([*INFERENCE, "--model", args.policy], Path(scratch) / "vllm.log") as server,
-    ):
+    with ExitStack() as stack:
+        server = None
+        if "vllm" in args.engines:
+            scratch = stack.enter_context(tempfile.TemporaryDirectory())
+            command = [*INFERENCE, "--model", args.policy, *shlex.split(args.inference_flags)]
+            started = ServerProcess(command, Path(scratch) / "vllm.log", start_s=VLLM_START_S)
+            server = stack.enter_context(started)
+        engines = [(name, server if name == "vllm" else None) for name in args.engines]
         for concurrency in args.concurrency:
             episodes = max(8, min(concurrency, 16 if args.quick else concurrency))
-            sides: dict[str, list[Round]] = {"hf": [], "vllm": []}
+            sides: dict[str, list[Round]] = {name: [] for name in args.engines}
             for seed in range(count):
-                order = [("hf", None), ("vllm", server)]
-                for name, where in order if seed % 2 else reversed(order):
+                for name, where in engines if seed % 2 else reversed(engines):
                     print(f"\r{concurrency} in flight, {name}   ", end="", file=sys.stderr, flush=True)
                     sides[name].append(bench.play(where, concurrency, episodes, seed))
-            print(f"\r{concurrency} in flight, long episodes   ", end="", file=sys.stderr, flush=True)
-            long = bench.play(server, concurrency, episodes, count, args.long_turns)
-            pairs = zip(sides["hf"], sides["vllm"], strict=True)
-            results[str(concurrency)] = {
-                **{name: summary(rounds) for name, rounds in sides.items()},
-                "vllm_to_hf": round(median(v.episodes_per_s / h.episodes_per_s for h, v in pairs), 3),
-                "prefix_cache_share": round(median(each.cached_share for each in sides["vllm"]), 4),
-                "long_turns": round(long.turns, 2),
-                "long_prefix_cache_share": round(long.cached_share, 4),
-            }
+            found: dict[str, object] = {name: summary(rounds) for name, rounds in sides.items()}
+            if len(sides) == 2:
+                pairs = zip(sides["hf"], sides["vllm"], strict=True)
+                found["vllm_to_hf"] = round(median(v.episodes_per_s / h.episodes_per_s for h, v in pairs), 3)
+            if server is not None:
+                print(f"\r{concurrency} in flight, long episodes   ", end="", file=sys.stderr, flush=True)
+                long = bench.play(server, concurrency, episodes, count, args.long_turns)
+                found |= {
+                    "prefix_cache_share": round(median(each.cached_share for each in sides["vllm"]), 4),
+                    "long_turns": round(long.turns, 2),
+                    "long_prefix_cache_share": round(long.cached_share, 4),
+                }
+            results[str(concurrency)] = found
     device = str(model.device)
     print(json.dumps({"benchmark": "engines", "device": device, "rounds": count, "results": results}))
 

@@ -64,8 +64,15 @@ def _bound(stack: ExitStack, port: int) -> int:
 class ServerProcess:
     """A running server; a context manager. `command` holds `{port}` where the port goes; output goes to `log`."""
 
-    def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        start_s: float = START_S,
+    ) -> None:
         self.log = log
+        self._start_s = start_s
         with ExitStack() as stack, log.open("ab") as output:
             (self.port,) = stack.enter_context(reserved_ports())
             self.process = subprocess.Popen(
@@ -132,7 +139,7 @@ class ServerProcess:
 
     def wait_until_healthy(self) -> None:
         """Wait for GET /health. Raises ServerError."""
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + self._start_s
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
                 raise ServerError(f"the server ended with code {self.process.returncode}:\n{self.log_text()[-4000:]}")
@@ -141,7 +148,7 @@ class ServerProcess:
                     return
             except (urllib.error.URLError, ConnectionError, TimeoutError):
                 time.sleep(POLL_S)
-        raise ServerError(f"the server is not healthy after {START_S:g} s:\n{self.log_text()[-4000:]}")
+        raise ServerError(f"the server is not healthy after {self._start_s:g} s:\n{self.log_text()[-4000:]}")
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Send the signal and return the exit code. Raises ServerError when it goes on."""

@@ -1,18 +1,20 @@
 """How long does a push of the weights take, by each transport, and how many bytes does it move?
 
-    python benchmarks/weight_sync.py [--policy DIR] [--transports disk lora nccl ipc] [--rounds N]
+    python benchmarks/weight_sync.py [--policy DIR] [--transports disk lora nccl ipc] [--dtype bfloat16] [--rounds N]
 
-One JSON line: for each transport the seconds of a push with its proof, and the bytes that were written or sent. Each
-gets its own server (`sqlenv inference --weight_sync NAME`). What this machine cannot use is named with the reason.
+One JSON line: for each transport the seconds of a push with its comparison, the bytes that were written or sent, and
+what the proof of the first push found (nats). Each gets its own server (`sqlenv inference --weight_sync NAME`). What
+this machine cannot use is named with the reason.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -26,7 +28,7 @@ from transformers import PreTrainedTokenizerBase
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # before the script's folder, which hides env_server
 
-from benchmarks.engines import INFERENCE
+from benchmarks.engines import INFERENCE, VLLM_START_S
 from benchmarks.server_process import ServerProcess
 from inference.engine import EngineError
 from inference.vllm.engine import VLLMEngine
@@ -35,6 +37,7 @@ from inference.weights.disk import DiskTransport
 from inference.weights.gather import adapter_weights, full_weights
 from inference.weights.lora import LoraTransport
 from inference.weights.probe import token_logprobs
+from inference.weights.proof import Evidence
 from inference.weights.push import WeightPusher
 from inference.weights.transport import Transport
 from trainer.chat.prompts import ChatRenderer
@@ -60,16 +63,16 @@ def size(weights: Mapping[str, Tensor]) -> int:
 
 
 def change(model: nn.Module) -> None:
-    """Make the weights others, as an update does."""
+    """Make the weights others, by a hundredth of their spread: a model goes on being one."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:
-                parameter.add_(torch.randn_like(parameter) * 0.01)
+                parameter.add_(torch.randn_like(parameter) * parameter.std().clamp(min=0.01) * 0.01)
 
 
-def measure(name: str, policy: str, rounds: int, scratch: Path) -> dict[str, object]:
-    """Push `rounds` times, after the first push, which proves the transport. Raises EngineError."""
-    loaded, tokenizer = load_policy(policy)
+def measure(name: str, args: argparse.Namespace, scratch: Path) -> dict[str, object]:
+    """Push `--rounds` times, after the first push, which proves the transport. Raises EngineError."""
+    loaded, tokenizer = load_policy(args.policy, dtype=args.dtype and getattr(torch, args.dtype))
     model: nn.Module = loaded
     if name == "lora":
         model = get_peft_model(loaded, LoraConfig(r=16, target_modules="all-linear"))
@@ -80,23 +83,37 @@ def measure(name: str, policy: str, rounds: int, scratch: Path) -> dict[str, obj
         if name == "lora"
         else (lambda: size(full_weights(model, accelerator)))
     )
-    command = [*INFERENCE, "--model", policy, "--weight_sync", name]
-    with ServerProcess(command, scratch / f"{name}.log") as server:
-        pusher = pusher_to(server, model, tokenizer, loaded.config.vocab_size, transport)
+    command = [*INFERENCE, "--model", args.policy, "--weight_sync", name, *shlex.split(args.inference_flags)]
+    command += ["--dtype", args.dtype] if args.dtype else []
+    environment = {"CUDA_VISIBLE_DEVICES": args.server_gpu} if args.server_gpu else {}
+    proof: list[Evidence] = []
+    with ServerProcess(command, scratch / f"{name}.log", environment, VLLM_START_S) as server:
+        pusher = pusher_to(server, model, tokenizer, loaded.config.vocab_size, transport, proof.extend)
         pusher.push(0)
         seconds = []
-        for version in range(1, rounds + 1):
+        for version in range(1, args.rounds + 1):
             change(model)
             pusher.push(version)
             seconds.append(pusher.last_seconds)
         pusher.close()
-    return {"seconds": round(median(seconds), 4), "bytes": bytes_of()}
+    return {
+        "seconds": round(median(seconds), 4),
+        "bytes": bytes_of(),
+        "noise": max(found.noise for found in proof),
+        "effect": min(found.without_changes for found in proof),
+        "unseen_tensors": max(len(found.unseen) for found in proof),
+    }
 
 
 def pusher_to(
-    server: ServerProcess, model: nn.Module, tokenizer: PreTrainedTokenizerBase, vocab_size: int, transport: Transport
+    server: ServerProcess,
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    vocab_size: int,
+    transport: Transport,
+    on_proof: Callable[[Sequence[Evidence]], None],
 ) -> WeightPusher:
-    """Return a pusher to one server."""
+    """Return a pusher to one server; `on_proof` is told what its first push shows."""
     renderer = ChatRenderer(tokenizer)
     engine = VLLMEngine([server.url], stop_ids=renderer.stop_ids, vocab_size=vocab_size)
     probe = renderer.prompt_ids([{"role": "user", "content": "Which tables are there?"}])
@@ -106,6 +123,7 @@ def pusher_to(
         transport,
         partial(token_logprobs, model),
         probe,
+        on_proof=on_proof,
     )
     engine.restore_with(pusher.restore)
     return pusher
@@ -117,13 +135,16 @@ def main() -> None:
     parser.add_argument("--policy", default=str(BASE_CHECKPOINT), help="a checkpoint's folder")
     parser.add_argument("--transports", nargs="+", default=["disk", "lora", "nccl", "ipc"])
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), help="on both sides (default: the policy's own)")
+    parser.add_argument("--inference_flags", default="", help="more flags of `sqlenv inference`, in one word")
+    parser.add_argument("--server_gpu", default="", help="the server's GPU, where it is not the trainer's")
     args = parser.parse_args()
     results: dict[str, object] = {}
     for name in args.transports:
         print(f"\r{name}   ", end="", file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory() as scratch:
             try:
-                results[name] = measure(name, args.policy, args.rounds, Path(scratch))
+                results[name] = measure(name, args, Path(scratch))
             except EngineError as error:
                 results[name] = {"cannot": str(error)}
     print(json.dumps({"benchmark": "weight_sync", "policy": args.policy, "rounds": args.rounds, "transports": results}))
