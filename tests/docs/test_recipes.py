@@ -1,4 +1,4 @@
-"""Commands of the README, docs/ and configs/ that stand together fit together: a server, and a run that trains with it.
+"""Commands of README, docs/, configs/ and `--help` that stand together fit together: a server, and a run that uses it.
 
 Each pair is taken out of its page and goes through what plans it: `sqlenv inference` down to vLLM's command line, then
 the dry run of `sqlenv train` against a stand-in that answers as a vLLM of that command line does. The text before says
@@ -19,7 +19,7 @@ import yaml
 from peft import LoraConfig
 
 import sqlenv
-from inference.launch.launcher import read_arguments
+from inference.launch.launcher import EPILOG, read_arguments
 from inference.launch.plan import Device, Machine, ReplicaPlan, plan
 from inference.launch.process import see_model
 from tests.docker.compose import GPU, compose, resolved
@@ -32,6 +32,8 @@ TINY = "trainer/tiny/base"
 ON_CPU = Machine("python", (), Device.CPU, cores=2)
 ON_GPUS = Machine("python", (), Device.CUDA, gpus=("0", "1"), cores=16)
 GIB = 2**30
+DEFAULT_URL = "http://127.0.0.1:8000"
+"""Whom a run asks that names no server: TRL's port, on this machine."""
 OVERHEAD_GIB = 1.5
 """What vLLM needs beside weights, keys and values: CUDA's context, activations of a step, captured graphs. Assumed."""
 
@@ -61,6 +63,8 @@ def recipes() -> Iterator[Recipe]:
             if index % 2:
                 yield from paired(f"{path.name}: ", commands(part.splitlines()), before)
             before = part
+    for part in EPILOG.split("\n\n"):
+        yield from paired("--help: ", commands(part.splitlines()), part)
     for path in sorted((ROOT / "configs").glob("*.yaml")):
         header = [line[1:] for line in path.read_text(encoding="utf-8").partition("\n\n")[0].splitlines()]
         yield from paired(f"{path.name}: ", commands(header), "\n".join(header).partition("sqlenv ")[0])
@@ -115,10 +119,10 @@ def local(name: str, models: Path) -> str:
     return name if name == TINY else str(models / name.rpartition("/")[2])
 
 
-def served(recipe: Recipe, models: Path) -> ReplicaPlan:
-    """The first server, as `sqlenv inference` plans it."""
+def served(recipe: Recipe, models: Path) -> tuple[ReplicaPlan, ...]:
+    """The servers, as `sqlenv inference` plans them."""
     settings, _ = read_arguments([word if "/" not in word else local(word, models) for word in recipe.inference[1:]])
-    return plan(settings, see_model(settings.model), ON_CPU if recipe.gpu is None else ON_GPUS)[0]
+    return plan(settings, see_model(settings.model), ON_CPU if recipe.gpu is None else ON_GPUS)
 
 
 def settings_of(arguments: Sequence[str]) -> dict[str, object]:
@@ -156,8 +160,8 @@ def dry_run(
 
 
 def test_the_pages_have_recipes() -> None:
-    assert len(RECIPES) >= 9
-    assert len([recipe for recipe in RECIPES if recipe.gpu]) >= 7
+    assert len(RECIPES) >= 13
+    assert len([recipe for recipe in RECIPES if recipe.gpu]) >= 11
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.where)
@@ -165,7 +169,10 @@ def test_server_and_run_fit(
     recipe: Recipe, models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
-    arguments = served(recipe, models).arguments
+    servers = served(recipe, models)
+    arguments = servers[0].arguments
+    asked = value(recipe.train, "--vllm_server_base_url") or config_of(recipe.train).get("vllm_server_base_url")
+    assert ",".join(server.url for server in servers) == (asked or DEFAULT_URL)
     assert "..." not in (*recipe.inference, *recipe.train)
     if recipe.gpu:
         assert recipe.gpu * float(value(arguments, "--gpu-memory-utilization") or 0) > needs_gib(arguments)
@@ -201,7 +208,7 @@ def test_the_context_of_the_model_itself_does_not_fit_beside_training(models: Pa
     words = list(recipe.inference)
     at = words.index("--max_model_len")
     without = Recipe("", tuple(words[:at] + words[at + 2 :]), recipe.train, recipe.gpu, None)
-    arguments = served(without, models).arguments
+    arguments = served(without, models)[0].arguments
     assert context_of(arguments) == 40_960
     assert needs_gib(arguments) > 0.3 * 24
 
@@ -218,7 +225,7 @@ def test_the_services_fit(
     )
     at = train.index("--env")
     recipe = Recipe("compose", tuple(inference), tuple(train[:at] + train[at + 2 :]), 16, None)
-    arguments = served(recipe, models).arguments
+    arguments = served(recipe, models)[0].arguments
     assert needs_gib(arguments) < 16 * 0.3
     status, said = dry_run(recipe, arguments, models, tmp_path, capsys)
     assert status == 0, said
