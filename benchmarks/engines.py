@@ -37,7 +37,7 @@ from env_server.dataset import Dataset, Split
 from env_server.types import ActionType, SQLAction, SQLObservation
 from inference.engine import Engine
 from inference.vllm.engine import VLLMEngine
-from trainer.chat.prompts import ChatRenderer
+from trainer.chat.format import ChatFormat
 from trainer.evaluation.evaluate import in_process_engine
 from trainer.policy.loading import load_policy
 from trainer.rollout.client import RolloutClient, RolloutSettings, request_for
@@ -114,7 +114,7 @@ class Bench:
         self._model = model
         self._tokenizer = tokenizer
         self._environments: Environments = LocalEnvironments(dataset, threads=2)
-        self._renderer = ChatRenderer(tokenizer)
+        self._chat = ChatFormat(tokenizer)
 
     def play(self, server: ServerProcess | None, concurrency: int, episodes: int, seed: int, turns: int = 0) -> Round:
         """Play on a server, or in this process; episodes of at least `turns` turns."""
@@ -122,12 +122,12 @@ class Bench:
         settings = RolloutSettings(TokenBudget(context // 2, context, 64), max_concurrency=concurrency)
         engine: Engine
         if server is None:
-            engine = in_process_engine(self._model, self._tokenizer, self._renderer, settings)
+            engine = in_process_engine(self._model, self._tokenizer, self._chat, settings)
         else:
             vocab_size = self._model.config.vocab_size
-            engine = VLLMEngine([server.url], stop_ids=self._renderer.stop_ids, vocab_size=vocab_size)
+            engine = VLLMEngine([server.url], stop_ids=self._chat.stop_ids, vocab_size=vocab_size)
         environments = PatientEnvironments(self._environments, turns)
-        client = RolloutClient(engine, environments, self._renderer, settings)
+        client = RolloutClient(engine, environments, self._chat, settings)
         # Groups of eight, as GRPO plays them.
         chosen = [self._questions[number // 8 % len(self._questions)] for number in range(episodes)]
         requests = [request_for(question, seed * 1_000_000 + number) for number, question in enumerate(chosen)]

@@ -40,7 +40,7 @@ from inference.weights.probe import token_logprobs
 from inference.weights.proof import Evidence
 from inference.weights.push import WeightPusher
 from inference.weights.transport import Transport
-from trainer.chat.prompts import ChatRenderer
+from trainer.chat.renderer import ChatRenderer
 from trainer.policy.loading import load_policy
 from trainer.tiny import BASE_CHECKPOINT
 

@@ -17,6 +17,7 @@ import torch
 
 from env_server.data.loading import load_dataset
 from env_server.dataset import Split
+from trainer.chat.format import ChatFormat
 from trainer.evaluation.evaluate import choose_questions, excluded_by_reason, play_model
 from trainer.policy.loading import load_policy
 from trainer.results.statistics import EvaluationSummary, summarize
@@ -71,7 +72,9 @@ def evaluate(checkpoint: str) -> EvaluationSummary:
     settings = RolloutSettings(budget=TokenBudget(1_024, MAX_CONTEXT, 64), temperature=0.0)
     questions = choose_questions(dataset, Split.EVAL, -1)
     with closing(LocalEnvironments(dataset)) as environments:
-        episodes = play_model(model, tokenizer, environments, questions, settings, 0, lambda _: None)
+        episodes = play_model(
+            model, tokenizer, environments, questions, settings, 0, lambda _: None, ChatFormat(tokenizer)
+        )
     return summarize([record(e) for e in episodes], excluded_by_reason(dataset))
 
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from env_server.errors import SQLEnvError
@@ -16,10 +17,21 @@ from inference.weights.transport import Pause
 
 TOKEN_VARIABLE = "SQLENV_TOKEN"
 WEIGHT_SYNCS = ("auto", *(mode.value for mode in WeightSyncMode))
+ACTION_FORMATS = ("text", "tools")
 PAUSES = tuple(mode.value for mode in Pause)
 ENV_HELP = (
     "Where episodes are played: 'local' (in this process), or the URLs of servers that `sqlenv serve` runs, "
     "separated by commas: ws://host:8000,ws://other:8000."
+)
+ACTION_FORMAT_HELP = (
+    "How the policy writes its actions: 'text' (DESCRIBE pets), or 'tools' (calls in the model's own format, of tools "
+    "that its chat template declares)."
+)
+SYSTEM_PROMPT_HELP = "A file with the system message to use instead of SQLEnv's own."
+FEW_SHOT_HELP = "Worked episodes on training databases to show before every question; those questions are not asked."
+THINKING_HELP = (
+    "Tokens that a thought may have in each turn, beside --max_turn_length; then it is closed and the action follows. "
+    "0 closes it at once. (512 where the chat template knows of thoughts, unless said otherwise.)"
 )
 TOKEN_HELP = f"Token of the servers (default: the environment variable {TOKEN_VARIABLE})."
 
@@ -31,6 +43,18 @@ class ConfigError(SQLEnvError, ValueError):
 def token_of(flag: str | None) -> str | None:
     """The token that was given by flag, else by variable."""
     return flag or os.environ.get(TOKEN_VARIABLE)
+
+
+def prompt_in(path: str) -> str:
+    """Return the text of a --system_prompt file. Raises ConfigError."""
+    try:
+        text = Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"--system_prompt {path}: {reason}") from None
+    if not text:
+        raise ConfigError(f"--system_prompt {path}: the file is empty")
+    return text
 
 
 @contextmanager
@@ -51,11 +75,17 @@ class EpisodeArguments:
         metadata={"help": "What ANSWER carries: 'value' (the answer itself) or 'sql' (a query that yields it)."},
     )
     step_budget: int = field(default=15, metadata={"help": "Steps in an episode."})
+    action_format: str = field(default="text", metadata={"help": ACTION_FORMAT_HELP})
+    system_prompt: str | None = field(default=None, metadata={"help": SYSTEM_PROMPT_HELP})
 
     def __post_init__(self) -> None:
         modes = [mode.value for mode in AnswerMode]
+        if self.action_format not in ACTION_FORMATS:
+            raise ConfigError(f"--action_format must be one of {list(ACTION_FORMATS)}, not {self.action_format!r}")
         if self.answer_mode not in modes:
             raise ConfigError(f"--answer_mode must be one of {modes}, not {self.answer_mode!r}")
+        if self.system_prompt is not None:
+            prompt_in(self.system_prompt)  # a file that is not there is told before a model is loaded
 
 
 @dataclass
@@ -71,6 +101,8 @@ class SQLEnvArguments(EpisodeArguments):
     )
     max_concurrency: int = field(default=64, metadata={"help": "Episodes in flight at once."})
     max_turn_length: int = field(default=256, metadata={"help": "Tokens that the policy may generate in one turn."})
+    max_thinking_length: int | None = field(default=None, metadata={"help": THINKING_HELP})
+    few_shot: int = field(default=0, metadata={"help": FEW_SHOT_HELP})
     max_context_length: int | None = field(
         default=None,
         metadata={"help": "Tokens of prompt and completion together; default: what the model's config allows."},
@@ -149,6 +181,9 @@ class SQLEnvArguments(EpisodeArguments):
         for name in ("step_budget", "max_concurrency", "max_turn_length", "env_threads", "weight_sync_timeout"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"--{name} must be positive, not {getattr(self, name)}")
+        for name in ("few_shot", "max_thinking_length"):
+            if (getattr(self, name) or 0) < 0:
+                raise ConfigError(f"--{name} must not be negative, not {getattr(self, name)}")
         if self.dry_run_gpu is not None and (not self.dry_run or self.dry_run_gpu <= 0):
             raise ConfigError("--dry_run_gpu is a positive number of GiB, and goes with --dry_run true")
         if not 0.0 <= self.max_failure_share <= 1.0:

@@ -28,7 +28,7 @@ from env_server.dataset import Split
 from env_server.settings import EnvSettings
 from env_server.types import AnswerMode
 from inference.adapters import RUN_MODEL
-from trainer.chat.prompts import ChatRenderer
+from trainer.chat.format import ChatFormat, ChatSettings
 from trainer.config import SQLEnvArguments, token_of
 from trainer.evaluation.evaluate import choose_questions
 from trainer.evaluation.run_evaluation import RunEvaluations
@@ -43,6 +43,7 @@ from trainer.results.statistics import EvaluationSummary
 from trainer.results.summary_table import difficulty_table, summary_table
 from trainer.rollout.client import RolloutClient, RolloutSettings
 from trainer.rollout.environments import AnyEnvironments, open_environments
+from trainer.rollout.examples import Examples
 from trainer.rollout.transcript import TokenBudget
 from trainer.shipping.export import publish
 from trainer.shipping.hub import Destination
@@ -52,7 +53,7 @@ from trainer.training.arguments import advise, parse_arguments, require_question
 from trainer.training.dry_run import dry_run
 from trainer.training.engines import PolicyEngine, hf_policy, vllm_policy
 from trainer.training.evaluating import EvaluateAtStart, SQLEnvTrainer
-from trainer.training.grpo import SQLEnvRollout, build_trainer, sync_weights, use_engine
+from trainer.training.grpo import SQLEnvRollout, build_trainer, stop_at_turns_ends, sync_weights, use_engine
 from trainer.training.out_of_memory import memory_errors
 from trainer.training.run_log import RunLog
 from trainer.training.trackers import writing_into
@@ -108,7 +109,9 @@ class Training:
         self._env_settings = EnvSettings(step_budget=arguments.step_budget)
         with ranks.one_goes_first():
             self._dataset = load_dataset(arguments.data, answer_mode=self._answer_mode)
-        require_questions(len(self._dataset.select(Split.TRAIN)), grpo)
+        self._examples = Examples.play(self._dataset, arguments.few_shot, self._answer_mode, arguments.step_budget)
+        require_questions(len(self._examples.without(self._dataset.select(Split.TRAIN))), grpo)
+        self._chat = ChatSettings.of(arguments, grpo.chat_template_kwargs)
         self._tokenizer = load_tokenizer(model_config, trust_remote_code=grpo.trust_remote_code)
         self._folder = RunFolder(Path(grpo.output_dir))
         self._evaluations = RunEvaluations(
@@ -129,13 +132,14 @@ class Training:
             environments = stack.enter_context(closing(self._open_environments()))
             runner = stack.enter_context(asyncio.Runner())
             rollout = SQLEnvRollout(self._dataset, grpo.seed, self._env_settings.reward, self._ranks, runner)
-            questions = self._dataset.select(Split.TRAIN)
+            questions = self._examples.without(self._dataset.select(Split.TRAIN))
             trainer = build_trainer(
                 grpo, self._model_config, self._tokenizer, questions, self._evaluations.questions, rollout
             )
-            renderer = ChatRenderer(self._tokenizer, grpo.chat_template_kwargs)
-            settings = self._settings(trainer)
-            policy = self._open_engine(trainer, renderer, settings)
+            chat = ChatFormat(self._tokenizer, self._chat, self._examples.conversations)
+            stop_at_turns_ends(trainer, chat)
+            settings = self._settings(trainer, chat)
+            policy = self._open_engine(trainer, chat, settings)
             stack.callback(lambda: runner.run(policy.aclose()))
             use_engine(trainer, policy)
             # Made only now, so that a run which cannot start leaves no folder behind.
@@ -145,8 +149,8 @@ class Training:
             play = self._play_settings(settings)
             trainer.add_callback(StopAfterStep(self._stopping))
             trainer.add_callback(SavePlaySettings(play))
-            rollout.play_with(RolloutClient(policy.engine, environments, renderer, settings), log and log.write_batch)
-            greedy = RolloutClient(policy.engine, environments, renderer, replace(settings, temperature=0.0))
+            rollout.play_with(RolloutClient(policy.engine, environments, chat, settings), log and log.write_batch)
+            greedy = RolloutClient(policy.engine, environments, chat, replace(settings, temperature=0.0))
 
             def evaluate(label: str, name: str) -> EvaluationSummary | None:
                 policy.sync_weights()
@@ -170,12 +174,12 @@ class Training:
         if self._ranks.is_main and whole:
             self._conclude()
 
-    def _open_engine(self, trainer: GRPOTrainer, renderer: ChatRenderer, settings: RolloutSettings) -> PolicyEngine:
+    def _open_engine(self, trainer: GRPOTrainer, chat: ChatFormat, settings: RolloutSettings) -> PolicyEngine:
         """What generates, for training and evaluation alike."""
         if self._use_vllm:
             say = partial(self._console.print, highlight=False, soft_wrap=True)
-            return vllm_policy(trainer, renderer, settings, self._arguments, self._ranks, say)
-        return hf_policy(trainer, self._tokenizer, renderer, settings)
+            return vllm_policy(trainer, chat, settings, self._arguments, self._ranks, say)
+        return hf_policy(trainer, self._tokenizer, chat, settings)
 
     def _open_log(self, stack: ExitStack) -> RunLog:
         self._open_folder()
@@ -245,18 +249,20 @@ class Training:
             for path in (*self._folder.evaluations_path.glob("*"), self._folder.config_path):
                 path.unlink(missing_ok=True)
 
-    def _settings(self, trainer: GRPOTrainer) -> RolloutSettings:
+    def _settings(self, trainer: GRPOTrainer, chat: ChatFormat) -> RolloutSettings:
         context = self._arguments.max_context_length or trainer.model.config.max_position_embeddings
-        advise("sqlenv train", context_advice(context, self._arguments.max_turn_length))
+        longest_turn = self._arguments.max_turn_length + chat.thought_length
+        advise("sqlenv train", context_advice(context, longest_turn))
         # A turn may have to wait for a server to come back, and then be generated.
         waiting_s = self._grpo.vllm_server_timeout if self._use_vllm else 0.0
         return RolloutSettings(
-            budget=TokenBudget(self._grpo.max_completion_length, context, self._arguments.max_turn_length),
+            budget=TokenBudget(
+                self._grpo.max_completion_length, context, self._arguments.max_turn_length, chat.thought_length
+            ),
             temperature=self._grpo.temperature,
             max_concurrency=self._arguments.max_concurrency,
             max_failure_share=self._arguments.max_failure_share,
             engine_timeout_s=TURN_S + waiting_s,
-            answer_mode=self._answer_mode,
         )
 
     def _play_settings(self, settings: RolloutSettings) -> PlaySettings:
@@ -265,11 +271,15 @@ class Training:
         return PlaySettings(
             data=self._arguments.data,
             answer_mode=self._answer_mode,
-            chat_template_kwargs=self._grpo.chat_template_kwargs or {},
+            action_format=self._chat.action_format,
+            chat_template_kwargs=self._chat.chat_template_kwargs,
+            custom_system_prompt=self._chat.custom_system_prompt,
+            few_shot=self._arguments.few_shot,
             step_budget=self._arguments.step_budget,
             max_completion_length=budget.max_completion,
             max_context_length=budget.max_context,
             max_turn_length=budget.max_turn,
+            max_thinking_length=self._chat.max_thinking_length,
             eval_episodes=self._arguments.eval_episodes,
             seed=self._grpo.seed,
         )

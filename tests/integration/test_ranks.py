@@ -24,6 +24,7 @@ from env_server.dataset import Dataset, Split
 from env_server.settings import EnvSettings
 from tests.integration.test_training import FLAGS, NO_CHECKPOINTS, token_exact, weights_of
 from tests.integration.training import save_policy
+from trainer.chat.format import ChatFormat
 from trainer.evaluation.evaluate import choose_questions, play_model
 from trainer.policy.loading import load_policy
 from trainer.results.run_files import RunFolder
@@ -142,7 +143,7 @@ def test_the_evaluation_of_two_ranks_is_that_of_one(whole: tuple[RunFolder, Ende
     model, tokenizer = load_policy(str(folder.path / "model"))
     settings = RolloutSettings(TokenBudget(192, model.config.max_position_embeddings, 16), temperature=0.0)
     environments = LocalEnvironments(dataset, EnvSettings(step_budget=6))
-    episodes = play_model(model, tokenizer, environments, questions, settings, 3, lambda _: None)
+    episodes = play_model(model, tokenizer, environments, questions, settings, 3, lambda _: None, ChatFormat(tokenizer))
     environments.close()
     assert folder.evaluation_episodes("after") == [record(e) for e in episodes]
 

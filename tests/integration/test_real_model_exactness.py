@@ -32,7 +32,7 @@ from inference.weights.transport import WeightSyncError
 from tests.integration.vllm_server import VLLMHandle, vllm_server
 from tests.logprobs import logprobs_of
 from tests.small_model import SMALL_MODEL
-from trainer.chat.prompts import ChatRenderer
+from trainer.chat.format import ChatFormat
 from trainer.rollout.client import EpisodeRequest, RolloutClient, RolloutSettings
 from trainer.rollout.environments import EnvironmentSession, LocalEnvironments
 from trainer.rollout.episodes import Episode
@@ -58,21 +58,21 @@ def model() -> PreTrainedModel:
 
 
 @pytest.fixture(scope="module")
-def renderer() -> ChatRenderer:
-    return ChatRenderer(AutoTokenizer.from_pretrained(SMALL_MODEL))
+def chat() -> ChatFormat:
+    return ChatFormat(AutoTokenizer.from_pretrained(SMALL_MODEL))
 
 
 Connect = Callable[[Callable[[], Mapping[str, torch.Tensor]]], tuple[VLLMEngine, WeightPusher]]
 
 
 @pytest.fixture
-def connect(model: PreTrainedModel, renderer: ChatRenderer, server: VLLMHandle, tmp_path: Path) -> Connect:
+def connect(model: PreTrainedModel, chat: ChatFormat, server: VLLMHandle, tmp_path: Path) -> Connect:
     """Makes an engine on the server, and a pusher of what `weights` returns in place of the model's."""
 
     def make(weights: Callable[[], Mapping[str, torch.Tensor]]) -> tuple[VLLMEngine, WeightPusher]:
         vocab_size = model.config.vocab_size
-        engine = VLLMEngine([server.url], stop_ids=renderer.stop_ids, vocab_size=vocab_size, max_context=MODEL_CONTEXT)
-        probe = renderer.prompt_ids([{"role": "user", "content": "Which tables are there, and what is in them?"}])
+        engine = VLLMEngine([server.url], stop_ids=chat.stop_ids, vocab_size=vocab_size, max_context=MODEL_CONTEXT)
+        probe = chat.renderer.prompt_ids([{"role": "user", "content": "Which tables are there, and what is in them?"}])
         transport = DiskTransport(weights, tmp_path / "weights")
         pusher = WeightPusher(lambda: model, engine, transport, partial(token_logprobs, model), probe)
         engine.restore_with(pusher.restore)
@@ -143,11 +143,11 @@ class _ScriptedSession:
         return await self._session.step(SCRIPT[(self._steps - 1) % len(SCRIPT)])
 
 
-def check_exactness(engine: Engine, model: PreTrainedModel, renderer: ChatRenderer, cafes: Dataset) -> list[Episode]:
+def check_exactness(engine: Engine, model: PreTrainedModel, chat: ChatFormat, cafes: Dataset) -> list[Episode]:
     """Play, and compare each trained token's logprob with the trainer's under the row's prefix."""
     environments = Scripted(cafes)
     budget = TokenBudget(max_completion=4_000, max_context=MODEL_CONTEXT, max_turn=8)
-    client = RolloutClient(engine, environments, renderer, RolloutSettings(budget))
+    client = RolloutClient(engine, environments, chat, RolloutSettings(budget))
 
     async def play() -> list[Episode]:
         try:
@@ -170,11 +170,11 @@ def check_exactness(engine: Engine, model: PreTrainedModel, renderer: ChatRender
 
 
 def test_rows_are_token_exact_on_vllm_where_the_server_has_less_context(
-    model: PreTrainedModel, renderer: ChatRenderer, connect: Connect, cafes: Dataset
+    model: PreTrainedModel, chat: ChatFormat, connect: Connect, cafes: Dataset
 ) -> None:
     engine, pusher = connect(lambda: full_weights(model, Accelerator(cpu=True)))
     pusher.push(1)
-    episodes = check_exactness(engine, model, renderer, cafes)
+    episodes = check_exactness(engine, model, chat, cafes)
     assert all(len(e.row.prompt_ids) + len(e.row.completion_ids) <= SERVER_CONTEXT for e in episodes)
     assert all(e.truncated_turns for e in episodes), "the oldest turns are dropped"
     said = {turn.result + turn.error for e in episodes for turn in e.turns}
@@ -192,7 +192,7 @@ def test_a_tensor_that_a_server_does_not_take_is_named_and_no_other(model: PreTr
 
 
 def test_rows_are_token_exact_in_hugging_face_generate(
-    model: PreTrainedModel, renderer: ChatRenderer, cafes: Dataset
+    model: PreTrainedModel, chat: ChatFormat, cafes: Dataset
 ) -> None:
-    engine = HFEngine(model, stop_ids=renderer.stop_ids, pad_id=0, max_context=SERVER_CONTEXT)
-    assert all(e.truncated_turns for e in check_exactness(engine, model, renderer, cafes))
+    engine = HFEngine(model, stop_ids=chat.stop_ids, pad_id=0, max_context=SERVER_CONTEXT)
+    assert all(e.truncated_turns for e in check_exactness(engine, model, chat, cafes))

@@ -25,7 +25,7 @@ from inference.weights.push import WeightPusher
 from tests.integration.service import metric
 from tests.integration.vllm_server import START_S, VLLMHandle, meanwhile, vllm_server
 from tests.logprobs import logprobs_of
-from trainer.chat.prompts import ChatRenderer
+from trainer.chat.format import ChatFormat
 from trainer.rollout.client import RolloutClient, RolloutError, RolloutSettings, request_for
 from trainer.rollout.environments import LocalEnvironments
 from trainer.rollout.episodes import Episode, Outcome
@@ -73,9 +73,9 @@ class Playing:
                 parameter.mul_(1.01)
         self._dataset = dataset
         self._environments = LocalEnvironments(dataset, threads=1)
-        renderer = ChatRenderer(tokenizer)
+        chat = ChatFormat(tokenizer)
         self.engine = VLLMEngine(
-            urls, stop_ids=renderer.stop_ids, vocab_size=self.model.config.vocab_size, settings=settings
+            urls, stop_ids=chat.stop_ids, vocab_size=self.model.config.vocab_size, settings=settings
         )
         accelerator = Accelerator(cpu=True)
         self.pusher = WeightPusher(
@@ -83,12 +83,12 @@ class Playing:
             self.engine,
             DiskTransport(lambda: full_weights(self.model, accelerator), folder / "weights"),
             partial(token_logprobs, self.model),
-            renderer.prompt_ids([{"role": "user", "content": "Which tables are there?"}]),
+            chat.renderer.prompt_ids([{"role": "user", "content": "Which tables are there?"}]),
         )
         self.engine.restore_with(self.pusher.restore)
         budget = TokenBudget(1_024, 2_048, 64)
         self._client = RolloutClient(
-            self.engine, self._environments, renderer, RolloutSettings(budget, max_concurrency=EPISODES)
+            self.engine, self._environments, chat, RolloutSettings(budget, max_concurrency=EPISODES)
         )
         self.finished = 0
 

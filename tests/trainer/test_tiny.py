@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from env_server.data.loading import load_dataset
-from trainer.chat.prompts import ChatRenderer
+from trainer.chat.renderer import ChatRenderer
 from trainer.tiny import BASE_CHECKPOINT, BASE_NOTES
 from trainer.tiny.model import build_model
 from trainer.tiny.tokenizer import END, build_tokenizer

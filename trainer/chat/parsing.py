@@ -8,7 +8,7 @@ Promises:
    actions; what follows was written without having seen the real observation, so the last action would act on
    invented facts.
 
-What counts as an action, once thoughts (`<think>...</think>`) are gone:
+What counts as an action, once thoughts and an `<answer>` around what is said are gone (`thoughts.py`):
 
 - a line `ACTION argument` or `ACTION: argument`, any case, in Markdown or after the label `Action:`;
 - JSON at the start of a line, or in a Hermes `<tool_call>`: an object that names the action and its argument.
@@ -19,19 +19,24 @@ tool call, an invented observation or a further action; a fence around the argum
 arguments are exact.
 
 Everything else is a QUERY of the raw text with `parseable` False; that includes bare SQL, which is then executed
-as it was meant but does not count as well-formed.
+as it was meant but does not count as well-formed. A turn that is nothing but a thought is an empty QUERY.
+
+A policy that calls tools is read by `parse_call`: a call counts in the format of the model's own chat template. Calls
+in other families' formats, and actions that are written as text, are executed as they were meant and do not count.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
 
 from env_server.types import ActionType, SQLAction
+from trainer.chat.thoughts import spoken
+from trainer.chat.tool_calls import READERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +65,6 @@ _JSON_ACTION = re.compile(rf"{_PREFIX}{_LABEL}\{{\s*+\"(?:{'|'.join(_NAME_KEYS)}
 _INVENTED = re.compile(
     rf"{_DECORATION}(?:observation|obs|result|output|thought|user|assistant)[*`]*+\s*+:", re.IGNORECASE
 )
-_THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.IGNORECASE | re.DOTALL)
-_THOUGHT_END = re.compile(r"</think>", re.IGNORECASE)
 _FENCE_TAG = re.compile(r"```(?:[\w+-]*+[^\S\n]*+\n|(?:sql|sqlite)\s)?+", re.IGNORECASE)
 _NAME = re.compile(r"(?:\S++|[\"'\[].*)\Z")
 _SQL = re.compile(r"(?:select|with|values|explain|pragma)\b", re.IGNORECASE)
@@ -73,35 +76,42 @@ _DECODER = json.JSONDecoder(strict=False)  # models put raw newlines into JSON s
 
 def parse_action(text: str) -> ParsedAction:
     """Find the action in a policy's turn. Never raises."""
-    spoken = _without_thoughts(text)
-    first = _first_action(spoken)
+    said = spoken(text)
+    first = _first_action(said)
     if first is not None:
         return ParsedAction(_action(*first), parseable=True)
-    raw = _unfenced(spoken.strip()) or text.strip()
+    raw = _unfenced(said.strip()) or said.strip()
     return ParsedAction(_action(ActionType.QUERY, raw), parseable=False)
+
+
+def parse_call(text: str, native: Collection[str]) -> ParsedAction:
+    """Find the action in a turn of a policy that calls tools; `native` names its formats. Never raises."""
+    said = spoken(text)
+    for name in sorted(READERS, key=lambda name: name not in native):
+        call = READERS[name](said)
+        found = None if call is None else _named_action(call.name, call.arguments)
+        if found is not None:
+            return ParsedAction(_action(*found), parseable=name in native)
+    return replace(parse_action(text), parseable=False)
 
 
 def format_action(action_type: str, argument: str) -> str:
     """Return the canonical text of an action, such as `DESCRIBE pets`.
 
     An argument that this form cannot carry exactly (blank lines, white space around it, a line that reads as
-    another action) is written as JSON on one line. Raises ValueError for an unknown action type.
+    another action, a tag of thoughts) is written as JSON on one line. Raises ValueError for an unknown action type.
     """
     kind = ActionType(action_type.strip().upper())
     plain = f"{kind} {argument}" if argument else str(kind)
     if parse_action(plain) == ParsedAction(_action(kind, argument), parseable=True):
         return plain
-    return json.dumps({"action_type": kind, "argument": argument}).replace("<", "\\u003c")
+    written = json.dumps({"action_type": kind, "argument": argument})
+    return written.replace("<", "\\u003c").replace("[", "\\u005b")
 
 
 def _action(kind: ActionType, argument: str) -> SQLAction:
     """Build the action; a lone surrogate, which no wire and no database can carry, becomes `?`."""
     return SQLAction(action_type=kind, argument=argument.encode("utf-8", "replace").decode("utf-8"))
-
-
-def _without_thoughts(text: str) -> str:
-    """Drop think blocks: an unterminated one to the end, and one that the template opened from the start."""
-    return _THOUGHT_END.split(_THOUGHT.sub("", text))[-1]
 
 
 def _first_action(text: str) -> tuple[ActionType, str] | None:
@@ -204,31 +214,41 @@ def _json_action(text: str) -> tuple[ActionType, str] | None:
     names = [key for key in _NAME_KEYS if isinstance(value.get(key), str)]
     if not names:
         return None
-    name = value[names[0]].strip().upper()
-    if name not in ActionType.__members__:
+    return _named_action(value[names[0]], {key: item for key, item in value.items() if key != names[0]})
+
+
+def _named_action(name: str, rest: Mapping[str, Any]) -> tuple[ActionType, str] | None:
+    """Read an action from its name and an object's other members; None when it is none."""
+    kind = ActionType.__members__.get(name.strip().upper())
+    if kind is None:
         return None
-    rest = {key: item for key, item in value.items() if key != names[0]}
     try:
-        return ActionType(name), _json_argument(rest)
+        argument = _json_argument(rest)
+        if isinstance(argument, str) or argument is None:
+            return kind, argument or ""
+        # Answers may be lists and numbers; a table's name and a query are texts.
+        return (kind, json.dumps(argument, ensure_ascii=False)) if kind is ActionType.ANSWER else None
     except RecursionError:  # nested too deep to be written again
         return None
 
 
-def _json_argument(rest: Mapping[str, Any]) -> str:
-    """Choose the argument among an object's other members."""
-    if "arguments" in rest:
-        arguments = rest["arguments"]
-        if isinstance(arguments, str):
-            decoded = _decoded(arguments)
-            arguments = decoded if isinstance(decoded, dict) else arguments
-        if not isinstance(arguments, dict):
-            return _as_text(arguments)
-        rest = arguments
+def _json_argument(rest: Mapping[str, Any]) -> Any:
+    """Choose the argument among an object's other members; "" where there is none."""
+    for wrapper in ("arguments", "parameters"):
+        if wrapper in rest:
+            arguments = rest[wrapper]
+            if isinstance(arguments, str):
+                decoded = _decoded(arguments)
+                arguments = decoded if isinstance(decoded, dict) else arguments
+            if not isinstance(arguments, dict):
+                return arguments
+            rest = arguments
+            break
     for key in _ARGUMENT_KEYS:
         if key in rest:
-            return _as_text(rest[key])
+            return rest[key]
     values = list(rest.values())
-    return _as_text(values[0]) if len(values) == 1 else ""
+    return values[0] if len(values) == 1 else ""
 
 
 def _decoded(text: str) -> Any:
@@ -237,10 +257,3 @@ def _decoded(text: str) -> Any:
         return _DECODER.raw_decode(text.lstrip())[0]
     except (ValueError, RecursionError):
         return None
-
-
-def _as_text(value: Any) -> str:
-    """Return a string as it is, null as nothing and any other value as JSON, which ANSWER understands."""
-    if value is None:
-        return ""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -13,7 +13,7 @@ import asyncio
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import asdict, replace
 from itertools import chain, zip_longest
@@ -25,16 +25,28 @@ from rich.progress import Progress
 
 from env_server.data.loading import SYNTAX, load_dataset
 from env_server.dataset import Dataset, Question, Split
+from env_server.errors import SQLEnvError
 from env_server.settings import EnvSettings
 from env_server.types import AnswerMode
-from trainer.chat.prompts import ChatRenderer
-from trainer.config import ENV_HELP, TOKEN_HELP, token_of
+from trainer.chat.format import ChatFormat, Conversation
+from trainer.chat.prompts import ActionFormat
+from trainer.config import (
+    ACTION_FORMAT_HELP,
+    ENV_HELP,
+    FEW_SHOT_HELP,
+    SYSTEM_PROMPT_HELP,
+    THINKING_HELP,
+    TOKEN_HELP,
+    prompt_in,
+    token_of,
+)
 from trainer.policy.play_settings import SETTING_NAMES, PlaySettings, SavedPlay, differences, saved_play
 from trainer.results.statistics import EvaluationSummary, summarize
 from trainer.results.summary_table import difficulty_table, summary_table
 from trainer.rollout.client import RolloutClient, RolloutSettings, derive_seed, request_for
 from trainer.rollout.environments import LOCAL, AnyEnvironments, Environments, open_environments
 from trainer.rollout.episodes import Episode, EpisodeRecord, record
+from trainer.rollout.examples import Examples
 from trainer.rollout.players import OraclePlayer, Player, RandomPlayer, play
 from trainer.rollout.transcript import TokenBudget
 
@@ -85,7 +97,7 @@ def play_scripted(
 def in_process_engine(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    renderer: ChatRenderer,
+    chat: ChatFormat,
     settings: RolloutSettings,
     generation_context: Callable[[], AbstractContextManager[PreTrainedModel]] | None = None,
 ) -> HFEngine:
@@ -94,8 +106,8 @@ def in_process_engine(
 
     return HFEngine(
         model,
-        stop_ids=renderer.stop_ids,
-        pad_id=renderer.stop_ids[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
+        stop_ids=chat.stop_ids,
+        pad_id=chat.stop_ids[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
         max_batch=settings.max_concurrency,
         max_context=settings.budget.max_context,
         generation_context=generation_context,
@@ -110,17 +122,16 @@ def play_model(
     settings: RolloutSettings,
     seed: int,
     on_episode: Callable[[Episode], None],
-    template_kwargs: Mapping[str, Any] | None = None,
+    chat: ChatFormat,
 ) -> list[Episode]:
     """Play the questions with a model in this process."""
-    renderer = ChatRenderer(tokenizer, template_kwargs)
-    engine = in_process_engine(model, tokenizer, renderer, settings)
-    return play_on(engine, renderer, environments, questions, settings, seed, on_episode)
+    engine = in_process_engine(model, tokenizer, chat, settings)
+    return play_on(engine, chat, environments, questions, settings, seed, on_episode)
 
 
 def play_on(
     engine: HFEngine | VLLMEngine,
-    renderer: ChatRenderer,
+    chat: ChatFormat,
     environments: Environments,
     questions: Sequence[Question],
     settings: RolloutSettings,
@@ -132,7 +143,7 @@ def play_on(
 
     async def run() -> list[Episode]:
         try:
-            return await RolloutClient(engine, environments, renderer, settings).play(requests, on_episode)
+            return await RolloutClient(engine, environments, chat, settings).play(requests, on_episode)
         finally:
             await engine.aclose()
 
@@ -178,6 +189,23 @@ def build_parser() -> argparse.ArgumentParser:
         type=AnswerMode,
         choices=list(AnswerMode),
         help=f"default: the run's, else {defaults.answer_mode}",
+    )
+    parser.add_argument(
+        "--action_format",
+        type=ActionFormat,
+        choices=list(ActionFormat),
+        help=f"{ACTION_FORMAT_HELP} Default: the run's.",
+    )
+    parser.add_argument(
+        "--system_prompt",
+        type=_text_of,
+        dest="custom_system_prompt",
+        metavar="FILE",
+        help=f"{SYSTEM_PROMPT_HELP} Default: the run's.",
+    )
+    parser.add_argument("--few_shot", type=_not_negative, metavar="N", help=f"{FEW_SHOT_HELP} Default: the run's.")
+    parser.add_argument(
+        "--max_thinking_length", type=_not_negative, metavar="N", help=f"{THINKING_HELP} Default: the run's."
     )
     parser.add_argument(
         "--chat_template_kwargs", type=_json_object, help="variables of the chat template, in JSON (default: the run's)"
@@ -230,7 +258,9 @@ def run(argv: Sequence[str]) -> int:
         for line in (f"{args.policy} is played as it was trained", *differences(chosen, saved)):
             console.print(line, highlight=False, soft_wrap=True)
     dataset = load_dataset(chosen.data, answer_mode=chosen.answer_mode)
-    questions = choose_questions(dataset, args.split, chosen.eval_episodes)
+    few_shot = 0 if args.policy in SCRIPTED else chosen.few_shot
+    examples = Examples.play(dataset, few_shot, chosen.answer_mode, chosen.step_budget)
+    questions = examples.without(choose_questions(dataset, args.split, chosen.eval_episodes))
     if not questions:
         parser.error(f"data set {chosen.data} has no usable question in split {args.split.value!r}")
     env_settings = EnvSettings(step_budget=chosen.step_budget)
@@ -244,7 +274,7 @@ def run(argv: Sequence[str]) -> int:
         if args.policy in SCRIPTED:
             episodes = play_scripted(args.policy, environments, questions, chosen.answer_mode, chosen.seed, advance)
         else:
-            episodes = _play_policy(args, chosen, environments, questions, advance)
+            episodes = _play_policy(args, chosen, environments, questions, examples.conversations, advance)
     records = [record(episode) for episode in episodes]
     summary = summarize(records, excluded_by_reason(dataset))
     rows = [(args.policy, summary)]
@@ -293,36 +323,53 @@ def _play_policy(
     chosen: PlaySettings,
     environments: Environments,
     questions: Sequence[Question],
+    examples: Sequence[Conversation],
     advance: Callable[[Episode], None],
 ) -> list[Episode]:
     from trainer.policy.loading import load_policy
     from trainer.policy.served import ServedPolicy
 
-    def settings(context: int) -> RolloutSettings:
+    def settings(context: int, chat: ChatFormat) -> RolloutSettings:
         return RolloutSettings(
             budget=TokenBudget(
-                chosen.max_completion_length, chosen.max_context_length or context, chosen.max_turn_length
+                chosen.max_completion_length,
+                chosen.max_context_length or context,
+                chosen.max_turn_length,
+                chat.thought_length,
             ),
             temperature=args.temperature,
             max_concurrency=args.max_concurrency,
-            answer_mode=chosen.answer_mode,
         )
 
-    variables = chosen.chat_template_kwargs
     if not args.use_vllm:
         model, tokenizer = load_policy(args.policy, trust_remote_code=args.trust_remote_code)
-        room = settings(model.config.max_position_embeddings)
-        return play_model(model, tokenizer, environments, questions, room, chosen.seed, advance, variables)
+        chat = ChatFormat(tokenizer, chosen.chat, examples)
+        room = settings(model.config.max_position_embeddings, chat)
+        return play_model(model, tokenizer, environments, questions, room, chosen.seed, advance, chat)
     served = ServedPolicy.load(args.policy, trust_remote_code=args.trust_remote_code)
-    renderer = ChatRenderer(served.tokenizer, variables)
-    engine = served.engine(args.vllm_server_base_url, renderer)
-    return play_on(engine, renderer, environments, questions, settings(served.context), chosen.seed, advance)
+    chat = ChatFormat(served.tokenizer, chosen.chat, examples)
+    engine = served.engine(args.vllm_server_base_url, chat)
+    return play_on(engine, chat, environments, questions, settings(served.context, chat), chosen.seed, advance)
 
 
 def write_records(path: str, records: Sequence[EpisodeRecord]) -> None:
     """Write records as JSON lines."""
     with Path(path).open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(asdict(r), ensure_ascii=False) + "\n" for r in records)
+
+
+def _text_of(path: str) -> str:
+    try:
+        return prompt_in(path)
+    except SQLEnvError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _not_negative(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"must not be negative, got {text}")
+    return number
 
 
 def _positive(text: str) -> int:

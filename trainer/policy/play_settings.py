@@ -1,8 +1,8 @@
 """How a policy is meant to be played: `sqlenv.json`, beside the weights of every policy that SQLEnv saves.
 
 Training, warm-up and export write it, and evaluation reads it, so that a policy is evaluated as it was trained,
-wherever its folder has gone since. The file also holds the system prompt, for programs that play the policy without
-SQLEnv.
+wherever its folder has gone since. The file also holds the system prompt and the tools, for programs that play the
+policy without SQLEnv.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from pydantic import TypeAdapter, ValidationError
 from env_server.errors import SQLEnvError
 from env_server.types import AnswerMode
 from inference.adapters import Place
-from trainer.chat.prompts import system_prompt
+from trainer.chat.format import ChatSettings
+from trainer.chat.prompts import ActionFormat
 
 SETTINGS_FILE = "sqlenv.json"
 PROMPT_KEY = "system_prompt"
+TOOLS_KEY = "tools"
 
 
 class PlaySettingsError(SQLEnvError):
@@ -32,22 +34,38 @@ class PlaySettingsError(SQLEnvError):
 class PlaySettings:
     """What makes an evaluation comparable with training, under the names of the flags; lengths are in tokens.
 
-    `max_context_length` None means what the model's config allows. `eval_episodes` is a number of questions, -1 all.
+    `max_context_length` None means what the model's config allows, `max_thinking_length` None what `ChatSettings` says.
+    `few_shot` is a number of worked episodes in the prompt, `eval_episodes` a number of questions, -1 all.
     """
 
     data: str = "synthetic"
     answer_mode: AnswerMode = AnswerMode.VALUE
+    action_format: ActionFormat = ActionFormat.TEXT
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    custom_system_prompt: str | None = None
+    few_shot: int = 0
     step_budget: int = 15
     max_completion_length: int = 4_096
     max_context_length: int | None = None
     max_turn_length: int = 256
+    max_thinking_length: int | None = None
     eval_episodes: int = -1
     seed: int = 0
 
+    @property
+    def chat(self) -> ChatSettings:
+        """How the policy is spoken to."""
+        return ChatSettings(
+            self.answer_mode,
+            self.action_format,
+            self.chat_template_kwargs,
+            self.max_thinking_length,
+            self.custom_system_prompt,
+        )
+
     def save(self, folder: Path) -> None:
         """Write the file into a policy's folder."""
-        content = {**asdict(self), PROMPT_KEY: system_prompt(self.answer_mode)}
+        content = {**asdict(self), PROMPT_KEY: self.chat.system_prompt, TOOLS_KEY: self.chat.tools}
         text = json.dumps(content, ensure_ascii=False, indent=2)
         (folder / SETTINGS_FILE).write_text(text + "\n", encoding="utf-8")
 
@@ -103,12 +121,12 @@ def differences(own: PlaySettings, saved: SavedPlay) -> list[str]:
         for name, value in asdict(own).items()
         if value != before[name]
     ]
-    if saved.system_prompt != system_prompt(saved.settings.answer_mode):
+    if saved.system_prompt != saved.settings.chat.system_prompt:
         lines.append("the system prompt of this version of SQLEnv is not the one that the policy was trained under")
     return lines
 
 
-_FLAGS = {"eval_episodes": "--episodes"}
+_FLAGS = {"eval_episodes": "--episodes", "custom_system_prompt": "--system_prompt"}
 """Those that `sqlenv evaluate` names otherwise."""
 
 

@@ -25,7 +25,7 @@ from inference.vllm.addresses import every_server
 from inference.vllm.api import NEW_PROCESS, ReplicaError, ReplicaRejectedError, VLLMServer
 from inference.vllm.engine import VLLMEngine, VLLMSettings
 from inference.vllm.fleet import Replica, split_urls
-from trainer.chat.prompts import ChatRenderer
+from trainer.chat.format import ChatFormat
 from trainer.policy.loading import resolve_policy, tokenizer_of
 
 ADAPTER_FILE = "adapter_model.safetensors"
@@ -66,13 +66,13 @@ class ServedPolicy:
         except (OSError, ValueError) as error:
             raise ServedPolicyError(f"the policy {name!r} cannot be loaded: {' '.join(str(error).split())}") from error
 
-    def engine(self, urls: str, renderer: ChatRenderer) -> VLLMEngine:
+    def engine(self, urls: str, chat: ChatFormat) -> VLLMEngine:
         """Return an engine on the servers of a flag, when all serve this policy. Raises ServedPolicyError."""
         try:
             servers = every_server(split_urls(urls))
         except ValueError as error:
             raise ServedPolicyError(f"--vllm_server_base_url: {error}") from None
-        engine = VLLMEngine(servers, stop_ids=renderer.stop_ids, vocab_size=self.vocab_size, max_context=self.context)
+        engine = VLLMEngine(servers, stop_ids=chat.stop_ids, vocab_size=self.vocab_size, max_context=self.context)
         engine.restore_with(self._ask_for_it)
         asyncio.run(self._check(engine, servers))
         return engine

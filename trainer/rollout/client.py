@@ -27,13 +27,14 @@ from dataclasses import dataclass
 
 from env_server.dataset import Question
 from env_server.errors import SQLEnvError
-from env_server.types import AnswerMode, SQLObservation, Verdict
-from inference.engine import ContextOverflowError, Engine, EngineError, FinishReason, Sampling, Session
-from trainer.chat.parsing import parse_action
-from trainer.chat.prompts import ChatRenderer, first_message, observation_message, opening_messages
+from env_server.types import SQLObservation, Verdict
+from inference.engine import Completion, ContextOverflowError, Engine, EngineError, Sampling, Session
+from trainer.chat.format import ChatFormat
+from trainer.chat.prompts import first_message
 from trainer.rollout.environments import Environments, EnvironmentSession
 from trainer.rollout.episodes import Episode, Outcome, Turn, turn_of
 from trainer.rollout.transcript import TokenBudget, Transcript, masked_row
+from trainer.rollout.turns import generate_turn
 
 
 class RolloutError(SQLEnvError):
@@ -55,7 +56,6 @@ class RolloutSettings:
     """Deadline of one generated turn."""
     environment_timeout_s: float = 60.0
     """Deadline of opening a session, of a reset and of a step; far above the environment's own for a query."""
-    answer_mode: AnswerMode = AnswerMode.VALUE
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +105,12 @@ class RolloutClient:
         self,
         engine: Engine,
         environments: Environments,
-        renderer: ChatRenderer,
+        chat: ChatFormat,
         settings: RolloutSettings,
     ) -> None:
         self._engine = engine
         self._environments = environments
-        self._renderer = renderer
+        self._chat = chat
         self._settings = settings
 
     @property
@@ -159,7 +159,7 @@ class RolloutClient:
         try:
             return await self._play(index, request)
         except (EngineError, SQLEnvError, TimeoutError, OSError) as error:
-            return _failed_episode(request, self._renderer, f"{type(error).__name__}: {error}")
+            return _failed_episode(request, self._chat, f"{type(error).__name__}: {error}")
 
     async def _play(self, index: int, request: EpisodeRequest) -> Episode:
         async with AsyncExitStack() as stack:
@@ -167,7 +167,7 @@ class RolloutClient:
                 environment = await stack.enter_async_context(self._environments.session())
             async with _deadline(self._settings.engine_timeout_s, "the engine opened no session"):
                 engine = await stack.enter_async_context(self._engine.session(index))
-            return await _EpisodePlayer(request, environment, engine, self._renderer, self._settings).play()
+            return await _EpisodePlayer(request, environment, engine, self._chat, self._settings).play()
 
 
 class _EpisodePlayer:
@@ -178,13 +178,13 @@ class _EpisodePlayer:
         request: EpisodeRequest,
         environment: EnvironmentSession,
         engine: Session,
-        renderer: ChatRenderer,
+        chat: ChatFormat,
         settings: RolloutSettings,
     ) -> None:
         self._request = request
         self._environment = environment
         self._engine = engine
-        self._renderer = renderer
+        self._chat = chat
         self._settings = settings
         self._turns: list[Turn] = []
         self._policy_version = 0
@@ -194,7 +194,7 @@ class _EpisodePlayer:
         episode_id = f"{request.question_id}#{request.seed}"
         async with _deadline(self._settings.environment_timeout_s, "the environment did not answer a reset"):
             observation = await self._environment.reset(request.question_id, episode_id)
-        transcript = Transcript(self._prompt_ids(observation), self._settings.budget)
+        transcript = Transcript(self._chat.prompt_ids(first_message(observation)), self._settings.budget)
         limit = self._settings.budget.max_context
         while not observation.done and (room := transcript.room()):
             try:
@@ -223,26 +223,27 @@ class _EpisodePlayer:
             policy_version=self._policy_version,
         )
 
-    def _prompt_ids(self, observation: SQLObservation) -> list[int]:
-        return self._renderer.prompt_ids(opening_messages(self._settings.answer_mode, first_message(observation)))
-
     async def _take_turn(self, transcript: Transcript, room: int) -> SQLObservation:
         """Generate, act, and append the reply unless the episode is over (a row ends on the model's words)."""
-        settings = self._settings
-        sampling = Sampling(max_new_tokens=room, temperature=settings.temperature)
-        seed = derive_seed(self._request.seed, len(self._turns))
-        async with _deadline(settings.engine_timeout_s, "the engine did not finish a turn"):
-            completion = await self._engine.generate(transcript.view, sampling, seed)
-        self._policy_version = completion.policy_version
-        transcript.add_turn(completion.token_ids, completion.logprobs)
-        text = self._renderer.decode_turn(completion.token_ids)
-        parsed = parse_action(text)
+        settings, chat = self._settings, self._chat
+        view = transcript.view
+
+        async def generate(said: tuple[int, ...], tokens: int, part: int) -> Completion:
+            sampling = Sampling(max_new_tokens=tokens, temperature=settings.temperature)
+            seed = derive_seed(self._request.seed, len(self._turns), *([part] if part else []))
+            async with _deadline(settings.engine_timeout_s, "the engine did not finish a turn"):
+                return await self._engine.generate((*view, *said), sampling, seed)
+
+        turn = await generate_turn(generate, chat, settings.budget.max_turn, room)
+        self._policy_version = turn.policy_version
+        transcript.add_turn(turn.token_ids, turn.logprobs)
+        text = chat.text_of(turn.token_ids)
+        parsed = chat.parse(text)
         async with _deadline(settings.environment_timeout_s, "the environment did not answer a step"):
             observation = await self._environment.step(parsed.action)
         self._turns.append(turn_of(text, parsed.action, observation, parsed.parseable))
         if not observation.done:
-            closed = completion.finish_reason is FinishReason.STOP
-            transcript.add_reply(self._renderer.observation_ids(observation_message(observation), closed=closed))
+            transcript.add_reply(chat.reply_ids(observation, closed=turn.closed))
         return observation
 
 
@@ -265,8 +266,8 @@ def _outcome(observation: SQLObservation) -> Outcome:
     return Outcome(Verdict(observation.metadata["verdict"]).value)
 
 
-def _failed_episode(request: EpisodeRequest, renderer: ChatRenderer, failure: str) -> Episode:
-    prompt_ids = renderer.prompt_ids([{"role": "user", "content": request.question_id}])
+def _failed_episode(request: EpisodeRequest, chat: ChatFormat, failure: str) -> Episode:
+    prompt_ids = chat.prompt_ids(request.question_id)
     return Episode(
         episode_id=f"{request.question_id}#{request.seed}",
         question_id=request.question_id,
@@ -276,6 +277,6 @@ def _failed_episode(request: EpisodeRequest, renderer: ChatRenderer, failure: st
         family=request.family,
         outcome=Outcome.FAILED,
         turns=(),
-        row=masked_row(prompt_ids, renderer.stop_ids[0]),
+        row=masked_row(prompt_ids, chat.stop_ids[0]),
         failure=failure,
     )

@@ -9,12 +9,12 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from env_server.dataset import Question
 from env_server.judging.answers import format_answer
 from env_server.types import ActionType, AnswerMode, SQLAction, SQLObservation, SQLState, Verdict
+from trainer.chat.format import Conversation
 from trainer.chat.parsing import format_action
 from trainer.chat.prompts import first_message, observation_message
 from trainer.rollout.episodes import Episode, Outcome, TokenRow, Turn, turn_of
@@ -133,25 +133,17 @@ def table_names(observation: SQLObservation) -> list[str]:
     return observation.schema_info.splitlines()[0].removeprefix("Tables: ").split(", ")
 
 
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """An episode as a chat: the opening message, then each turn's words and the reply ("" after the last)."""
-
-    opening: str
-    turns: tuple[tuple[str, str], ...]
-
-
 def play(environment: PlayedEnvironment, question: Question, player: Player) -> tuple[Episode, Conversation]:
     """Play one episode; its token row is empty, since no tokens were generated."""
     observation = environment.reset(question_id=question.question_id)
     opening = first_message(observation)
     turns: list[Turn] = []
-    chat: list[tuple[str, str]] = []
+    chat: list[tuple[SQLAction, str]] = []
     while not observation.done:
         action = player.act(observation)
         text = format_action(action.action_type, action.argument)
         observation = environment.step(action)
-        chat.append((text, "" if observation.done else observation_message(observation)))
+        chat.append((action, "" if observation.done else observation_message(observation)))
         turns.append(turn_of(text, action, observation))
     episode = Episode(
         episode_id=environment.state.episode_id,

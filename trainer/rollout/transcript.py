@@ -17,15 +17,21 @@ from trainer.rollout.episodes import TokenRow
 
 @dataclass(frozen=True, slots=True)
 class TokenBudget:
-    """Bounds on one row, in tokens. `max_turn` bounds one generated turn."""
+    """Bounds on one row, in tokens. `max_turn` bounds the words of one turn, `max_thought` its thought, closed."""
 
     max_completion: int
     max_context: int
     max_turn: int
+    max_thought: int = 0
 
     def __post_init__(self) -> None:
-        if min(self.max_completion, self.max_context, self.max_turn) <= 0:
+        if min(self.max_completion, self.max_context, self.max_turn) <= 0 or self.max_thought < 0:
             raise ValueError(f"token budgets must be positive: {self}")
+
+    @property
+    def turn(self) -> int:
+        """The most tokens of one turn."""
+        return self.max_turn + self.max_thought
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +39,7 @@ class _Turn:
     """A generated turn and the environment's reply to it (empty until it comes)."""
 
     token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
+    logprobs: tuple[float | None, ...]
     reply_ids: tuple[int, ...] = ()
 
     @property
@@ -75,16 +81,16 @@ class Transcript:
         Drops oldest turns only when a full turn does not fit. Drops down to half of the budget, so that the
         prefix then stays stable for several turns (prefix caches, and trained tokens, depend on it).
         """
-        if self._free() < self._budget.max_turn:
+        if self._free() < self._budget.turn:
             self._drop(self._oldest_to_drop())
-        return max(0, min(self._free(), self._budget.max_turn))
+        return max(0, min(self._free(), self._budget.turn))
 
     def _oldest_to_drop(self) -> int:
         """How many turns to drop: none when even the last turn alone leaves no room, since dropping is a loss."""
         used, capacity = self._used(), self._capacity()
         for count, turn in enumerate(self._turns[:-1], start=1):
             used -= turn.size
-            if used <= capacity // 2 and capacity - used >= self._budget.max_turn:
+            if used <= capacity // 2 and capacity - used >= self._budget.turn:
                 return count
         return max(0, len(self._turns) - 1) if used < capacity else 0
 
@@ -94,8 +100,8 @@ class Transcript:
             self._dropped += count
             self._context_turns = len(self._turns)
 
-    def add_turn(self, token_ids: tuple[int, ...], logprobs: tuple[float, ...]) -> None:
-        """Append what the policy generated on `view`."""
+    def add_turn(self, token_ids: tuple[int, ...], logprobs: tuple[float | None, ...]) -> None:
+        """Append what the policy generated on `view`; a token that was put in its mouth has None for a logprob."""
         if len(token_ids) != len(logprobs):
             raise ValueError(f"{len(token_ids)} token ids but {len(logprobs)} logprobs")
         self._turns.append(_Turn(token_ids, logprobs))
@@ -111,8 +117,10 @@ class Transcript:
         for index, turn in enumerate(self._turns):
             trained = index >= self._context_turns
             row.completion_ids.extend(turn.token_ids)
-            row.logprobs.extend(turn.logprobs if trained else [0.0] * len(turn.token_ids))
-            row.env_mask.extend([int(trained)] * len(turn.token_ids))
+            for logprob in turn.logprobs:
+                learned = trained and logprob is not None
+                row.logprobs.append(logprob if learned and logprob is not None else 0.0)
+                row.env_mask.append(int(learned))
             if turn is not self._turns[-1]:
                 row.completion_ids.extend(turn.reply_ids)
                 row.logprobs.extend([0.0] * len(turn.reply_ids))

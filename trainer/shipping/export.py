@@ -33,7 +33,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from env_server.errors import SQLEnvError
 from inference.adapters import ADAPTER_CONFIG, RUN_MODEL, NamedPolicy
 from inference.weights.gather import full_weights, sync_to_disk, write_checkpoint
-from trainer.chat.prompts import ChatRenderer
+from trainer.chat.format import ChatFormat
 from trainer.policy.loading import base_config, load_policy, resolve_policy
 from trainer.policy.play_settings import PlaySettings, saved_play
 from trainer.results.run_files import Evaluation, RunFolder, versions
@@ -128,7 +128,7 @@ def export(
     play = PlaySettings() if saved is None else saved.settings
     if name is not None:
         play = replace(play, data=data_name(play.data))
-    _finish(plain, tokenizer, ChatRenderer(tokenizer, play.chat_template_kwargs).stop_ids, target)
+    _finish(plain, tokenizer, ChatFormat(tokenizer, play.chat).stop_ids, target)
     weights = {
         key: tensor.to(target) if tensor.dtype == summed else tensor
         for key, tensor in full_weights(model, Accelerator()).items()

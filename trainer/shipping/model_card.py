@@ -27,8 +27,9 @@ with open(cached_file(policy, "sqlenv.json")) as file:
     play = json.load(file)
 question = "Question: How many singers are there?\\nTables: concert, singer"
 chat = [{"role": "system", "content": play["system_prompt"]}, {"role": "user", "content": question}]
+tools = play.get("tools") or None
 inputs = tokenizer.apply_chat_template(
-    chat, add_generation_prompt=True, return_dict=True, return_tensors="pt", **play["chat_template_kwargs"]
+    chat, tools, add_generation_prompt=True, return_dict=True, return_tensors="pt", **play["chat_template_kwargs"]
 )
 output = model.generate(**inputs, max_new_tokens=play["max_turn_length"])
 print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
@@ -46,7 +47,8 @@ if __name__ == "__main__":
     chat = [{"role": "system", "content": play["system_prompt"]}, {"role": "user", "content": question}]
     sampling = SamplingParams(temperature=0, max_tokens=play["max_turn_length"])
     llm = LLM(policy, max_model_len=play["max_context_length"])
-    print(llm.chat(chat, sampling, chat_template_kwargs=play["chat_template_kwargs"])[0].outputs[0].text)
+    tools, variables = play.get("tools") or None, play["chat_template_kwargs"]
+    print(llm.chat(chat, sampling, tools=tools, chat_template_kwargs=variables)[0].outputs[0].text)
 """
 """Both name the policy "exported"."""
 

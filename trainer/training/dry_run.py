@@ -38,12 +38,14 @@ from inference.engine import EngineError
 from inference.launch.plan import WeightSyncMode
 from inference.vllm.addresses import every_server
 from inference.vllm.api import ReplicaError, VLLMServer
-from trainer.chat.prompts import ChatRenderer, first_message, opening_messages
+from trainer.chat.format import ChatFormat, ChatSettings
+from trainer.chat.prompts import first_message
 from trainer.config import SQLEnvArguments, token_of
 from trainer.policy.loading import base_config, load_tokenizer, resolve_policy
 from trainer.policy.served import same_model
 from trainer.results.run_files import RunFolder
 from trainer.rollout.environments import open_environments
+from trainer.rollout.examples import Examples
 from trainer.training.arguments import require_questions
 from trainer.training.engines import choose_weight_sync, server_urls
 from trainer.training.memory import GIB, Estimate, estimate, shape_of
@@ -120,7 +122,7 @@ class _Run:
     def check(self) -> None:
         """Do all of them; each one that fails leaves out what it would have told."""
         plan = self._plan
-        dataset = tokenizer = config = adapter = renderer = observation = None
+        dataset = tokenizer = config = adapter = observation = None
         with plan.checking("output"):
             self._check_output()
         with plan.checking("data"):
@@ -129,15 +131,14 @@ class _Run:
             config, adapter = self._check_model()
         with plan.checking("tokenizer"):
             tokenizer = load_tokenizer(self._model_config, trust_remote_code=self._grpo.trust_remote_code)
-            renderer = ChatRenderer(tokenizer, self._grpo.chat_template_kwargs)
             self._check_vocabulary(tokenizer, config)
         if dataset is not None:
             with plan.checking("environments"):
                 observation = self._check_environments(dataset)
         prompt = 0
-        if renderer is not None and observation is not None:
+        if dataset is not None and tokenizer is not None and observation is not None:
             with plan.checking("template"):
-                prompt = self._check_template(renderer, observation, config)
+                prompt = self._check_template(dataset, tokenizer, observation, config)
         if self._grpo.use_vllm:
             with plan.checking("inference"):
                 self._check_servers(config, adapter, prompt)
@@ -223,10 +224,18 @@ class _Run:
         return observation
 
     def _check_template(
-        self, renderer: ChatRenderer, observation: SQLObservation, config: PretrainedConfig | None
+        self,
+        dataset: Dataset,
+        tokenizer: PreTrainedTokenizerBase,
+        observation: SQLObservation,
+        config: PretrainedConfig | None,
     ) -> int:
-        prompt = len(renderer.prompt_ids(opening_messages(self._answer_mode, first_message(observation))))
-        turn = self._arguments.max_turn_length
+        arguments = self._arguments
+        examples = Examples.play(dataset, arguments.few_shot, self._answer_mode, arguments.step_budget)
+        settings = ChatSettings.of(arguments, self._grpo.chat_template_kwargs)
+        chat = ChatFormat(tokenizer, settings, examples.conversations)
+        prompt = len(chat.prompt_ids(first_message(observation)))
+        turn = arguments.max_turn_length + chat.thought_length
         self._plan.say("template", f"the prompt of the longest question is {prompt} tokens, a turn at most {turn}")
         context = self._context(config)
         if prompt + turn > context:

@@ -36,7 +36,7 @@ from inference.weights.probe import token_logprobs
 from inference.weights.proof import Evidence
 from inference.weights.push import PushSettings, Ranks, WeightPusher
 from inference.weights.transport import Transport
-from trainer.chat.prompts import ChatRenderer
+from trainer.chat.format import ChatFormat
 from trainer.config import ConfigError, SQLEnvArguments
 from trainer.evaluation.evaluate import in_process_engine
 from trainer.ranks import require_whole_model
@@ -101,14 +101,14 @@ class VLLMPolicy:
 
 
 def hf_policy(
-    trainer: GRPOTrainer, tokenizer: PreTrainedTokenizerBase, renderer: ChatRenderer, settings: RolloutSettings
+    trainer: GRPOTrainer, tokenizer: PreTrainedTokenizerBase, chat: ChatFormat, settings: RolloutSettings
 ) -> HFPolicy:
     """An engine on the trainer's model. Raises ConfigError."""
     require_whole_model(trainer.accelerator)
     engine = in_process_engine(
         trainer.model,
         tokenizer,
-        renderer,
+        chat,
         settings,
         lambda: unwrap_model_for_generation(
             trainer.model_wrapped,
@@ -144,7 +144,7 @@ def server_urls(grpo: GRPOConfig) -> tuple[str, ...]:
 
 def vllm_policy(
     trainer: GRPOTrainer,
-    renderer: ChatRenderer,
+    chat: ChatFormat,
     settings: RolloutSettings,
     arguments: SQLEnvArguments,
     ranks: Ranks,
@@ -163,7 +163,7 @@ def vllm_policy(
     urls = every_server(server_urls(grpo))
     engine = VLLMEngine(
         urls,
-        stop_ids=renderer.stop_ids,
+        stop_ids=chat.stop_ids,
         vocab_size=trainer.model.config.get_text_config(decoder=True).vocab_size,
         max_context=settings.budget.max_context,
         settings=VLLMSettings(server_timeout_s=grpo.vllm_server_timeout),
@@ -182,7 +182,7 @@ def vllm_policy(
         engine,
         _transport(trainer, accelerator, urls, arguments),
         logprobs,
-        renderer.prompt_ids([{"role": "user", "content": PROBE}]),
+        chat.renderer.prompt_ids([{"role": "user", "content": PROBE}]),
         ranks=ranks,
         settings=PushSettings(arguments.weight_sync_timeout, arguments.pause),
         unrounded=unrounded,

@@ -25,6 +25,7 @@ from trl import GRPOConfig, GRPOTrainer, ModelConfig, get_peft_config, get_quant
 
 from env_server.dataset import Dataset, Question
 from env_server.settings import RewardSettings
+from trainer.chat.format import ChatFormat
 from trainer.config import ConfigError
 from trainer.flags.combinations import check_optimizer
 from trainer.policy.loading import PolicyError, init_kwargs, load_to_continue, resolve_policy
@@ -143,6 +144,11 @@ def use_engine(trainer: GRPOTrainer, weights: WeightSync) -> None:
     trainer.use_vllm = True
     trainer.vllm_generation = weights
     trainer._last_loaded_step = -1
+
+
+def stop_at_turns_ends(trainer: GRPOTrainer, chat: ChatFormat) -> None:
+    """Have TRL know every token that a turn may end with: a row that ends with one is not truncated."""
+    trainer.eos_token_ids = list(dict.fromkeys((*trainer.eos_token_ids, *chat.stop_ids)))
 
 
 def sync_weights(trainer: GRPOTrainer) -> None:

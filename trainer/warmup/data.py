@@ -16,31 +16,19 @@ from env_server.dataset import Split
 from env_server.factory import EnvironmentFactory
 from env_server.settings import EnvSettings, JudgingSettings
 from env_server.types import AnswerMode
-from trainer.chat.prompts import ChatRenderer, opening_messages
+from trainer.chat.format import ChatFormat, Conversation
 from trainer.config import ConfigError
 from trainer.evaluation.evaluate import choose_questions
-from trainer.rollout.players import Conversation
 from trainer.warmup.demonstrations import demonstrate
 
 IGNORED = -100
 """The label that the loss leaves out."""
 
 
-def encode(
-    conversation: Conversation, renderer: ChatRenderer, answer_mode: AnswerMode = AnswerMode.VALUE
-) -> dict[str, list[int]]:
+def encode(conversation: Conversation, chat: ChatFormat) -> dict[str, list[int]]:
     """An episode as `input_ids` and `labels`; the labels are the ids where the policy speaks, else IGNORED."""
-    ids = renderer.prompt_ids(opening_messages(answer_mode, conversation.opening))
-    labels = [IGNORED] * len(ids)
-    for text, reply in conversation.turns:
-        turn = renderer.turn_ids(text)
-        ids += turn
-        labels += turn
-        if reply:
-            reply_ids = renderer.observation_ids(reply, closed=True)
-            ids += reply_ids
-            labels += [IGNORED] * len(reply_ids)
-    return {"input_ids": ids, "labels": labels}
+    ids, own = chat.encode(conversation)
+    return {"input_ids": ids, "labels": [token if said else IGNORED for token, said in zip(ids, own, strict=True)]}
 
 
 def play_demonstrations(

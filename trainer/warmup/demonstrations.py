@@ -15,8 +15,9 @@ from collections.abc import Iterator, Sequence
 from env_server.dataset import Question
 from env_server.environment import SQLEnvironment
 from env_server.types import ActionType, AnswerMode, SQLAction, SQLObservation
+from trainer.chat.format import Conversation
 from trainer.rollout.episodes import Episode
-from trainer.rollout.players import Conversation, OraclePlayer, mentioned_tables, play, table_names
+from trainer.rollout.players import OraclePlayer, mentioned_tables, play, table_names
 
 GUESS = ""
 """Stands for an answer that is made up from what was seen last: a cell, or the query that was run last."""

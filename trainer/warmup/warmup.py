@@ -31,14 +31,14 @@ from transformers import (
 from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config, get_quantization_config
 
 from env_server.types import AnswerMode
-from trainer.chat.prompts import ChatRenderer
+from trainer.chat.format import ChatFormat, ChatSettings, Conversation
+from trainer.chat.parsing import format_action
 from trainer.config import ConfigError, WarmupArguments
 from trainer.policy.checkpoint_settings import SavePlaySettings
 from trainer.policy.loading import init_kwargs, load_base, load_to_continue, load_tokenizer, resolve_policy
 from trainer.policy.play_settings import PlaySettings
 from trainer.policy.quantisation import keep_gradients
 from trainer.ranks import Ranks, ending_together
-from trainer.rollout.players import Conversation
 from trainer.tiny.model import build_model
 from trainer.tiny.tokenizer import build_tokenizer
 from trainer.training.arguments import parse_warmup_arguments
@@ -136,8 +136,9 @@ def _warm_up(
     else:
         tokenizer = load_tokenizer(model_config, trust_remote_code=sft.trust_remote_code)
         model = _load(model_config, sft)
-    renderer = ChatRenderer(tokenizer, arguments.template_variables)
-    rows = [encode(conversation, renderer, answer_mode) for conversation in conversations]
+    settings = ChatSettings.of(arguments, arguments.template_variables)
+    chat = ChatFormat(tokenizer, settings)
+    rows = [encode(conversation, chat) for conversation in conversations]
     context = model.config.get_text_config(decoder=True).max_position_embeddings
     rows = _short_enough(rows, sft.max_length or context, console)
     optimizer = None
@@ -146,7 +147,9 @@ def _warm_up(
     play = PlaySettings(
         data=sources[0] if len(sources) == 1 else PlaySettings().data,
         answer_mode=answer_mode,
-        chat_template_kwargs=arguments.template_variables,
+        action_format=settings.action_format,
+        chat_template_kwargs=settings.chat_template_kwargs,
+        custom_system_prompt=settings.custom_system_prompt,
         step_budget=arguments.step_budget,
     )
     continued = hasattr(model, "peft_config")
@@ -166,7 +169,7 @@ def _warm_up(
     large = model.config.get_text_config(decoder=True).vocab_size >= LARGE_VOCABULARY
     with scoring_labels_alone() if large else nullcontext():
         trainer.train(resume_from_checkpoint=sft.resume_from_checkpoint)
-    _stop_where_turns_end(model, renderer)
+    _stop_where_turns_end(model, chat)
     target = Path(sft.output_dir)
     trainer.save_model(str(target))
     if ranks.is_main:
@@ -219,18 +222,19 @@ def _short_enough(rows: Sequence[dict[str, list[int]]], limit: int, console: Con
     return kept
 
 
-def _stop_where_turns_end(model: PreTrainedModel, renderer: ChatRenderer) -> None:
+def _stop_where_turns_end(model: PreTrainedModel, chat: ChatFormat) -> None:
     """Have plain generation stop where the policy has learned to, besides where it did."""
     if (config := model.generation_config) is None:
         return
     known = config.eos_token_id
     before = known if isinstance(known, list) else [] if known is None else [known]
-    stops = list(dict.fromkeys((*renderer.stop_ids, *before)))
+    stops = list(dict.fromkeys((*chat.stop_ids, *before)))
     config.eos_token_id = stops[0] if len(stops) == 1 else stops
 
 
 def _texts(conversations: Iterable[Conversation]) -> Iterable[str]:
     for conversation in conversations:
         yield conversation.opening
-        for turn in conversation.turns:
-            yield from turn
+        for action, reply in conversation.turns:
+            yield format_action(action.action_type, action.argument)
+            yield reply

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from env_server.types import ActionType, SQLAction
-from trainer.chat.parsing import ParsedAction, format_action, parse_action
+from trainer.chat.parsing import ParsedAction, format_action, parse_action, parse_call
 
 ACTIONS = st.sampled_from([str(kind) for kind in ActionType])
 # Words that make up the syntax, so that arbitrary text meets every branch.
@@ -241,8 +241,13 @@ def test_raw_newlines_in_a_json_string_are_accepted() -> None:
         ("an\u017fwer 3", "an\u017fwer 3"),
         ("query_table pets", "query_table pets"),
         ("ANSWERS: 3", "ANSWERS: 3"),
-        ("<think>DESCRIBE pets", "<think>DESCRIBE pets"),
-        ("<think>DESCRIBE pets</think>", "<think>DESCRIBE pets</think>"),
+        ("<think>DESCRIBE pets", ""),
+        ("<think>DESCRIBE pets</think>", ""),
+        (
+            '{"name": "query", "parameters": {"sql": {"text": "SELECT 1"}}}',
+            '{"name": "query", "parameters": {"sql": {"text": "SELECT 1"}}}',
+        ),
+        ('{"name": "query", "args": {"sql": "SELECT 1"}}', '{"name": "query", "args": {"sql": "SELECT 1"}}'),
         ('{"action": "drop", "argument": "pets"}', '{"action": "drop", "argument": "pets"}'),
         ('{"argument": "pets"}', '{"argument": "pets"}'),
         ('{"action": 3}', '{"action": 3}'),
@@ -340,3 +345,93 @@ def test_a_megabyte_of_anything_is_parsed(prefix: str, unit: str) -> None:
     """A quadratic parser would need minutes for one of these."""
     text = prefix + unit * (1_000_000 // len(unit))
     assert parse_action(text).action.action_type in ActionType.__members__
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "query", "parameters": {"sql": "SELECT 1"}}',
+        "<reasoning>One row is enough.</reasoning>\n<answer>\nQUERY SELECT 1\n</answer>",
+        "<reasoning>DESCRIBE pets</reasoning><answer>QUERY SELECT 1",
+        "[THINK]DESCRIBE pets[/THINK]QUERY SELECT 1",
+        "<thinking>ANSWER 3</thinking>\nQUERY SELECT 1",
+        "DESCRIBE pets</think>QUERY SELECT 1",
+    ],
+)
+def test_habits_of_other_families_are_read(text: str) -> None:
+    assert parsed(text) == ("QUERY", "SELECT 1")
+
+
+# Calls of tools
+
+CALLS = {
+    "hermes": '<tool_call>\n{"name": "query", "arguments": {"sql": "SELECT \'a\'\\nFROM t"}}\n</tool_call>',
+    "qwen_coder": "<tool_call>\n<function=query>\n<parameter=sql>\nSELECT 'a'\nFROM t\n</parameter>\n</function>\n"
+    "</tool_call>",
+    "glm": "<tool_call>query\n<arg_key>sql</arg_key>\n<arg_value>SELECT 'a'\nFROM t</arg_value>\n</tool_call>",
+    "llama": '{"name": "query", "parameters": {"sql": "SELECT \'a\'\\nFROM t"}}',
+    "mistral": '[TOOL_CALLS] [{"name": "query", "arguments": {"sql": "SELECT \'a\'\\nFROM t"}, "id": "abcdefghi"}]',
+    "pythonic": "<|tool_call_start|>[query(sql='SELECT \\'a\\'\\nFROM t')]<|tool_call_end|>",
+}
+
+
+@pytest.mark.parametrize("family", CALLS)
+def test_a_call_counts_in_the_models_own_format_alone(family: str) -> None:
+    wanted = SQLAction(action_type="QUERY", argument="SELECT 'a'\nFROM t")
+    said = f"<think>Which? {CALLS['llama']}</think>\n{CALLS[family]}"
+    assert parse_call(said, [family]) == ParsedAction(wanted, parseable=True)
+    others = [name for name in CALLS if name != family]
+    assert parse_call(said, others) == ParsedAction(wanted, parseable=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "action"),
+    [
+        ('[TOOL_CALLS]sample[ARGS]{"table": "pets"}', ("SAMPLE", "pets")),
+        ('<|python_tag|>{"name": "describe", "parameters": {"table": "pets"}}', ("DESCRIBE", "pets")),
+        ('[answer(value="a, b")]', ("ANSWER", "a, b")),
+        ("<|tool_call_start|>[query(sql='SELECT 'a'')]<|tool_call_end|>", ("QUERY", "SELECT 'a'")),
+        ('<tool_call>{"name": "answer", "arguments": "{\\"value\\": 3}"}', ("ANSWER", "3")),
+        ("<function=answer>\n<parameter=value>\n3", ("ANSWER", "3")),
+    ],
+)
+def test_other_ways_to_call(text: str, action: tuple[str, str]) -> None:
+    found = parse_call(text, CALLS)
+    assert ((found.action.action_type, found.action.argument), found.parseable) == (action, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "action"),
+    [
+        ("QUERY SELECT 1", ("QUERY", "SELECT 1")),
+        ("SELECT 1", ("QUERY", "SELECT 1")),
+        ("<think>query(", ("QUERY", "")),
+        ('<tool_call>{"name": "drop", "arguments": {"table": "pets"}}</tool_call>', None),
+        ('<tool_call>{"name": "query", "arguments": {"sql": ["SELECT 1"]}}</tool_call>', None),
+        ('<tool_call>{"name": "query", "arguments"', None),
+        ("[TOOL_CALLS] nothing", None),
+        ("[1, 2]", None),
+    ],
+)
+def test_what_is_no_call_does_not_count(text: str, action: tuple[str, str] | None) -> None:
+    found = parse_call(text, CALLS)
+    assert not found.parseable
+    assert (found.action.action_type, found.action.argument) == (action or ("QUERY", text))
+
+
+@given(st.text(alphabet="<>[]{}()'\"=\\/,: \n_atolcfunciqersgmk|", max_size=60))
+def test_every_text_is_read(text: str) -> None:
+    for family, call in CALLS.items():
+        cut = call[: len(call) // 2]
+        for said in (text, call + text, text + call, cut + text):
+            assert isinstance(parse_call(said, [family]), ParsedAction)
+
+
+@given(
+    st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=40),
+    st.sampled_from(["[THINK]", "<reasoning>", "<answer>"]),
+)
+def test_an_argument_may_spell_a_tag(text: str, tag: str) -> None:
+    for argument in (tag + text, text + tag, f"{text}{tag}{text}"):
+        action = SQLAction(action_type="QUERY", argument=argument.strip())
+        assert parse_action(format_action("QUERY", argument.strip())) == ParsedAction(action, parseable=True)

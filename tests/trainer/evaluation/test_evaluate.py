@@ -19,7 +19,8 @@ from env_server.settings import EnvSettings
 from env_server.types import AnswerMode
 from inference.hf.engine import HFEngine
 from tests.env_server.serving import running_server
-from trainer.chat.prompts import ChatRenderer, first_message
+from trainer.chat.format import ChatFormat, ChatSettings
+from trainer.chat.prompts import first_message
 from trainer.evaluation.evaluate import (
     choose_questions,
     excluded_by_reason,
@@ -114,17 +115,19 @@ def test_a_model_plays_as_the_rollout_client_of_training_would(
 ) -> None:
     ended: list[Episode] = []
     environments = LocalEnvironments(pets, EnvSettings(step_budget=4))
-    played = play_model(model, tokenizer, environments, pets.questions, SETTINGS, 5, ended.append)
+    played = play_model(
+        model, tokenizer, environments, pets.questions, SETTINGS, 5, ended.append, ChatFormat(tokenizer)
+    )
     assert sorted(ended, key=lambda e: e.episode_id) == sorted(played, key=lambda e: e.episode_id)
 
     async def train_like() -> list[Episode]:
-        renderer = ChatRenderer(tokenizer)
-        engine = HFEngine(model, stop_ids=renderer.stop_ids, pad_id=0)
+        chat = ChatFormat(tokenizer)
+        engine = HFEngine(model, stop_ids=chat.stop_ids, pad_id=0)
         requests = [
             EpisodeRequest(q.question_id, derive_seed(5, i), q.db_id, "easy", "test")
             for i, q in enumerate(pets.questions)
         ]
-        episodes = await RolloutClient(engine, environments, renderer, SETTINGS).play(requests)
+        episodes = await RolloutClient(engine, environments, chat, SETTINGS).play(requests)
         await engine.aclose()
         return episodes
 
@@ -141,9 +144,9 @@ def test_the_variables_of_the_chat_template_reach_the_prompt(
     model: Qwen3ForCausalLM,
 ) -> None:
     tokenizer.chat_template = str(tokenizer.chat_template).replace("<act>{% endif %}", "<act>{{ opening }}{% endif %}")
-    renderer = ChatRenderer(tokenizer, {"opening": "pets"})
-    engine = in_process_engine(model, tokenizer, renderer, SETTINGS)
-    (played,) = play_on(engine, renderer, environments, pets.questions[:1], SETTINGS, 0, lambda _: None)
+    chat = ChatFormat(tokenizer, ChatSettings(chat_template_kwargs={"opening": "pets"}))
+    engine = in_process_engine(model, tokenizer, chat, SETTINGS)
+    (played,) = play_on(engine, chat, environments, pets.questions[:1], SETTINGS, 0, lambda _: None)
     opening = first_message(environment.reset(question_id=pets.questions[0].question_id))
     assert tokenizer.decode(played.row.prompt_ids) == f"<obs>{opening}<act>pets"
 
@@ -152,7 +155,9 @@ def test_a_tokenizer_without_a_padding_token_will_do(
     pets: Dataset, environments: LocalEnvironments, tokenizer: PreTrainedTokenizerBase, model: Qwen3ForCausalLM
 ) -> None:
     def play() -> list[Episode]:
-        return play_model(model, tokenizer, environments, pets.questions, SETTINGS, 0, lambda _: None)
+        return play_model(
+            model, tokenizer, environments, pets.questions, SETTINGS, 0, lambda _: None, ChatFormat(tokenizer)
+        )
 
     expected = play()
     tokenizer.pad_token = None
@@ -170,7 +175,9 @@ def test_on_servers_it_is_the_same_play(
 ) -> None:
     def play(where: LocalEnvironments | RemoteEnvironments) -> list[Episode]:
         if policy == "model":
-            return play_model(model, tokenizer, where, pets.questions, SETTINGS, 5, lambda _: None)
+            return play_model(
+                model, tokenizer, where, pets.questions, SETTINGS, 5, lambda _: None, ChatFormat(tokenizer)
+            )
         return play_scripted(policy, where, pets.questions, AnswerMode.VALUE, 5, lambda _: None)
 
     with running_server(pets) as server, closing(RemoteEnvironments(server.url, pets)) as remote:
@@ -194,7 +201,7 @@ def test_a_policy_without_a_tokenizer_cannot_play(
     model.save_pretrained(tmp_path)
     loaded, none = load_policy(str(tmp_path))
     with pytest.raises(SQLEnvError, match="no chat template"):
-        play_model(loaded, none, environments, pets.questions, SETTINGS, 0, lambda _: None)
+        play_model(loaded, none, environments, pets.questions, SETTINGS, 0, lambda _: None, ChatFormat(none))
 
 
 def test_exclusions_are_counted_by_reason(pets: Dataset) -> None:

@@ -19,7 +19,7 @@ from env_server.dataset import Dataset, Split
 from env_server.types import AnswerMode
 from inference.engine import Completion, Sampling, Session
 from inference.hf.engine import HFEngine
-from trainer.chat.prompts import ChatRenderer
+from trainer.chat.format import ChatFormat
 from trainer.evaluation.run_evaluation import RunEvaluations
 from trainer.ranks import Ranks
 from trainer.results.run_files import RunFolder
@@ -95,7 +95,7 @@ class Evaluating:
     def client(self, happen: Callable[[], None] | None = None) -> RolloutClient:
         engine = self._engine if happen is None else Meanwhile(self._engine, happen)
         settings = RolloutSettings(TokenBudget(60, 512, 8), temperature=0.0)
-        return RolloutClient(engine, self.environments, ChatRenderer(self._tokenizer), settings)
+        return RolloutClient(engine, self.environments, ChatFormat(self._tokenizer), settings)
 
     def during(self, step: int, stopping: Stopping, happen: Callable[[], None] | None = None) -> bool:
         return self.evaluations.during_training(step, self.client(happen), self.runner, stopping) is not None

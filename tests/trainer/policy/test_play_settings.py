@@ -11,7 +11,7 @@ import pytest
 
 from env_server.types import AnswerMode
 from inference.adapters import Place
-from trainer.chat.prompts import system_prompt
+from trainer.chat.prompts import ActionFormat
 from trainer.policy.checkpoint_settings import SavePlaySettings
 from trainer.policy.play_settings import (
     SETTINGS_FILE,
@@ -23,13 +23,27 @@ from trainer.policy.play_settings import (
 )
 from trainer.training.arguments import parse_arguments
 
-OTHER = PlaySettings("spider:x", AnswerMode.SQL, {"enable_thinking": False}, 6, 192, 512, 16, 8, 3)
+OTHER = PlaySettings(
+    data="spider:x",
+    answer_mode=AnswerMode.SQL,
+    action_format=ActionFormat.TOOLS,
+    chat_template_kwargs={"enable_thinking": False},
+    custom_system_prompt="Explore.",
+    few_shot=2,
+    step_budget=6,
+    max_completion_length=192,
+    max_context_length=512,
+    max_turn_length=16,
+    max_thinking_length=64,
+    eval_episodes=8,
+    seed=3,
+)
 
 
 @pytest.mark.parametrize("settings", [PlaySettings(), OTHER])
 def test_what_was_saved_is_read(settings: PlaySettings, tmp_path: Path) -> None:
     settings.save(tmp_path)
-    assert saved_play(Place(str(tmp_path))) == SavedPlay(settings, system_prompt(settings.answer_mode))
+    assert saved_play(Place(str(tmp_path))) == SavedPlay(settings, settings.chat.system_prompt)
 
 
 def test_a_setting_that_a_file_lacks_is_the_default(tmp_path: Path) -> None:
@@ -43,7 +57,16 @@ def test_the_defaults_are_those_of_training() -> None:
     arguments, grpo, _ = parse_arguments(["--model_name_or_path", "x"])
     own = PlaySettings()
     assert own.max_completion_length == grpo.max_completion_length
-    for name in ("data", "answer_mode", "step_budget", "max_context_length", "max_turn_length"):
+    for name in (
+        "data",
+        "answer_mode",
+        "action_format",
+        "few_shot",
+        "step_budget",
+        "max_context_length",
+        "max_turn_length",
+        "max_thinking_length",
+    ):
         assert getattr(own, name) == getattr(arguments, name)
 
 
@@ -68,7 +91,7 @@ def test_a_broken_file_is_named(content: str, problem: str, tmp_path: Path) -> N
 
 
 def test_each_difference_is_a_line() -> None:
-    saved = SavedPlay(OTHER, system_prompt(AnswerMode.SQL))
+    saved = SavedPlay(OTHER, "Explore.")
     assert differences(OTHER, saved) == []
     own = replace(OTHER, max_turn_length=64, max_context_length=None, eval_episodes=-1, chat_template_kwargs={})
     assert differences(own, saved) == [

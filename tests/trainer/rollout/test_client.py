@@ -23,7 +23,8 @@ from env_server.sql.pool import DatabasePool
 from env_server.types import SQLAction, SQLObservation
 from inference.engine import Completion, Engine, EngineError, FinishReason, Sampling, Session
 from inference.hf.engine import HFEngine
-from trainer.chat.prompts import ChatRenderer, first_message, observation_message
+from trainer.chat.format import ChatFormat
+from trainer.chat.prompts import first_message, observation_message
 from trainer.rollout.client import (
     EpisodeRequest,
     RolloutClient,
@@ -51,8 +52,8 @@ def tokenizer() -> PreTrainedTokenizerBase:
 
 
 @pytest.fixture(scope="module")
-def renderer(tokenizer: PreTrainedTokenizerBase) -> ChatRenderer:
-    return ChatRenderer(tokenizer)
+def chat(tokenizer: PreTrainedTokenizerBase) -> ChatFormat:
+    return ChatFormat(tokenizer)
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +70,8 @@ def environments(pets: Dataset) -> Iterator[LocalEnvironments]:
     local.close()
 
 
-def engine_of(model: Qwen3ForCausalLM, renderer: ChatRenderer, linger_s: float = 0.0) -> HFEngine:
-    return HFEngine(model, stop_ids=renderer.stop_ids, pad_id=0, linger_s=linger_s)
+def engine_of(model: Qwen3ForCausalLM, chat: ChatFormat, linger_s: float = 0.0) -> HFEngine:
+    return HFEngine(model, stop_ids=chat.stop_ids, pad_id=0, linger_s=linger_s)
 
 
 def requests_for(count: int, seed: int = 0) -> list[EpisodeRequest]:
@@ -137,8 +138,8 @@ class _WatchedSession:
 class SayingEngine:
     """Says the given words, turn by turn, to every episode; -0.5 for each token; never waits."""
 
-    def __init__(self, renderer: ChatRenderer, *turns: str, finish: FinishReason = FinishReason.STOP) -> None:
-        self.turns = [renderer.turn_ids(text) for text in turns]
+    def __init__(self, chat: ChatFormat, *turns: str, finish: FinishReason = FinishReason.STOP) -> None:
+        self.turns = [chat.renderer.turn_ids(text) for text in turns]
         self.finish = finish
 
     def session(self, key: int) -> Session:
@@ -255,7 +256,7 @@ async def never() -> NoReturn:
 
 
 async def test_every_request_yields_its_episode_in_order_whoever_fails(
-    model: Qwen3ForCausalLM, renderer: ChatRenderer, environments: LocalEnvironments
+    model: Qwen3ForCausalLM, chat: ChatFormat, environments: LocalEnvironments
 ) -> None:
     requests = requests_for(12)
 
@@ -268,9 +269,9 @@ async def test_every_request_yields_its_episode_in_order_whoever_fails(
             raise ConnectionResetError("reset by peer")
 
     ended: list[Episode] = []
-    engine = WatchedEngine(engine_of(model, renderer), engine_fails)
+    engine = WatchedEngine(engine_of(model, chat), engine_fails)
     watched = WatchedEnvironments(environments, environment_fails)
-    client = RolloutClient(engine, watched, renderer, settings_with(max_failure_share=1.0, max_concurrency=5))
+    client = RolloutClient(engine, watched, chat, settings_with(max_failure_share=1.0, max_concurrency=5))
     episodes = await client.play(requests, ended.append)
     await engine.aclose()
 
@@ -286,12 +287,12 @@ async def test_every_request_yields_its_episode_in_order_whoever_fails(
     assert (engine.opened, engine.closed) == (12, 12)
 
 
-async def test_a_failed_episode_is_a_masked_row(renderer: ChatRenderer, inline: InlineEnvironments) -> None:
+async def test_a_failed_episode_is_a_masked_row(chat: ChatFormat, inline: InlineEnvironments) -> None:
     async def fails(call: str, question_id: str) -> None:
         raise DataError("the database is gone")
 
     client = RolloutClient(
-        SayingEngine(renderer, "ANSWER 2"), WatchedEnvironments(inline, fails), renderer, settings_with()
+        SayingEngine(chat, "ANSWER 2"), WatchedEnvironments(inline, fails), chat, settings_with()
     )
     (failed,) = await client.play(requests_for(1))
     assert failed.outcome is Outcome.FAILED
@@ -312,7 +313,7 @@ async def test_a_failed_episode_is_a_masked_row(renderer: ChatRenderer, inline: 
     ],
 )
 async def test_every_wait_meets_its_deadline(
-    where: str, complaint: str, renderer: ChatRenderer, inline: InlineEnvironments
+    where: str, complaint: str, chat: ChatFormat, inline: InlineEnvironments
 ) -> None:
     async def environment_hangs(call: str, question_id: str) -> None:
         if call == where:
@@ -330,38 +331,38 @@ async def test_every_wait_meets_its_deadline(
 
             return Waiting(self)
 
-    engine = WatchedEngine(Silent(renderer, "ANSWER 2"), engine_hangs)
+    engine = WatchedEngine(Silent(chat, "ANSWER 2"), engine_hangs)
     watched = WatchedEnvironments(inline, environment_hangs)
     settings = settings_with(max_failure_share=1.0, environment_timeout_s=0.01, engine_timeout_s=0.02)
-    (episode,) = await RolloutClient(engine, watched, renderer, settings).play(requests_for(1))
+    (episode,) = await RolloutClient(engine, watched, chat, settings).play(requests_for(1))
     assert episode.failure == f"TimeoutError: {complaint}"
     assert (watched.opened, engine.opened) == (watched.closed, engine.closed)
 
 
 async def test_a_timeout_of_the_component_keeps_its_own_words(
-    renderer: ChatRenderer, inline: InlineEnvironments
+    chat: ChatFormat, inline: InlineEnvironments
 ) -> None:
     async def times_out(call: str, question_id: str) -> None:
         raise TimeoutError("no free slot")
 
     client = RolloutClient(
-        SayingEngine(renderer), WatchedEnvironments(inline, times_out), renderer, settings_with(max_failure_share=1.0)
+        SayingEngine(chat), WatchedEnvironments(inline, times_out), chat, settings_with(max_failure_share=1.0)
     )
     (episode,) = await client.play(requests_for(1))
     assert episode.failure == "TimeoutError: no free slot"
 
 
 async def test_too_many_failures_stop_the_rollout_at_once_with_the_first_cause(
-    renderer: ChatRenderer, inline: InlineEnvironments
+    chat: ChatFormat, inline: InlineEnvironments
 ) -> None:
     async def dies(key: int) -> None:
         if key >= 2:
             raise EngineError(f"engine {key} is dead")
         await never()
 
-    engine = WatchedEngine(SayingEngine(renderer), dies)
+    engine = WatchedEngine(SayingEngine(chat), dies)
     watched = WatchedEnvironments(inline)
-    client = RolloutClient(engine, watched, renderer, settings_with(max_failure_share=0.4))
+    client = RolloutClient(engine, watched, chat, settings_with(max_failure_share=0.4))
     with pytest.raises(
         RolloutError, match=r"^3 of 5 episodes failed, more than the share of 40% that --max_failure_share .* engine 2"
     ):
@@ -372,14 +373,14 @@ async def test_too_many_failures_stop_the_rollout_at_once_with_the_first_cause(
 
 
 async def test_a_rank_stops_when_it_alone_exceeds_the_share_of_the_batch_of_all(
-    renderer: ChatRenderer, inline: InlineEnvironments
+    chat: ChatFormat, inline: InlineEnvironments
 ) -> None:
     async def dies(key: int) -> None:
         if key < 3:
             raise EngineError("dead")
 
-    engine = WatchedEngine(SayingEngine(renderer, "ANSWER 2"), dies)
-    client = RolloutClient(engine, inline, renderer, settings_with(max_failure_share=0.25))
+    engine = WatchedEngine(SayingEngine(chat, "ANSWER 2"), dies)
+    client = RolloutClient(engine, inline, chat, settings_with(max_failure_share=0.25))
     played = await client.play(requests_for(5), batch=12)
     assert [e.outcome for e in played].count(Outcome.FAILED) == 3, "three of twelve"
     with pytest.raises(RolloutError, match=r"^3 of 11 episodes failed"):
@@ -398,7 +399,7 @@ def test_more_than_the_share_is_too_many_but_one_failure_alone_never(failed: int
 
 @pytest.mark.parametrize("broken", ["engine", "environment", "progress"])
 async def test_a_bug_is_not_taken_for_a_failed_episode(
-    broken: str, renderer: ChatRenderer, inline: InlineEnvironments
+    broken: str, chat: ChatFormat, inline: InlineEnvironments
 ) -> None:
     def bug(at: str) -> None:
         if at == broken:
@@ -410,9 +411,9 @@ async def test_a_bug_is_not_taken_for_a_failed_episode(
     async def in_environment(call: str, question_id: str) -> None:
         bug("environment")
 
-    engine = WatchedEngine(SayingEngine(renderer, "ANSWER 2"), in_engine)
+    engine = WatchedEngine(SayingEngine(chat, "ANSWER 2"), in_engine)
     client = RolloutClient(
-        engine, WatchedEnvironments(inline, in_environment), renderer, settings_with(max_failure_share=1.0)
+        engine, WatchedEnvironments(inline, in_environment), chat, settings_with(max_failure_share=1.0)
     )
     with pytest.RaisesGroup(KeyError, KeyError) if broken == "progress" else pytest.RaisesGroup(KeyError):
         await client.play(requests_for(2 if broken == "progress" else 1), lambda _: bug("progress"))
@@ -437,11 +438,11 @@ async def test_each_trained_token_has_the_logprob_that_its_row_gives_it(
     budget: TokenBudget,
     temperature: float,
     model: Qwen3ForCausalLM,
-    renderer: ChatRenderer,
+    chat: ChatFormat,
     environments: LocalEnvironments,
 ) -> None:
-    engine = WatchedEngine(engine_of(model, renderer))
-    client = RolloutClient(engine, environments, renderer, RolloutSettings(budget, temperature))
+    engine = WatchedEngine(engine_of(model, chat))
+    client = RolloutClient(engine, environments, chat, RolloutSettings(budget, temperature))
     episodes = await client.play(requests_for(16))
     await engine.aclose()
     assert any(e.truncated_turns > 0 for e in episodes) == (budget is NARROW)
@@ -486,13 +487,13 @@ def find(ids: Sequence[int], part: Sequence[int], start: int) -> int:
 
 
 def test_a_shorter_context_of_the_engine_is_kept_to_as_if_it_had_been_the_budgets(
-    renderer: ChatRenderer, model: Qwen3ForCausalLM, environments: LocalEnvironments
+    chat: ChatFormat, model: Qwen3ForCausalLM, environments: LocalEnvironments
 ) -> None:
     context = 400
 
     def play(budget: TokenBudget) -> list[Episode]:
-        engine = HFEngine(model, stop_ids=renderer.stop_ids, pad_id=0, linger_s=FOREVER, max_context=context)
-        client = RolloutClient(engine, environments, renderer, settings_with(budget=budget))
+        engine = HFEngine(model, stop_ids=chat.stop_ids, pad_id=0, linger_s=FOREVER, max_context=context)
+        client = RolloutClient(engine, environments, chat, settings_with(budget=budget))
         return asyncio.run(client.play(requests_for(8)))
 
     found = play(BUDGET)
@@ -502,18 +503,18 @@ def test_a_shorter_context_of_the_engine_is_kept_to_as_if_it_had_been_the_budget
 
 
 async def test_ids_are_kept_as_they_were_generated(
-    tokenizer: PreTrainedTokenizerBase, renderer: ChatRenderer, inline: InlineEnvironments
+    tokenizer: PreTrainedTokenizerBase, chat: ChatFormat, inline: InlineEnvironments
 ) -> None:
     """A spelling that the tokenizer itself would never choose survives."""
-    end = renderer.stop_ids[0]
+    end = chat.stop_ids[0]
     spelled = [tokenizer(c, add_special_tokens=False)["input_ids"][0] for c in "ANSWER"]
     (two,) = tokenizer("2", add_special_tokens=False)["input_ids"]
     (space,) = tokenizer(" ", add_special_tokens=False)["input_ids"]
     ids = [*spelled, space, two, end]
-    assert ids != renderer.turn_ids("ANSWER 2")
-    engine = SayingEngine(renderer)
+    assert ids != chat.renderer.turn_ids("ANSWER 2")
+    engine = SayingEngine(chat)
     engine.turns = [ids]
-    (episode,) = await RolloutClient(engine, inline, renderer, settings_with()).play(requests_for(1))
+    (episode,) = await RolloutClient(engine, inline, chat, settings_with()).play(requests_for(1))
     assert episode.correct
     assert episode.row.completion_ids == ids
     assert episode.row.logprobs == [-0.5] * len(ids)
@@ -523,21 +524,21 @@ async def test_ids_are_kept_as_they_were_generated(
 
 
 async def test_an_episode_from_the_prompt_to_the_last_word(
-    pets: Dataset, renderer: ChatRenderer, environments: LocalEnvironments, environment: SQLEnvironment
+    pets: Dataset, chat: ChatFormat, environments: LocalEnvironments, environment: SQLEnvironment
 ) -> None:
     words = ["DESCRIBE pets", "QUERY SELECT COUNT(*) FROM pets WHERE species = 'cat'", "ANSWER 2"]
-    client = RolloutClient(SayingEngine(renderer, *words), environments, renderer, settings_with())
+    client = RolloutClient(SayingEngine(chat, *words), environments, chat, settings_with())
     (episode,) = await client.play(requests_for(1))
 
     first = environment.reset(question_id="cats")
-    prompt = renderer.prompt_ids([{"role": "user", "content": first_message(first)}])
+    prompt = chat.renderer.prompt_ids([{"role": "user", "content": first_message(first)}])
     completion: list[int] = []
     mask: list[int] = []
     for text in words:
         kind, _, argument = text.partition(" ")
         observation = environment.step(SQLAction(action_type=kind, argument=argument))
-        said = renderer.turn_ids(text)
-        heard = [] if observation.done else renderer.observation_ids(observation_message(observation), closed=True)
+        said = chat.renderer.turn_ids(text)
+        heard = [] if observation.done else chat.renderer.observation_ids(observation_message(observation), closed=True)
         completion += said + heard
         mask += [1] * len(said) + [0] * len(heard)
     assert episode.outcome is Outcome.CORRECT
@@ -550,33 +551,33 @@ async def test_an_episode_from_the_prompt_to_the_last_word(
 
 
 async def test_a_turn_that_the_limit_cut_is_closed_before_the_reply(
-    renderer: ChatRenderer, environments: LocalEnvironments
+    chat: ChatFormat, environments: LocalEnvironments
 ) -> None:
-    engine = WatchedEngine(SayingEngine(renderer, "SAMPLE pets", "ANSWER 2", finish=FinishReason.LENGTH))
-    (episode,) = await RolloutClient(engine, environments, renderer, settings_with()).play(requests_for(1))
+    engine = WatchedEngine(SayingEngine(chat, "SAMPLE pets", "ANSWER 2", finish=FinishReason.LENGTH))
+    (episode,) = await RolloutClient(engine, environments, chat, settings_with()).play(requests_for(1))
     first, second = engine.generated[0]
     said = first.completion.token_ids
-    assert renderer.stop_ids[0] not in said
+    assert chat.stop_ids[0] not in said
     reply = second.view[len(first.view) + len(said) :]
-    heard = renderer.observation_ids(episode.turns[0].result, closed=False)
+    heard = chat.renderer.observation_ids(episode.turns[0].result, closed=False)
     assert reply == tuple(heard)
-    assert reply[0] == renderer.stop_ids[0]
+    assert reply[0] == chat.stop_ids[0]
 
 
-async def test_a_row_that_is_full_ends_the_episode(renderer: ChatRenderer, inline: InlineEnvironments) -> None:
+async def test_a_row_that_is_full_ends_the_episode(chat: ChatFormat, inline: InlineEnvironments) -> None:
     settings = RolloutSettings(TokenBudget(max_completion=8, max_context=1_024, max_turn=16))
-    engine = WatchedEngine(SayingEngine(renderer, "DESCRIBE pets", "ANSWER 2"))
-    (episode,) = await RolloutClient(engine, inline, renderer, settings).play(requests_for(1))
+    engine = WatchedEngine(SayingEngine(chat, "DESCRIBE pets", "ANSWER 2"))
+    (episode,) = await RolloutClient(engine, inline, chat, settings).play(requests_for(1))
     assert episode.outcome is Outcome.OUT_OF_TOKENS
-    assert episode.row.completion_ids == renderer.turn_ids("DESCRIBE pets"), "it ends on the model's words"
+    assert episode.row.completion_ids == chat.renderer.turn_ids("DESCRIBE pets"), "it ends on the model's words"
     assert not episode.correct
 
 
 async def test_a_prompt_that_fills_the_context_is_a_failure_that_names_the_fix(
-    renderer: ChatRenderer, inline: InlineEnvironments
+    chat: ChatFormat, inline: InlineEnvironments
 ) -> None:
     settings = RolloutSettings(TokenBudget(max_completion=100, max_context=10, max_turn=16), max_failure_share=1.0)
-    (episode,) = await RolloutClient(SayingEngine(renderer), inline, renderer, settings).play(requests_for(1))
+    (episode,) = await RolloutClient(SayingEngine(chat), inline, chat, settings).play(requests_for(1))
     assert episode.outcome is Outcome.FAILED
     assert "raise max_completion_length" in episode.failure
 
@@ -585,7 +586,7 @@ async def test_a_prompt_that_fills_the_context_is_a_failure_that_names_the_fix(
 
 
 async def test_no_episode_waits_for_the_sql_of_another(
-    model: Qwen3ForCausalLM, renderer: ChatRenderer, environments: LocalEnvironments
+    model: Qwen3ForCausalLM, chat: ChatFormat, environments: LocalEnvironments
 ) -> None:
     others_done = asyncio.Event()
     ended: list[Episode] = []
@@ -599,8 +600,8 @@ async def test_no_episode_waits_for_the_sql_of_another(
         if len(ended) == 6:
             others_done.set()
 
-    engine = engine_of(model, renderer)
-    client = RolloutClient(engine, WatchedEnvironments(environments, hold), renderer, settings_with())
+    engine = engine_of(model, chat)
+    client = RolloutClient(engine, WatchedEnvironments(environments, hold), chat, settings_with())
     episodes = await client.play(requests_for(8), note)
     await engine.aclose()
     assert [e.question_id for e in ended[6:]] == ["species", "species"]
@@ -608,7 +609,7 @@ async def test_no_episode_waits_for_the_sql_of_another(
 
 
 async def test_no_episode_waits_for_the_generation_of_another(
-    model: Qwen3ForCausalLM, renderer: ChatRenderer, environments: LocalEnvironments
+    model: Qwen3ForCausalLM, chat: ChatFormat, environments: LocalEnvironments
 ) -> None:
     others_done = asyncio.Event()
     ended: list[Episode] = []
@@ -623,8 +624,8 @@ async def test_no_episode_waits_for_the_generation_of_another(
             others_done.set()
 
     requests = requests_for(4)
-    engine = WatchedEngine(engine_of(model, renderer), hold)
-    client = RolloutClient(engine, environments, renderer, settings_with(temperature=0.7))
+    engine = WatchedEngine(engine_of(model, chat), hold)
+    client = RolloutClient(engine, environments, chat, settings_with(temperature=0.7))
     await client.play(requests, note)
     await engine.aclose()
     assert ended[-1].episode_id == f"{requests[0].question_id}#{requests[0].seed}"
@@ -632,11 +633,11 @@ async def test_no_episode_waits_for_the_generation_of_another(
 
 @pytest.mark.parametrize("concurrency", [3, 50])
 async def test_the_number_in_flight_is_bounded_and_reached(
-    concurrency: int, model: Qwen3ForCausalLM, renderer: ChatRenderer, environments: LocalEnvironments
+    concurrency: int, model: Qwen3ForCausalLM, chat: ChatFormat, environments: LocalEnvironments
 ) -> None:
-    engine = engine_of(model, renderer)
+    engine = engine_of(model, chat)
     watched = WatchedEnvironments(environments)
-    await RolloutClient(engine, watched, renderer, settings_with(max_concurrency=concurrency)).play(requests_for(10))
+    await RolloutClient(engine, watched, chat, settings_with(max_concurrency=concurrency)).play(requests_for(10))
     await engine.aclose()
     assert watched.most_open == min(concurrency, 10)
     assert watched.opened == watched.closed == 10
@@ -657,15 +658,15 @@ def shuffled(seed: int) -> Hook:
 
 
 def test_the_same_requests_give_the_same_episodes_however_the_environments_are_timed(
-    pets: Dataset, model: Qwen3ForCausalLM, renderer: ChatRenderer
+    pets: Dataset, model: Qwen3ForCausalLM, chat: ChatFormat
 ) -> None:
     def play(threads: int, hook: Hook | None = None) -> list[Episode]:
         environments = LocalEnvironments(pets, threads=threads)
 
         async def run() -> list[Episode]:
-            engine = engine_of(model, renderer, linger_s=FOREVER)
+            engine = engine_of(model, chat, linger_s=FOREVER)
             watched = WatchedEnvironments(environments, hook)
-            client = RolloutClient(engine, watched, renderer, RolloutSettings(NARROW))
+            client = RolloutClient(engine, watched, chat, RolloutSettings(NARROW))
             episodes = await client.play(requests_for(12))
             await engine.aclose()
             return episodes
@@ -681,10 +682,10 @@ def test_the_same_requests_give_the_same_episodes_however_the_environments_are_t
 
 
 async def test_the_seed_of_a_request_decides_its_sampling(
-    model: Qwen3ForCausalLM, renderer: ChatRenderer, environments: LocalEnvironments
+    model: Qwen3ForCausalLM, chat: ChatFormat, environments: LocalEnvironments
 ) -> None:
-    engine = engine_of(model, renderer, linger_s=FOREVER)
-    client = RolloutClient(engine, environments, renderer, settings_with())
+    engine = engine_of(model, chat, linger_s=FOREVER)
+    client = RolloutClient(engine, environments, chat, settings_with())
     requests = [EpisodeRequest("cats", seed) for seed in (1, 2, 3, 1)]
     first, *others, again = await client.play(requests)
     await engine.aclose()
@@ -692,9 +693,9 @@ async def test_the_seed_of_a_request_decides_its_sampling(
     assert len({tuple(e.row.completion_ids) for e in (first, *others)}) == 3
 
 
-async def test_every_turn_has_a_seed_of_its_own(renderer: ChatRenderer, inline: InlineEnvironments) -> None:
-    engine = WatchedEngine(SayingEngine(renderer, "SAMPLE pets", "SAMPLE owners", "ANSWER 2"))
-    await RolloutClient(engine, inline, renderer, settings_with()).play(requests_for(5))
+async def test_every_turn_has_a_seed_of_its_own(chat: ChatFormat, inline: InlineEnvironments) -> None:
+    engine = WatchedEngine(SayingEngine(chat, "SAMPLE pets", "SAMPLE owners", "ANSWER 2"))
+    await RolloutClient(engine, inline, chat, settings_with()).play(requests_for(5))
     seeds = [turn.seed for turns in engine.generated.values() for turn in turns]
     assert len(set(seeds)) == len(seeds) == 15
 
@@ -715,7 +716,7 @@ def test_seeds_fit_and_differ_by_every_part_and_its_place() -> None:
 
 
 async def test_a_cancelled_rollout_leaves_nothing_behind(
-    model: Qwen3ForCausalLM, renderer: ChatRenderer, environments: LocalEnvironments
+    model: Qwen3ForCausalLM, chat: ChatFormat, environments: LocalEnvironments
 ) -> None:
     stuck = asyncio.Event()
 
@@ -724,9 +725,9 @@ async def test_a_cancelled_rollout_leaves_nothing_behind(
             stuck.set()
             await never()
 
-    engine = WatchedEngine(engine_of(model, renderer))
+    engine = WatchedEngine(engine_of(model, chat))
     watched = WatchedEnvironments(environments, hold)
-    client = RolloutClient(engine, watched, renderer, settings_with(max_concurrency=6))
+    client = RolloutClient(engine, watched, chat, settings_with(max_concurrency=6))
     playing = asyncio.create_task(client.play(requests_for(16)))
     await stuck.wait()
     playing.cancel()

@@ -17,7 +17,7 @@ from env_server.settings import RewardSettings
 from env_server.types import ActionType, RewardComponents
 from inference.engine import EngineError
 from inference.hf.engine import HFEngine
-from trainer.chat.prompts import ChatRenderer
+from trainer.chat.format import ChatFormat
 from trainer.ranks import Ranks
 from trainer.rollout.client import RolloutClient, RolloutError, RolloutSettings
 from trainer.rollout.environments import LocalEnvironments
@@ -79,7 +79,7 @@ def rollouts(
     pets: Dataset, tokenizer: PreTrainedTokenizerBase, engine: HFEngine, environments: LocalEnvironments
 ) -> Iterator[Rollouts]:
     settings = RolloutSettings(TokenBudget(60, 512, 8))
-    rollouts = Rollouts(pets, RolloutClient(engine, environments, ChatRenderer(tokenizer), settings))
+    rollouts = Rollouts(pets, RolloutClient(engine, environments, ChatFormat(tokenizer), settings))
     yield rollouts
     rollouts.close()
 
@@ -171,7 +171,7 @@ def test_failed_episodes_are_rows_without_rewards_until_there_are_too_many(
 
     def rollouts_with(share: float) -> Rollouts:
         settings = RolloutSettings(TokenBudget(60, 512, 8), max_failure_share=share)
-        return Rollouts(pets, RolloutClient(Refusing(), environments, ChatRenderer(tokenizer), settings))
+        return Rollouts(pets, RolloutClient(Refusing(), environments, ChatFormat(tokenizer), settings))
 
     prompts = prompts_of(pets, "cats", "cats", "oldest", "oldest")
     lenient, strict = rollouts_with(0.5), rollouts_with(0.25)

@@ -26,22 +26,22 @@ import trainer.warmup.warmup
 from env_server.cache import CACHE_VARIABLE
 from env_server.dataset import Dataset, Split
 from env_server.environment import SQLEnvironment
-from env_server.types import AnswerMode
+from env_server.types import AnswerMode, SQLAction
 from inference.adapters import Place, find_policy
 from inference.engine import Completion, FinishReason, Sampling
-from trainer.chat.prompts import ChatRenderer
+from trainer.chat.format import ChatFormat, Conversation
 from trainer.policy.loading import load_policy
 from trainer.policy.play_settings import saved_play
 from trainer.rollout.client import EpisodeRequest, RolloutClient, RolloutSettings
 from trainer.rollout.environments import LocalEnvironments
-from trainer.rollout.players import Conversation, OraclePlayer, play
+from trainer.rollout.players import OraclePlayer, play
 from trainer.rollout.transcript import TokenBudget
 from trainer.tiny import BASE_CHECKPOINT
 from trainer.tiny.tokenizer import build_tokenizer
 from trainer.warmup.data import IGNORED, encode, play_demonstrations
 from trainer.warmup.warmup import Deadline, _stop_where_turns_end, scoring_labels_alone
 
-RENDERER = ChatRenderer(build_tokenizer(["How many cats are there pets owners name"]))
+CHAT = ChatFormat(build_tokenizer(["How many cats are there pets owners name"]))
 FEW = [
     *("--max_episodes", "40", "--max_steps", "2", "--per_device_train_batch_size", "4", "--logging_steps", "1"),
     *("--gradient_accumulation_steps", "1", "--save_strategy", "no", "--report_to", "none"),
@@ -50,11 +50,15 @@ LORA = ["--use_peft", "true", "--lora_r", "4", "--learning_rate", "0.01"]
 ON_CPU = ["--use_cpu", "true", "--bf16", "false", "--gradient_checkpointing", "false", "--torch_threads", "1"]
 
 
+def act(action_type: str, argument: str) -> SQLAction:
+    return SQLAction(action_type=action_type, argument=argument)
+
+
 class RecitingEngine:
     """Says the words of a conversation, as the ids that the tokenizer makes of them."""
 
     def __init__(self, conversation: Conversation) -> None:
-        self._said = iter([text for text, _ in conversation.turns])
+        self._said = iter([action for action, _ in conversation.turns])
 
     def session(self, key: int) -> RecitingEngine:
         return self
@@ -66,7 +70,7 @@ class RecitingEngine:
         pass
 
     async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, seed: int) -> Completion:
-        ids = RENDERER.turn_ids(next(self._said))
+        ids = CHAT.turn_ids(next(self._said))
         return Completion(tuple(ids), (0.0,) * len(ids), FinishReason.STOP, 0)
 
     async def aclose(self) -> None:
@@ -79,11 +83,11 @@ async def test_the_ids_are_those_of_a_rollout_that_says_the_same(
 ) -> None:
     question = pets.question(question_id)
     _, conversation = play(environment, question, OraclePlayer(question))
-    learned = encode(conversation, RENDERER)
+    learned = encode(conversation, CHAT)
 
     environments = LocalEnvironments(pets)
     settings = RolloutSettings(TokenBudget(4_000, 8_000, 400))
-    client = RolloutClient(RecitingEngine(conversation), environments, RENDERER, settings)
+    client = RolloutClient(RecitingEngine(conversation), environments, CHAT, settings)
     (episode,) = await client.play([EpisodeRequest(question_id, 0)])
     environments.close()
     row = episode.row
@@ -95,13 +99,14 @@ async def test_the_ids_are_those_of_a_rollout_that_says_the_same(
 
 @given(st.text(), st.lists(st.tuples(st.text(min_size=1), st.text(min_size=1)), max_size=4), st.text(min_size=1))
 def test_only_the_words_of_the_policy_are_learned(opening: str, turns: list[tuple[str, str]], last: str) -> None:
-    conversation = Conversation(opening, (*turns, (last, "")))
-    row = encode(conversation, RENDERER)
+    queries = [(act("QUERY", sql), reply) for sql, reply in turns]
+    conversation = Conversation(opening, (*queries, (act("ANSWER", last), "")))
+    row = encode(conversation, CHAT)
     assert len(row["input_ids"]) == len(row["labels"])
     assert all(label in (IGNORED, token) for token, label in zip(row["input_ids"], row["labels"], strict=True))
-    words = [token for text, _ in conversation.turns for token in RENDERER.turn_ids(text)]
+    words = [token for action, _ in conversation.turns for token in CHAT.turn_ids(action)]
     assert [label for label in row["labels"] if label != IGNORED] == words
-    assert row["labels"][-1] == RENDERER.stop_ids[0], "it learns to stop"
+    assert row["labels"][-1] == CHAT.stop_ids[0], "it learns to stop"
 
 
 def test_the_trainer_learns_from_the_labels_as_they_are_also_where_it_scores_them_alone(
@@ -109,12 +114,12 @@ def test_the_trainer_learns_from_the_labels_as_they_are_also_where_it_scores_the
 ) -> None:
     """TRL neither tokenises again nor makes labels of its own."""
     tokenizer = build_tokenizer(["pets"])
-    renderer = ChatRenderer(tokenizer)
+    chat = ChatFormat(tokenizer)
     conversations = [
-        Conversation("pets?", (("DESCRIBE pets", "age"), ("ANSWER 2", ""))),
-        Conversation("How?", (("ANSWER 3", ""),)),
+        Conversation("pets?", ((act("DESCRIBE", "pets"), "age"), (act("ANSWER", "2"), ""))),
+        Conversation("How?", ((act("ANSWER", "3"), ""),)),
     ]
-    rows = [encode(conversation, renderer) for conversation in conversations]
+    rows = [encode(conversation, chat) for conversation in conversations]
     found, scored = [], []
     for context in (nullcontext(), scoring_labels_alone()):
         model = random_policy(tokenizer)
@@ -220,7 +225,7 @@ def test_a_limit_is_spread_over_the_databases(cache: None, capsys: pytest.Captur
     assert len({conversation.opening.splitlines()[1] for conversation in played}) > 6, "tables, so databases"
     assert "on 12 of 2,871 questions" in capsys.readouterr().err
     for *_, (query, _), (answer, _) in (conversation.turns for conversation in played):
-        assert answer == f"ANSWER {query.removeprefix('QUERY ')}", "queries are learned where queries are submitted"
+        assert answer == act("ANSWER", query.argument), "queries are learned where queries are submitted"
 
 
 def test_generation_stops_where_turns_end(random_policy: Callable[..., Qwen3ForCausalLM]) -> None:
@@ -228,7 +233,7 @@ def test_generation_stops_where_turns_end(random_policy: Callable[..., Qwen3ForC
     model = random_policy(tokenizer)
     for before, after in ((None, 3), (3, 3), (1, [3, 1]), ([1, 3], [3, 1])):
         model.generation_config.eos_token_id = before
-        _stop_where_turns_end(model, ChatRenderer(tokenizer))
+        _stop_where_turns_end(model, ChatFormat(tokenizer))
         assert model.generation_config.eos_token_id == after
 
 

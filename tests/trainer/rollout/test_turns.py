@@ -1,0 +1,111 @@
+"""A turn with a thought: its budget, what is put into the model's mouth, and what each part is generated under."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inference.engine import Completion, FinishReason
+from tests.trainer.chat.families import family_tokenizer
+from trainer.chat.format import ChatFormat, ChatSettings
+from trainer.chat.parsing import ParsedAction
+from trainer.rollout.turns import GeneratedTurn, generate_turn
+
+CHAT = ChatFormat(family_tokenizer("qwen3"), ChatSettings(max_thinking_length=12))
+OPENED = ChatFormat(family_tokenizer("qwen3_5_think"), ChatSettings(max_thinking_length=12))
+END = CHAT.stop_ids[0]
+WORDS = 20
+
+
+class Script:
+    """A model that says given texts whatever it is asked, one a generation, cut where its tokens run out."""
+
+    def __init__(self, chat: ChatFormat, *texts: str, ends: bool = True) -> None:
+        self._chat = chat
+        self._texts = list(texts)
+        self._ends = ends
+        self.asked: list[tuple[tuple[int, ...], int]] = []
+
+    async def __call__(self, said: tuple[int, ...], tokens: int, part: int) -> Completion:
+        assert part == len(self.asked)
+        self.asked.append((said, tokens))
+        text = self._texts.pop(0)
+        ids = list(family_tokenizer("qwen3").encode(text)) + ([END] if self._ends else [])
+        cut = ids[:tokens]
+        reason = FinishReason.STOP if cut and cut[-1] == END else FinishReason.LENGTH
+        return Completion(tuple(cut), tuple(-0.5 for _ in cut), reason, 7)
+
+
+async def turn(chat: ChatFormat, script: Script, room: int | None = None) -> tuple[GeneratedTurn, str, ParsedAction]:
+    found = await generate_turn(script, chat, WORDS, WORDS + chat.thought_length if room is None else room)
+    text = chat.text_of(found.token_ids)
+    assert len(found.token_ids) == len(found.logprobs)
+    assert found.policy_version == 7
+    for said, tokens in script.asked:
+        assert found.token_ids[: len(said)] == said, "each part follows the ids that the row shows"
+        assert tokens > 0
+    return found, text, chat.parse(text)
+
+
+def invented(found: GeneratedTurn) -> tuple[int, ...]:
+    return tuple(token for token, logprob in zip(found.token_ids, found.logprobs, strict=True) if logprob is None)
+
+
+async def test_a_thought_within_its_budget_is_left_alone() -> None:
+    found, text, parsed = await turn(CHAT, Script(CHAT, "<think>a</think>ANSWER 3"))
+    assert (found.closed, invented(found)) == (True, ())
+    assert (text, parsed.action.argument, parsed.parseable) == ("<think>a</think>ANSWER 3", "3", True)
+
+
+@pytest.mark.parametrize("chat", [CHAT, OPENED], ids=["opens itself", "opened by the template"])
+async def test_a_thought_that_never_ends_is_closed_and_the_action_follows(chat: ChatFormat) -> None:
+    endless = "and so on " * 20
+    script = Script(chat, endless if chat is OPENED else f"<think>{endless}", "ANSWER 3")
+    found, text, parsed = await turn(chat, script)
+    assert invented(found) == chat.closing_ids
+    assert (parsed.action.action_type, parsed.action.argument, parsed.parseable) == ("ANSWER", "3", True)
+    assert text.startswith("<think>")
+    assert [tokens for _, tokens in script.asked] == [12, WORDS]
+
+
+async def test_a_turn_that_ends_within_its_thought_goes_on() -> None:
+    found, text, parsed = await turn(CHAT, Script(CHAT, "<think>a", "ANSWER 3"))
+    assert found.token_ids.count(END) == 1
+    assert invented(found) == CHAT.closing_ids
+    assert (text, parsed.parseable) == ("<think>a\n</think>\n\nANSWER 3", True)
+
+
+async def test_words_that_the_thoughts_budget_cut_go_on() -> None:
+    found, _, parsed = await turn(CHAT, Script(CHAT, "<think>a</think>QUERY SELECT 12345", "67 FROM t"))
+    assert invented(found) == ()
+    assert parsed.action.argument.startswith("SELECT 1")
+    assert parsed.action.argument.endswith("67 FROM t")
+
+
+async def test_who_does_not_think_is_not_interrupted() -> None:
+    found, text, _ = await turn(CHAT, Script(CHAT, "ANSWER 3"))
+    assert (text, invented(found), found.closed) == ("ANSWER 3", (), True)
+
+
+async def test_no_thought_at_all() -> None:
+    chat = ChatFormat(family_tokenizer("qwen3_5_think"), ChatSettings(max_thinking_length=0))
+    script = Script(chat, "ANSWER 3")
+    found, text, _ = await turn(chat, script)
+    assert (text, script.asked) == ("<think>\n</think>\n\nANSWER 3", [(chat.closing_ids, WORDS)])
+    assert invented(found) == chat.closing_ids
+    without = ChatFormat(family_tokenizer("qwen2_5"), ChatSettings(max_thinking_length=0))
+    assert without.thinking_tokens is None
+
+
+@given(
+    st.integers(1, WORDS + OPENED.thought_length),
+    st.lists(st.sampled_from(["<think>", "</think>", "a ", "ANSWER 3", "<|im_end|>"]), max_size=30).map("".join),
+    st.booleans(),
+    st.sampled_from([CHAT, OPENED]),
+)
+async def test_a_turn_never_exceeds_its_room(room: int, text: str, ends: bool, chat: ChatFormat) -> None:
+    found, _, parsed = await turn(chat, Script(chat, text + "a", text + "b", ends=ends), room)
+    assert 0 < len(found.token_ids) <= room
+    assert invented(found) in ((), chat.closing_ids)
+    assert "<think>" not in parsed.action.argument

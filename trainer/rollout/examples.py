@@ -1,0 +1,61 @@
+"""Worked episodes that a prompt shows before every question: `--few_shot`.
+
+The oracle plays them on training databases, as many as there can be, in an order that depends on the data set alone.
+Their questions are known to whoever reads the prompt, so they are not asked.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import chain, zip_longest
+
+from env_server.dataset import Dataset, Question, Split
+from env_server.errors import SQLEnvError
+from env_server.factory import EnvironmentFactory
+from env_server.settings import EnvSettings, JudgingSettings
+from env_server.types import AnswerMode
+from trainer.chat.format import Conversation
+from trainer.rollout.players import OraclePlayer, play
+
+
+class FewShotError(SQLEnvError):
+    """There are not as many worked episodes as were asked for; the text says how many there are."""
+
+
+class Examples:
+    """Worked episodes, and the questions that they give away."""
+
+    def __init__(self, worked: Sequence[tuple[Question, Conversation]] = ()) -> None:
+        self.conversations = [conversation for _, conversation in worked]
+        self._known = {question.question_id for question, _ in worked}
+
+    @classmethod
+    def play(cls, dataset: Dataset, count: int, answer_mode: AnswerMode, step_budget: int) -> Examples:
+        """Have the oracle play `count` episodes. Raises FewShotError."""
+        if not count:
+            return cls()
+        worked: list[tuple[Question, Conversation]] = []
+        settings = EnvSettings(step_budget=step_budget, judging=JudgingSettings(variants=False))
+        with EnvironmentFactory(dataset, settings, answer_mode) as factory:
+            environment = factory.make()
+            for question in _one_of_each_database(dataset.select(Split.TRAIN)):
+                episode, conversation = play(environment, question, OraclePlayer(question, answer_mode))
+                if episode.correct:
+                    worked.append((question, conversation))
+                if len(worked) == count:
+                    return cls(worked)
+        raise FewShotError(f"--few_shot {count}: the training questions of {dataset.name} give {len(worked)} episodes")
+
+    def without(self, questions: Sequence[Question]) -> list[Question]:
+        """Return the questions that are not given away."""
+        return [question for question in questions if question.question_id not in self._known]
+
+
+def _one_of_each_database(questions: Sequence[Question]) -> Iterator[Question]:
+    """Return the questions so that neighbours are about different databases."""
+    by_database: dict[str, list[Question]] = defaultdict(list)
+    for question in questions:
+        by_database[question.db_id].append(question)
+    rounds = zip_longest(*(by_database[name] for name in sorted(by_database)))
+    return (question for question in chain.from_iterable(rounds) if question is not None)

@@ -1,0 +1,61 @@
+"""One turn of the policy, generated: words, and before them a thought that has a budget of its own.
+
+Promises: a turn has at most `room` tokens, of which words always get theirs. A thought that is not over when its budget
+is spent, or that the model ends its turn in, is closed in the model's place; what is so put into its mouth has no
+logprob and is never trained on, and every token that it generated was generated under the ids before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from inference.engine import Completion, FinishReason
+from trainer.chat.format import ChatFormat
+
+Generate = Callable[[tuple[int, ...], int, int], Awaitable[Completion]]
+"""Generates after the turn's ids so far, at most so many tokens; the last number tells the parts of a turn apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedTurn:
+    """A turn's ids and their logprobs, None where the model did not choose. `closed`: it ends with a stop token."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float | None, ...]
+    closed: bool
+    policy_version: int
+
+
+async def generate_turn(generate: Generate, chat: ChatFormat, max_words: int, room: int) -> GeneratedTurn:
+    """Generate a turn of at most `room` tokens, `max_words` of them kept for words. Raises what `generate` does."""
+    if chat.thinking_tokens is None:
+        return _turn(await generate((), room, 0))
+    closing = len(chat.closing_ids)
+    words = min(max_words, room)
+    thought = room - words - closing
+    if thought > 0:
+        first = await generate((), thought, 0)
+        ended = first.finish_reason is FinishReason.STOP
+        if not chat.is_thinking(first.token_ids):
+            if ended:
+                return _turn(first)
+            return _turn(await generate(first.token_ids, words, 1), first.token_ids, first.logprobs)
+        kept = len(first.token_ids) - ended  # the end of a turn within a thought is not kept
+        ids = (*first.token_ids[:kept], *chat.closing_ids)
+        return _turn(await generate(ids, words, 1), ids, (*first.logprobs[:kept], *(None,) * closing))
+    if chat.renderer.opened_thought and room > closing:
+        words = min(max_words, room - closing)
+        return _turn(await generate(chat.closing_ids, words, 0), chat.closing_ids, (None,) * closing)
+    return _turn(await generate((), words, 0))
+
+
+def _turn(
+    completion: Completion, before: tuple[int, ...] = (), logprobs: tuple[float | None, ...] = ()
+) -> GeneratedTurn:
+    return GeneratedTurn(
+        (*before, *completion.token_ids),
+        (*logprobs, *completion.logprobs),
+        completion.finish_reason is FinishReason.STOP,
+        completion.policy_version,
+    )
