@@ -10,7 +10,7 @@ import pytest
 import yaml
 from trl import GRPOConfig, ModelConfig
 
-from trainer.config import TOKEN_VARIABLE, SQLEnvArguments, WarmupArguments, token_of
+from trainer.config import TOKEN_VARIABLE, ConfigError, SQLEnvArguments, WarmupArguments, token_of
 from trainer.training.arguments import parse_arguments
 
 TINY = Path(__file__).parents[2] / "configs" / "tiny.yaml"
@@ -99,3 +99,20 @@ def test_the_tiny_config_is_read_as_written_and_needs_no_advice(capsys: pytest.C
     numbers = {key: value for key, value in written.items() if isinstance(value, int | float | list)}
     assert {key: read[key] for key in numbers} == numbers
     assert grpo.generation_batch_size % grpo.num_generations == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"), [(None, "No such file"), (b" \n", "the file is empty"), (b"\xff", "not UTF-8")]
+)
+def test_a_system_prompt_that_cannot_be_used_is_named(content: bytes | None, problem: str, tmp_path: Path) -> None:
+    file = tmp_path / "prompt.txt"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ConfigError, match=f"--system_prompt .*prompt.txt: .*{problem}"):
+        SQLEnvArguments(system_prompt=str(file))
+
+
+@pytest.mark.parametrize("name", ["few_shot", "max_thinking_length"])
+def test_a_number_that_may_be_none_is_not_negative(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"--{name} must not be negative"):
+        parse(f"--{name}", "-1")

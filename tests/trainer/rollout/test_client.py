@@ -291,9 +291,7 @@ async def test_a_failed_episode_is_a_masked_row(chat: ChatFormat, inline: Inline
     async def fails(call: str, question_id: str) -> None:
         raise DataError("the database is gone")
 
-    client = RolloutClient(
-        SayingEngine(chat, "ANSWER 2"), WatchedEnvironments(inline, fails), chat, settings_with()
-    )
+    client = RolloutClient(SayingEngine(chat, "ANSWER 2"), WatchedEnvironments(inline, fails), chat, settings_with())
     (failed,) = await client.play(requests_for(1))
     assert failed.outcome is Outcome.FAILED
     assert failed.failure == "DataError: the database is gone"
@@ -339,9 +337,7 @@ async def test_every_wait_meets_its_deadline(
     assert (watched.opened, engine.opened) == (watched.closed, engine.closed)
 
 
-async def test_a_timeout_of_the_component_keeps_its_own_words(
-    chat: ChatFormat, inline: InlineEnvironments
-) -> None:
+async def test_a_timeout_of_the_component_keeps_its_own_words(chat: ChatFormat, inline: InlineEnvironments) -> None:
     async def times_out(call: str, question_id: str) -> None:
         raise TimeoutError("no free slot")
 
