@@ -130,6 +130,18 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return inner
 
 
+def is_shared_out(model: nn.Module) -> bool:
+    """Return whether each process holds a part of the model only, so that all must take part in a forward pass.
+
+    What a model will be wrapped in says nothing of it: before that, each process holds a whole one, or, with FSDP's
+    RAM-efficient loading, the main process holds the weights and the others zeros.
+    """
+    sharding = (FSDPModule, FullyShardedDataParallel)
+    return any(isinstance(module, sharding) for module in model.modules()) or any(
+        hasattr(parameter, "ds_id") for parameter in model.parameters()
+    )
+
+
 def reshard(model: nn.Module) -> None:
     """Let FSDP2 put its shards back in place: a forward pass without a backward pass leaves some of them gathered."""
     for module in model.modules():

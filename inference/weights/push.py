@@ -33,6 +33,7 @@ from inference.engine import EngineError, Sampling
 from inference.vllm.api import ReplicaUnavailableError, VLLMServer
 from inference.vllm.engine import EngineUnavailableError, VLLMEngine
 from inference.vllm.fleet import Replica
+from inference.weights.gather import is_shared_out
 from inference.weights.perturb import PerturbError, perturbed
 from inference.weights.probe import gap
 from inference.weights.proof import HARMLESS, PROBE_TEMPERATURE, PROOF_TOKENS, Evidence, Logprobs, Prover, Sample
@@ -94,8 +95,8 @@ class WeightPusher:
 
     `logprobs` are the model's own; they are compared on what the servers generate after `probe`, a prompt.
     `unrounded` are those without autocast, where there is any.
-    `forward_is_local`: a rank can compute them by itself (not so when the model is sharded). `on_proof` is told, on the
-    main rank, what the proof at the start found.
+    `has_weights`: this rank holds them before the model is sharded. `on_proof` is told, on the main rank, what the
+    proof at the start found.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class WeightPusher:
         unrounded: Logprobs | None = None,
         ranks: Ranks | None = None,
         settings: PushSettings | None = None,
-        forward_is_local: bool = True,
+        has_weights: bool = True,
         on_proof: Callable[[Sequence[Evidence]], None] = lambda _: None,
     ) -> None:
         self._model = model
@@ -120,7 +121,7 @@ class WeightPusher:
         self._unrounded = unrounded or logprobs
         self._ranks = ranks or OneRank()
         self._settings = settings or PushSettings()
-        self._forward_is_local = forward_is_local
+        self._has_weights = has_weights
         self._on_proof = on_proof
         self._run = uuid.uuid4().hex[:12]
         self._stamp = ""
@@ -157,7 +158,7 @@ class WeightPusher:
             limit = self._settings.timeout_s
             text = f"it did not take the weights within {limit:g} s (--weight_sync_timeout)"
             raise ReplicaUnavailableError(server.url, text) from None
-        if self._forward_is_local:
+        if self._has_weights and not is_shared_out(self._model()):
             self._check(sample)
         self._samples.append(sample)
 
@@ -209,7 +210,7 @@ class WeightPusher:
         Raises WeightSyncError on every rank.
         """
         failure, value = "", None
-        if self._ranks.is_main or not self._forward_is_local:
+        if self._ranks.is_main or is_shared_out(self._model()):
             try:
                 value = work()
             except WeightSyncError as error:
@@ -235,7 +236,7 @@ class WeightPusher:
         if outcome.failure:
             raise WeightSyncError(outcome.failure)
         self._adopt(outcome)
-        if not self._forward_is_local:
+        if is_shared_out(self._model()):
             for sample in outcome.samples:
                 self._check(sample)
         return outcome.samples

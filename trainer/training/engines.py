@@ -187,7 +187,8 @@ def vllm_policy(
         settings=PushSettings(arguments.weight_sync_timeout, arguments.pause),
         unrounded=unrounded,
         on_proof=report,
-        forward_is_local=accelerator.distributed_type not in (DistributedType.FSDP, DistributedType.DEEPSPEED),
+        # Until FSDP has shared the model out, the main rank's may be the only one that holds the weights.
+        has_weights=ranks.is_main or accelerator.distributed_type is not DistributedType.FSDP,
     )
     engine.restore_with(pusher.restore)
     return VLLMPolicy(engine, pusher, trainer)
