@@ -178,9 +178,19 @@ class VLLMServer:
         cards: list[dict[str, Any]] = reply["data"]
         return cards
 
-    async def post(self, path: str, json: object = None, params: dict[str, str] | None = None) -> Any:
+    async def get(self, path: str) -> Any:
+        """GET, and return the reply's JSON, or its text. Raises ReplicaError."""
+        return await self._call("GET", path)
+
+    async def post(
+        self,
+        path: str,
+        json: object = None,
+        params: dict[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> Any:
         """POST, and return the reply's JSON, or its text. Raises ReplicaError."""
-        return await self._call("POST", path, json, params)
+        return await self._call("POST", path, json, params, timeout_s)
 
     async def _call(
         self,

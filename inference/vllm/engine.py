@@ -21,15 +21,17 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, TypeVar
 
 import httpx
 
 from inference.engine import Completion, ContextOverflowError, EngineClosedError, EngineError, Sampling, Session
 from inference.vllm.api import ReplicaRejectedError, ReplicaUnavailableError, ServerCompletion, VLLMServer
-from inference.vllm.fleet import Fleet, Replica, pause_s
+from inference.vllm.fleet import FIRST_PAUSE_S, Fleet, Replica, pause_s
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MAX_ATTEMPTS = 8
 """Of a request that servers answer with an error, before it is taken for the cause."""
@@ -101,6 +103,28 @@ class VLLMEngine:
         deadlines = httpx.Timeout(self.settings.request_timeout_s, connect=self.settings.connect_timeout_s)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         return httpx.AsyncClient(timeout=deadlines, limits=limits, trust_env=False)
+
+    async def ask_all(self, ask: Callable[[VLLMServer], Awaitable[T]]) -> list[T]:
+        """Ask all servers something; return what those say that are there, once there is one. Raises EngineError."""
+        limit = self.settings.server_timeout_s
+        deadline = time.monotonic() + limit
+        async with self.client() as client:
+            while True:
+                servers = [VLLMServer(replica.url, client) for replica in self.fleet.replicas]
+                answers = await asyncio.gather(*map(ask, servers), return_exceptions=True)
+                found = [answer for answer in answers if not isinstance(answer, BaseException)]
+                failures = [answer for answer in answers if isinstance(answer, BaseException)]
+                for failure in failures:
+                    if not isinstance(failure, ReplicaUnavailableError):
+                        raise failure
+                if found:
+                    return found
+                if time.monotonic() > deadline:
+                    reasons = "; ".join(map(str, failures))
+                    raise EngineUnavailableError(
+                        f"no inference server was ready within {limit:g} s (--vllm_server_timeout); {reasons}"
+                    )
+                await asyncio.sleep(FIRST_PAUSE_S)
 
     async def bring_up(self, server: VLLMServer, replica: Replica) -> None:
         """Ask a server that is not ready whether it is well, and have it brought to the current weights.

@@ -18,7 +18,7 @@ import torch
 
 from inference.vllm.api import ReplicaUnavailableError, VLLMServer
 from inference.weights.gather import write_checkpoint
-from inference.weights.transport import WeightSyncError
+from inference.weights.transport import WeightSyncError, give_up_update
 
 OWN_METHOD = "sqlenv_reload_weights"
 """Of our extension of vLLM's worker (`in_vllm`)."""
@@ -59,6 +59,13 @@ class DiskTransport:
 
     async def send(self, server: VLLMServer) -> None:
         """Have the server read the last checkpoint. Raises EngineError."""
+        try:
+            await self._reload_anyhow(server)
+        except BaseException:  # cancelled, too
+            await give_up_update(server)
+            raise
+
+    async def _reload_anyhow(self, server: VLLMServer) -> None:
         try:
             await self._reload(server, OWN_METHOD)
         except ReplicaUnavailableError as error:

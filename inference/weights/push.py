@@ -284,13 +284,18 @@ class WeightPusher:
 
     async def _send(self, server: VLLMServer) -> None:
         async with self._paused(server):
+            # Until they are there, the server has the weights of no version: nobody may take it for one that has.
+            await server.set_weight_version(f"{self._stamp} unfinished")
             await self._transport.send(server)
             await server.reset_prefix_cache()
             await server.set_weight_version(self._stamp)
 
     @asynccontextmanager
     async def _paused(self, server: VLLMServer) -> AsyncIterator[None]:
-        """Stop a server's requests as the settings say. After a failure, too, it goes on: others may use it."""
+        """Stop a server's requests as the settings say. After a failure, too, it goes on: others may use it.
+
+        What a transport left half done ends the server before (`give_up_update`).
+        """
         pause = self._settings.pause
         if pause is Pause.NONE:
             yield

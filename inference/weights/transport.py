@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from enum import StrEnum
 from typing import Protocol
 
 from inference.engine import EngineError
 from inference.vllm.api import VLLMServer
+
+GIVE_UP_S = 5.0
+"""For the word to a server that an update failed. One that cannot hear it ends by its own deadline."""
 
 
 class WeightSyncError(EngineError):
@@ -37,3 +41,14 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Remove what was left for the servers."""
+
+
+async def give_up_update(server: VLLMServer, run: str = "") -> None:
+    """Tell a server's workers that an update will not end well: they end, if they have changed weights (`in_vllm`).
+
+    The update is the one that `run` announced, or a reload. Requests that are sent to the server afterwards meet whole
+    weights, or no server.
+    """
+    call = {"method": "sqlenv_give_up_update", "kwargs": {"run": run}}
+    with suppress(EngineError):  # it may be gone, or not be ours
+        await server.post("/collective_rpc", json=call, timeout_s=GIVE_UP_S)

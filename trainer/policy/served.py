@@ -1,8 +1,8 @@
 """A policy that vLLM servers hold, for evaluation: its tokenizer is loaded here, its weights are not.
 
 A number is worth what the weights behind it are, so servers are asked before the first episode: one that serves another
-model, or whose weights a training run has changed since, is refused. A server whose development endpoints are closed
-cannot have been changed.
+model (told by its contents where its name is another one), or whose weights a training run has changed since, is
+refused. A server whose development endpoints are closed cannot have been changed.
 
 An adapter is asked for by its name. A server that holds its base and takes adapters while it runs, as every server for
 `lora` does, is told to load it, under a name that is made of its contents: an adapter that was trained further since is
@@ -21,10 +21,12 @@ from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from env_server.errors import SQLEnvError
 from inference.adapters import Adapter, NamedPolicy, unserved_settings
+from inference.in_vllm.sqlenv_model import identity
 from inference.vllm.addresses import every_server
 from inference.vllm.api import NEW_PROCESS, ReplicaError, ReplicaRejectedError, VLLMServer
 from inference.vllm.engine import VLLMEngine, VLLMSettings
 from inference.vllm.fleet import Replica, split_urls
+from inference.weights.device_facts import WorkerFacts, ask, same_contents
 from trainer.chat.format import ChatFormat
 from trainer.policy.loading import resolve_policy, tokenizer_of
 
@@ -87,9 +89,10 @@ class ServedPolicy:
             await server.health(VLLMSettings().health_timeout_s)
             served = (await server.served_model()).name
             version = await _weight_version(server)
+            workers = await ask(server)
         except ReplicaError as error:
             raise ServedPolicyError(f"{error}; {remedy}") from error
-        if not same_model(served, self.policy.base.location):
+        if not is_served(self.policy.base.location, served, workers, self.policy.base.revision):
             wanted = self.policy.name
             if self.policy.adapter is not None:
                 wanted += f", an adapter on {self.policy.base.location}"
@@ -140,6 +143,18 @@ async def _weight_version(server: VLLMServer) -> str:
         return await server.weight_version()
     except ReplicaRejectedError:
         return NEW_PROCESS
+
+
+def is_served(location: str, served: str, workers: Sequence[WorkerFacts], revision: str | None = None) -> bool:
+    """Whether a server with a model of this name, of which its workers say this, serves the one at `location`.
+
+    A copy of a folder, and the Hub's cached snapshot of a name, are told by their contents: offline, vLLM knows a model
+    by the path of its snapshot.
+    """
+    if same_model(served, location):
+        return True
+    ours = WorkerFacts(**identity(location, revision))
+    return bool(workers) and all(same_contents(ours, worker) for worker in workers)
 
 
 def same_model(one: str, other: str) -> bool:

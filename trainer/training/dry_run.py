@@ -38,18 +38,20 @@ from inference.engine import EngineError
 from inference.launch.plan import WeightSyncMode
 from inference.vllm.addresses import every_server
 from inference.vllm.api import ReplicaError, VLLMServer
+from inference.weights.device_facts import WorkerFacts, allocator_settings, ask, facts_here, has_vllm
 from trainer.chat.format import ChatFormat, ChatSettings
 from trainer.chat.prompts import first_message
 from trainer.config import SQLEnvArguments, token_of
 from trainer.policy.loading import base_config, load_tokenizer, resolve_policy
-from trainer.policy.served import same_model
+from trainer.policy.served import is_served
 from trainer.results.run_files import RunFolder
 from trainer.rollout.environments import open_environments
 from trainer.rollout.examples import Examples
 from trainer.training.arguments import require_questions
-from trainer.training.engines import choose_weight_sync, server_urls
+from trainer.training.engines import server_urls
 from trainer.training.memory import GIB, Estimate, estimate, shape_of
 from trainer.training.memory_plan import bits_of, device_of, load_of, memory_table, remedy
+from trainer.training.weight_way import Sender, choose_weight_sync
 
 SERVER_S = 60.0
 """For a server's answer; what it says of its settings takes it seconds."""
@@ -269,17 +271,27 @@ class _Run:
             await server.health(SERVER_S)
             served = await server.served_model()
             settings = await _settings_of(server)
+            workers = await _workers_of(server)
         words = [f"{url} serves {served.name}, {served.max_model_len:,} tokens"]
-        if not same_model(served.name, name):
+        if not is_served(name, served.name, workers):
             words.append(f"the policy is {name}: the first push of the weights tells whether it is the same model")
         if served.max_model_len < needed:
             words.append(f"rows may be {needed:,}: longer episodes drop their oldest turns")
-        device = torch.device("cuda" if self.device.on_gpu else "cpu")
-        transport = choose_weight_sync(self._arguments.weight_sync, adapter is not None, device, (url,))
-        words.append(f"weights by {transport.value}")
-        if settings and (wrong := unprepared(transport, getattr(adapter, "r", 0), settings)):
+        transport = self._transport(adapter, workers)
+        words.append(f"weights by {transport.value}" if transport else "weights by what suits that machine's GPU")
+        if transport and settings and (wrong := unprepared(transport, getattr(adapter, "r", 0), settings)):
             raise DryRunError(f"{url} {wrong}")
         return "; ".join(words)
+
+    def _transport(self, adapter: PeftConfig | None, workers: Sequence[WorkerFacts]) -> WeightSyncMode | None:
+        """Return the way of the weights; None where it depends on a GPU that is not here."""
+        arguments = self._arguments
+        asked, has_cuda = arguments.weight_sync, self.device.on_gpu and torch.cuda.is_available()
+        if asked == "auto" and adapter is None and self.device.on_gpu and not has_cuda:
+            return None
+        sender = Sender(has_cuda, has_vllm(), self._grpo.world_size, arguments.pause, allocator_settings())
+        here = WorkerFacts() if sender.refusal(WeightSyncMode.NCCL) else facts_here(self._grpo.device)
+        return choose_weight_sync(asked, adapter is not None, sender, here, (workers,))
 
     def _say_steps(self, dataset: Dataset | None) -> None:
         grpo = self._grpo
@@ -373,3 +385,11 @@ async def _settings_of(server: VLLMServer) -> dict[str, Any]:
         return dict(await server.settings())
     except (ReplicaError, LookupError, TypeError):
         return {}
+
+
+async def _workers_of(server: VLLMServer) -> tuple[WorkerFacts, ...]:
+    """What a server's workers say of themselves; nothing where it does not let them."""
+    try:
+        return await ask(server)
+    except ReplicaError:
+        return ()

@@ -6,11 +6,11 @@ before the rollouts of each new step.
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
-from urllib.parse import urlsplit
 
 import torch
 from accelerate import Accelerator
@@ -28,7 +28,15 @@ from inference.launch.plan import WeightSyncMode
 from inference.vllm.addresses import every_server
 from inference.vllm.engine import VLLMEngine, VLLMSettings
 from inference.vllm.fleet import split_urls
-from inference.weights.device import DeviceTransport, refusal
+from inference.weights.device import DeviceTransport
+from inference.weights.device_facts import (
+    WorkerFacts,
+    allocator_settings,
+    ask,
+    facts_here,
+    has_vllm,
+    interfaces_towards,
+)
 from inference.weights.disk import DiskTransport
 from inference.weights.gather import adapter_weights, full_weights
 from inference.weights.lora import LoraTransport
@@ -41,6 +49,7 @@ from trainer.config import ConfigError, SQLEnvArguments
 from trainer.evaluation.evaluate import in_process_engine
 from trainer.ranks import require_whole_model
 from trainer.rollout.client import RolloutSettings
+from trainer.training.weight_way import Sender, choose_weight_sync
 
 PROBE = "Which tables are there, and what is in them?"
 
@@ -128,8 +137,8 @@ def check_vllm_flags(arguments: SQLEnvArguments, grpo: GRPOConfig, model_config:
         raise ConfigError("--weight_sync lora pushes adapters, and this run trains none; add --use_peft")
     if transport in ("nccl", "ipc") and arguments.dry_run_gpu is None:  # else it is not this machine that will train
         has_cuda = torch.cuda.is_available() and not grpo.use_cpu
-        reason = refusal(transport, has_vllm=find_spec("vllm") is not None, has_cuda=has_cuda, ranks=grpo.world_size)
-        if reason:
+        here = Sender(has_cuda, has_vllm(), grpo.world_size, arguments.pause, allocator_settings())
+        if reason := here.refusal(transport):
             raise ConfigError(reason)
 
 
@@ -150,9 +159,10 @@ def vllm_policy(
     ranks: Ranks,
     say: Callable[[str], None],
 ) -> VLLMPolicy:
-    """Put the servers' engine and its weight sync together; speaks to nobody yet.
+    """Put the servers' engine and its weight sync together. A meeting.
 
-    `say` is told what the proof of the first push finds.
+    Speaks to the servers only where they decide how weights get to them, and waits for them then. `say` is told what
+    the proof of the first push finds. Raises InferenceError.
     """
 
     def report(found: Sequence[Evidence]) -> None:
@@ -180,7 +190,7 @@ def vllm_policy(
     pusher = WeightPusher(
         lambda: trainer.model_wrapped,
         engine,
-        _transport(trainer, accelerator, urls, arguments),
+        _transport(trainer, accelerator, engine, arguments, ranks),
         logprobs,
         chat.renderer.prompt_ids([{"role": "user", "content": PROBE}]),
         ranks=ranks,
@@ -195,7 +205,7 @@ def vllm_policy(
 
 
 def _transport(
-    trainer: GRPOTrainer, accelerator: Accelerator, urls: tuple[str, ...], arguments: SQLEnvArguments
+    trainer: GRPOTrainer, accelerator: Accelerator, engine: VLLMEngine, arguments: SQLEnvArguments, ranks: Ranks
 ) -> Transport:
     def model() -> nn.Module:
         wrapped: nn.Module = trainer.model_wrapped
@@ -203,10 +213,21 @@ def _transport(
 
     adapter = isinstance(accelerator.unwrap_model(trainer.model), PeftModel)
     folder = Path(arguments.weight_sync_dir or Path(trainer.args.output_dir) / "weights")
-    match choose_weight_sync(arguments.weight_sync, adapter, trainer.model.device, urls):
+    has_cuda = accelerator.device.type == "cuda"
+    here = Sender(has_cuda, has_vllm(), accelerator.num_processes, arguments.pause, allocator_settings())
+    facts = WorkerFacts()
+    servers: Sequence[Sequence[WorkerFacts]] = ()
+    if arguments.weight_sync == "auto" and not adapter and not here.refusal(WeightSyncMode.NCCL):
+        facts, servers = facts_here(accelerator.device), _facts_of_servers(engine, ranks)
+    match choose_weight_sync(arguments.weight_sync, adapter, here, facts, servers):
         case WeightSyncMode.LORA:
             return LoraTransport(lambda: adapter_weights(model(), accelerator), folder)
         case WeightSyncMode.NCCL | WeightSyncMode.IPC as mode:
+            if accelerator.num_processes == 1 and (
+                interfaces := interfaces_towards([replica.url for replica in engine.fleet.replicas])
+            ):
+                # Before NCCL first looks. Several ranks have NCCL at work already, perhaps between other hosts.
+                os.environ.setdefault("NCCL_SOCKET_IFNAME", interfaces)
             return DeviceTransport(
                 "nccl" if mode is WeightSyncMode.NCCL else "ipc",
                 lambda: full_weights(model(), accelerator),
@@ -220,17 +241,16 @@ def _transport(
             )
 
 
-def choose_weight_sync(asked: str, adapter: bool, device: torch.device, urls: tuple[str, ...]) -> WeightSyncMode:
-    """Return the transport of the weights.
-
-    `auto`: adapters alone where there are any, from GPU to GPU where the trainer has one and vLLM's sending side is
-    installed, else by disk.
-    """
-    if asked != "auto":
-        return WeightSyncMode(asked)
-    if adapter:
-        return WeightSyncMode.LORA
-    if device.type != "cuda" or find_spec("vllm") is None:
-        return WeightSyncMode.DISK
-    here = all(urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1") for url in urls)
-    return WeightSyncMode.IPC if here and torch.cuda.device_count() == 1 else WeightSyncMode.NCCL
+def _facts_of_servers(engine: VLLMEngine, ranks: Ranks) -> Sequence[Sequence[WorkerFacts]]:
+    """Return what the servers' workers say of themselves, on every rank. Raises InferenceError."""
+    found: Sequence[Sequence[WorkerFacts]] = ()
+    failure = ""
+    if ranks.is_main:
+        try:
+            found = asyncio.run(engine.ask_all(ask))
+        except EngineError as error:
+            failure = str(error)
+    failure, found = ranks.broadcast((failure, found))
+    if failure:
+        raise InferenceError(failure)
+    return found

@@ -1,18 +1,14 @@
-"""Which servers and which transport of the weights a run's flags mean; what the whole does is in tests/integration."""
+"""Which servers a run's flags mean, and which flags cannot work; what the whole does is in tests/integration."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-import torch
 from trl import GRPOConfig, ModelConfig
 
 from trainer.config import ConfigError, SQLEnvArguments
-from trainer.training.engines import check_vllm_flags, choose_weight_sync, server_urls
-
-CPU = torch.device("cpu")
-URLS = ("http://127.0.0.1:8000",)
+from trainer.training.engines import check_vllm_flags, server_urls
 
 
 @pytest.fixture
@@ -29,18 +25,6 @@ def test_servers_are_named_as_for_trl(grpo: GRPOConfig) -> None:
     grpo.vllm_server_base_url = "gpu1:9000"
     with pytest.raises(ConfigError, match="--vllm_server_base_url"):
         server_urls(grpo)
-
-
-@pytest.mark.parametrize("asked", ["disk", "lora", "nccl", "ipc"])
-def test_a_way_that_is_asked_for_is_taken(asked: str) -> None:
-    assert choose_weight_sync(asked, adapter=True, device=CPU, urls=URLS) == asked
-
-
-def test_auto_sends_adapters_alone_and_goes_by_disk_on_a_cpu() -> None:
-    assert choose_weight_sync("auto", adapter=True, device=CPU, urls=URLS) == "lora"
-    assert choose_weight_sync("auto", adapter=False, device=CPU, urls=URLS) == "disk"
-    gpu = torch.device("cuda")
-    assert choose_weight_sync("auto", adapter=False, device=gpu, urls=URLS) == "disk", "vLLM is not installed here"
 
 
 @pytest.mark.parametrize(
