@@ -15,9 +15,11 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -185,6 +187,17 @@ class VLLMProcess:
                 return bool(reply.status == 200)
         except (urllib.error.URLError, http.client.HTTPException, OSError):
             return False
+
+    def takes_connections(self) -> bool:
+        """Whether anybody listens on the server's port, however busy."""
+        parts = urllib.parse.urlsplit(self.plan.url)
+        try:
+            socket.create_connection((parts.hostname, parts.port), HEALTH_S).close()
+        except ConnectionRefusedError:
+            return False
+        except OSError:
+            pass  # it is there, and slow
+        return True
 
     def send(self, number: int) -> None:
         """Send a signal to the server and to all that it has started."""

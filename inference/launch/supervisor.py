@@ -25,6 +25,11 @@ from inference.launch.process import VLLMProcess
 GRACE_S = 15.0
 """How long servers may take to end after SIGTERM, all together."""
 POLL_S = 0.1
+DEAF_S = 10.0
+"""How long a server that has answered may take no connections. vLLM closes its port when its engine dies, and may then
+wait for ever for what the engine owed it."""
+LOOK_S = 1.0
+"""Between two looks at whether a server takes connections."""
 TAIL_LINES = 25
 LONGEST_BACKOFF_S = 60.0
 SIGNALLED = 128
@@ -107,10 +112,17 @@ class Supervisor:
         status = replica.process.exit_status()
         if status is not None:
             return self._ended(replica, status)
-        if not replica.healthy:
+        if replica.healthy:
+            silent_s = now - replica.heard_at
+            if silent_s > LOOK_S and replica.process.takes_connections():
+                replica.heard_at = now
+            elif silent_s > DEAF_S:
+                say(f"{replica.name} takes no connections any more; ending it")
+                replica.process.kill()
+        else:
             waited = now - replica.start_at
             if replica.process.is_healthy():
-                replica.healthy, replica.failures = True, 0
+                replica.healthy, replica.failures, replica.heard_at = True, 0, now
                 say(f"{replica.name}: answers after {waited:.0f} s")
             elif waited > self._supervision.startup_timeout_s:
                 replica.process.kill()
@@ -166,6 +178,7 @@ class _Replica:
         self.started = False
         self.start_at = 0.0
         self.healthy = False
+        self.heard_at = 0.0
         self.failures = 0
         self._log = None if log_dir is None else log_dir / f"vllm-{plan.index}.log"
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[3]
 WAIT_S = 30.0
 
 STAND_IN = """
-import http.server, os, signal, subprocess, sys, time
+import http.server, os, signal, subprocess, sys, threading, time
 port, how = int(sys.argv[1]), sys.argv[2]
 print("the stand-in runs", os.getpid(), flush=True)
 if how == "broken":
@@ -46,7 +46,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
     def log_message(self, *_):
         pass
-http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+server = http.server.HTTPServer(("127.0.0.1", port), Handler)
+if how == "deaf":
+    signal.signal(signal.SIGUSR1, lambda *_: server.server_close())
+    threading.Thread(target=time.sleep, args=(600,)).start()
+server.serve_forever()
 """
 
 SUPERVISE = """
@@ -56,6 +60,7 @@ from inference.launch import supervisor
 from inference.launch.plan import LaunchError, ReplicaPlan
 from inference.launch.launcher import _announce
 supervisor.GRACE_S = 2.0
+supervisor.LOOK_S, supervisor.DEAF_S = 0.1, 0.3
 stand_in, how, restart, log_dir, timeout_s, *ports = sys.argv[1:]
 plans = [
     ReplicaPlan(i, f"http://127.0.0.1:{port}", (sys.executable, "-c", stand_in, port, how), {})
@@ -219,6 +224,18 @@ def test_with_restart_a_replica_that_dies_is_started_again(ports: list[int], tmp
         os.kill(launched.pids("the stand-in runs")[-1], signal.SIGKILL)
     until(lambda: launched.errors().count("answers after") == 3)
     launched.process.terminate()
+    assert launched.wait() == 0
+    until(lambda: nothing_is_left(launched))
+
+
+def test_with_restart_a_replica_that_has_closed_its_port_is_started_again(ports: list[int], tmp_path: Path) -> None:
+    """As vLLM does when its engine has died while a call to it was under way."""
+    launched = Launched(tmp_path, ports[:1], "deaf", restart=True)
+    launched.ready()
+    os.kill(launched.pids("the stand-in runs")[0], signal.SIGUSR1)
+    until(lambda: launched.errors().count("answers after") == 2)
+    assert "takes no connections any more" in launched.errors()
+    launched.process.send_signal(signal.SIGTERM)
     assert launched.wait() == 0
     until(lambda: nothing_is_left(launched))
 
