@@ -41,6 +41,9 @@ CPU_STEP_TOKENS = 2_048
 
 LAST_PORT = 65_535
 
+FLOAT32 = ("float32", "float")
+"""vLLM's names for it."""
+
 PARALLEL_FLAGS = (
     ("--tensor-parallel-size", "-tp"),
     ("--pipeline-parallel-size", "-pp"),
@@ -325,6 +328,11 @@ def _environment(settings: LaunchSettings, model: ModelFacts, machine: Machine, 
     elif settings.replicas > 1:
         each = gpus_per_replica(settings.extra)
         found["CUDA_VISIBLE_DEVICES"] = ",".join(machine.gpus[index * each : (index + 1) * each])
+    if settings.device is Device.CUDA and _dtype(settings, model) in FLOAT32:
+        # As the trainer computes, unless it was told --tf32: vLLM's attention in float32 is Triton's, whose products
+        # are TF32 by default, of three digits.
+        found["VLLM_FLOAT32_MATMUL_PRECISION"] = "highest"
+        found["TRITON_F32_DEFAULT"] = "ieee"
     if settings.weight_sync is WeightSyncMode.LORA:
         found["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     if settings.weight_sync is WeightSyncMode.IPC:

@@ -165,6 +165,13 @@ def test_replicas_that_compute_on_several_gpus_share_none(
     assert [replica.environment["CUDA_VISIBLE_DEVICES"] for replica in found] == gpus
 
 
+@pytest.mark.parametrize(("dtype", "exact"), [("float32", True), ("bfloat16", False), ("auto", False)])
+def test_float32_on_a_gpu_is_no_tf32(dtype: str, exact: bool) -> None:
+    environment = one(LaunchSettings("m", dtype=dtype), machine=ON_GPUS).environment
+    assert (environment.get("TRITON_F32_DEFAULT") == "ieee") == exact
+    assert (environment.get("VLLM_FLOAT32_MATMUL_PRECISION") == "highest") == exact
+
+
 @pytest.mark.parametrize(
     ("machine", "settings", "backend"),
     [
