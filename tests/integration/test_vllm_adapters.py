@@ -17,6 +17,7 @@ import pytest_asyncio
 import torch
 from accelerate import Accelerator
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import sqlenv
@@ -116,6 +117,10 @@ async def test_the_server_was_started_with_the_adapter(api: VLLMServer, adapter:
 
 def test_another_model_is_refused(server: VLLMHandle, tmp_path: Path, capsys: Captured) -> None:
     other = shutil.copytree(BASE_CHECKPOINT, tmp_path / "other")
+    assert evaluate(other, *on(server), "--episodes", "1") == 0, "a copy is the same one"
+    weights = load_file(other / "model.safetensors")
+    save_file({name: tensor * 1.01 for name, tensor in weights.items()}, other / "model.safetensors")
+    capsys.readouterr()
     assert evaluate(other, *on(server)) == 2
     said = capsys.readouterr().err
     assert f"serves {BASE_CHECKPOINT}, and the policy is {other}" in said
