@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
+from trl import GRPOConfig, GRPOTrainer
 
 from env_server.dataset import Dataset, Split
 from env_server.errors import UnknownQuestionError
@@ -17,6 +19,7 @@ from env_server.settings import RewardSettings
 from env_server.types import ActionType, RewardComponents
 from inference.engine import EngineError
 from inference.hf.engine import HFEngine
+from tests.trainer.chat.families import family_tokenizer
 from trainer.chat.format import ChatFormat
 from trainer.ranks import Ranks
 from trainer.rollout.client import RolloutClient, RolloutError, RolloutSettings
@@ -25,7 +28,7 @@ from trainer.rollout.episodes import Episode, Outcome, TokenRow, Turn
 from trainer.rollout.rewards import REWARD_FUNCTIONS
 from trainer.rollout.transcript import TokenBudget
 from trainer.tiny.tokenizer import build_tokenizer
-from trainer.training.grpo import SQLEnvRollout, prompt_rows, rollout_metrics
+from trainer.training.grpo import SQLEnvRollout, prompt_rows, rollout_metrics, stop_at_turns_ends
 
 Batch = tuple[int, list[Episode]]
 
@@ -237,3 +240,53 @@ def test_metrics_when_every_episode_failed() -> None:
     metrics = rollout_metrics([episode_with(Outcome.FAILED, mask=[0])], seconds=1.0)
     assert metrics["rollout/failed"] == 1
     assert metrics["rollout/success_rate"] == metrics["rollout/reward"] == metrics["rollout/steps"] == 0.0
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_a_row_that_ends_where_turns_end_is_not_truncated_once_trl_is_told(
+    told: bool,
+    random_policy: Callable[..., Qwen3ForCausalLM],
+    pets: Dataset,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Turns end with another token than the tokenizer's EOS; rows that TRL takes for cut off teach nothing."""
+    tokenizer = family_tokenizer("qwen2_5")
+    chat = ChatFormat(tokenizer)
+    assert chat.stop_ids[0] != tokenizer.eos_token_id
+
+    def made_up(prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
+        rows = [[5, 6 + index, chat.stop_ids[0]] for index, _ in enumerate(prompts)]
+        return {"prompt_ids": [[5]] * len(rows), "completion_ids": rows, "logprobs": [[-6.0] * 3] * len(rows)}
+
+    def places(completions: list[Any], **_: Any) -> list[float]:
+        return [float(index) for index, _ in enumerate(completions)]
+
+    config = GRPOConfig(
+        str(tmp_path),
+        use_cpu=True,
+        bf16=False,
+        report_to="none",
+        save_strategy="no",
+        max_steps=1,
+        logging_steps=1,
+        per_device_train_batch_size=2,
+        num_generations=2,
+        gradient_checkpointing=False,
+        mask_truncated_completions=True,
+    )
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    trainer = GRPOTrainer(
+        random_policy(tokenizer),
+        places,
+        config,
+        train_dataset=prompt_rows(pets.questions),
+        processing_class=tokenizer,
+        rollout_func=made_up,
+    )
+    if told:
+        stop_at_turns_ends(trainer, chat)
+    trainer.train()
+    (logged, *_) = trainer.state.log_history
+    assert logged["completions/clipped_ratio"] == (0.0 if told else 1.0)
+    assert (logged["grad_norm"] > 0) == told
