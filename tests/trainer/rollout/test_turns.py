@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import Qwen3ForCausalLM
 
+from env_server.dataset import Dataset
+from env_server.settings import EnvSettings
 from inference.engine import Completion, FinishReason
+from inference.hf.engine import HFEngine
+from tests.logprobs import logprobs_of
 from tests.trainer.chat.families import family_tokenizer
 from trainer.chat.format import ChatFormat, ChatSettings
 from trainer.chat.parsing import ParsedAction
+from trainer.rollout.client import EpisodeRequest, RolloutClient, RolloutSettings
+from trainer.rollout.environments import LocalEnvironments
+from trainer.rollout.transcript import TokenBudget
 from trainer.rollout.turns import GeneratedTurn, generate_turn
 
 CHAT = ChatFormat(family_tokenizer("qwen3"), ChatSettings(max_thinking_length=12))
@@ -109,3 +119,32 @@ async def test_a_turn_never_exceeds_its_room(room: int, text: str, ends: bool, c
     assert 0 < len(found.token_ids) <= room
     assert invented(found) in ((), chat.closing_ids)
     assert "<think>" not in parsed.action.argument
+
+
+async def test_rows_with_thoughts_are_token_exact(
+    random_policy: Callable[..., Qwen3ForCausalLM], pets: Dataset
+) -> None:
+    """A policy that never closes its thoughts still acts, turn after turn, and its row is what it saw and said."""
+    tokenizer = family_tokenizer("qwen3_5_think")
+    model = random_policy(tokenizer, context=4_096)
+    chat = ChatFormat(tokenizer, ChatSettings(max_thinking_length=6, custom_system_prompt="Explore."))
+    environments = LocalEnvironments(pets, EnvSettings(step_budget=3), threads=1)
+    engine = HFEngine(model, stop_ids=chat.stop_ids, pad_id=0, linger_s=0.0, max_context=4_096)
+    budget = TokenBudget(1_500, 3_000, 5, chat.thought_length)
+    client = RolloutClient(engine, environments, chat, RolloutSettings(budget))
+    (episode,) = await client.play([EpisodeRequest("cats", seed=1)])
+    await engine.aclose()
+    environments.close()
+    row = episode.row
+    assert episode.failure == ""
+    assert len(episode.turns) == 3, "the environment's steps, and not the tokens, end it"
+    assert all(turn.text.startswith("<think>") and "</think>" in turn.text for turn in episode.turns)
+    assert not any("<think>" in turn.argument for turn in episode.turns)
+    expected = logprobs_of(model, row.prompt_ids, row.completion_ids)
+    gaps = [abs(a - b) for own, a, b in zip(row.env_mask, row.logprobs, expected, strict=True) if own]
+    assert len(gaps) >= 3 * 7
+    assert max(gaps) < 1e-4
+    # What closed each thought is in the row, and is not learned.
+    closed = [i for i, token in enumerate(row.completion_ids) if token == tokenizer.convert_tokens_to_ids("</think>")]
+    assert len(closed) >= 3
+    assert sum(row.env_mask[i] == 0 for i in closed) >= 3
