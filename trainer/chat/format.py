@@ -2,7 +2,7 @@
 
 Used wherever a policy plays or learns, so that it sees the same words everywhere.
 
-`ChatSettings` are what a user chooses, and what is kept with a policy; `ChatFormat` is them, on a tokenizer.
+`ChatSettings` are what a user chooses, and what is kept with a policy; `ChatFormat` applies them to a tokenizer.
 
 Thinking: where turns have a budget for it, a thought that is not over when that is spent is closed in the model's
 place, and the action follows.

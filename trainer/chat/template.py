@@ -130,7 +130,7 @@ class Template:
 
 
 def turn_text(template: Template) -> TurnText:
-    """Find what lies between the model's words and hers, where a user answers. Raises TemplateUseError."""
+    """Find what lies between one turn of the model and the next, where a user answers. Raises TemplateUseError."""
     found: dict[tuple[str, str], str] = {}
     for turns in (1, 2, 3):
         parts = template.parts(["user", *["assistant", "user"] * turns], with_tools=False)
@@ -149,7 +149,7 @@ def turn_text(template: Template) -> TurnText:
 
 
 def result_text(template: Template, user: TurnText) -> TurnText:
-    """Find what lies between the model's words and hers, where a tool answers. Raises TemplateUseError."""
+    """Find what lies between one turn of the model and the next, where a tool answers. Raises TemplateUseError."""
     names = [tool["function"]["name"] for tool in template.tools]
     bare = template.render([{"role": "user", "content": marker(0)}], with_tools=False)
     declared = template.render([{"role": "user", "content": marker(0)}])
@@ -189,16 +189,13 @@ def opened_thought(after: str) -> str:
 
 
 def _rendered_call(template: Template, name: str, argument: str) -> str:
-    """Render a call with its arguments as an object, or as a text where the template takes no object (DeepSeek)."""
-    arguments = {argument: marker(1) + _AWKWARD}
-    errors = []
-    for given in (arguments, json.dumps(arguments)):
-        call = {"type": "function", "id": _CALL_ID, "function": {"name": name, "arguments": given}}
-        try:
-            return template.render([_user(), {"role": "assistant", "content": "", "tool_calls": [call]}, _tool(name)])
-        except TemplateUseError as error:
-            errors.append(error)
-    raise TemplateUseError(f"{errors[0]}; {_USE_TEXT}") from errors[0]
+    """Render a call whose argument is a marker. Raises TemplateUseError."""
+    function = {"name": name, "arguments": {argument: marker(1) + _AWKWARD}}
+    call = {"type": "function", "id": _CALL_ID, "function": function}
+    try:
+        return template.render([_user(), {"role": "assistant", "content": "", "tool_calls": [call]}, _tool(name)])
+    except TemplateUseError as error:
+        raise TemplateUseError(f"{error}; {_USE_TEXT}") from error
 
 
 def _user() -> dict[str, str]:
