@@ -24,7 +24,7 @@ from typing import NamedTuple
 from env_server.dataset import Dataset, Question, Split
 from env_server.errors import EpisodeOverError, NoEpisodeError, SQLEnvError, StalePlanError
 from env_server.explorer import Explorer
-from env_server.jobs import Job, JudgeJob
+from env_server.jobs import Job, JudgeJob, QueryJob
 from env_server.judging.verdict import Judgement, judge_value
 from env_server.outcomes import ActionOutcome, Outcome, one_line
 from env_server.reward import EpisodeRewards
@@ -134,9 +134,8 @@ class Episodes:
         kind = action.action_type.strip().upper()
         argument = action.argument.strip()
         need = self._need(episode, kind, argument)
-        if isinstance(need, Job):
-            return PlannedStep(kind, argument, need, None, episode, episode.steps)
-        return PlannedStep(kind, argument, None, need, episode, episode.steps)
+        job, outcome = (need, None) if isinstance(need, (QueryJob, JudgeJob)) else (None, need)
+        return PlannedStep(kind, argument, job, outcome, episode, episode.steps)
 
     def apply(self, step: PlannedStep, outcome: Outcome | None = None) -> SQLObservation:
         """Take the step that was planned last; `outcome` is what its job gave, if it has one.
@@ -224,7 +223,7 @@ class Episodes:
     ) -> SQLObservation:
         metadata: dict[str, object] = {}
         if episode.steps:
-            metadata["reward_components"] = reward.model_dump()
+            metadata["reward_components"] = dict(vars(reward))
         if verdict is not None:
             metadata["verdict"] = verdict.value
         return SQLObservation(

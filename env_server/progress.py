@@ -56,8 +56,9 @@ class Target:
         larger = max(len(predicted), self._cell_count)
         if larger == 0:
             return 1.0
-        common = Counter(map(_key, predicted)) & self._keys
-        return common.total() / larger
+        wanted = self._keys
+        common = sum(min(count, wanted[key]) for key, count in Counter(map(_key, predicted)).items() if key in wanted)
+        return common / larger
 
 
 def _cardinality(predicted: int | None, wanted: int) -> float:

@@ -73,18 +73,18 @@ def format_cell(value: SQLValue, max_chars: int) -> str:
     NULL reads NULL. Text is plain, but quoted where it could be taken for something else: empty, the word
     NULL, blanks at an end, or the column separator inside.
     """
-    if value is None:
-        return "NULL"
-    if isinstance(value, bytes):
-        digits = value[:max_chars].hex()
-        return f"x'{digits}'" if len(digits) + 3 <= max_chars else f"x'{digits}"[: max(max_chars - 1, 0)] + CUT
+    if isinstance(value, str):
+        if value in ("", "NULL") or value[0] == " " or value[-1] == " " or SEPARATOR in value:
+            value = f"'{value}'"
+        return shortened(value, max_chars)
     if isinstance(value, float):
         return format_float(value)
     if isinstance(value, int):
         return str(value)
-    if value in ("", "NULL") or value != value.strip(" ") or SEPARATOR in value:
-        value = f"'{value}'"
-    return shortened(value, max_chars)
+    if value is None:
+        return "NULL"
+    digits = value[:max_chars].hex()
+    return f"x'{digits}'" if len(digits) + 3 <= max_chars else f"x'{digits}"[: max(max_chars - 1, 0)] + CUT
 
 
 def format_float(value: float) -> str:
@@ -150,7 +150,7 @@ def _header(columns: Sequence[str], settings: DisplaySettings) -> tuple[str, int
 
 
 def _row_line(row: Row, settings: DisplaySettings) -> str:
-    return SEPARATOR.join(format_cell(value, settings.max_cell_chars) for value in row)
+    return SEPARATOR.join([format_cell(value, settings.max_cell_chars) for value in row])
 
 
 def _notice(result: QueryResult, shown: int) -> str:

@@ -42,6 +42,8 @@ _OPAQUE = r"""
       | (?P<literal> (?:\bx)?'[^']*(?:''[^']*)*(?:'|\Z) )
       | (?P<quoted> "[^"]*(?:""[^"]*)*(?:"|\Z) | `[^`]*(?:``[^`]*)*(?:`|\Z) | \[[^\]]*(?:\]|\Z) )"""
 _OPAQUE_TOKEN = re.compile(_OPAQUE, _FLAGS)
+_OPAQUE_START = re.compile(r"""['"`\[]|--|/\*""")
+"""Found much faster than a token: most statements have none."""
 _TOKEN = re.compile(
     rf"""(?P<blank> [{BLANKS}]+ )
       | {_OPAQUE}
@@ -60,7 +62,7 @@ def tokens(sql: str) -> Iterator[Token]:
 
 def opaque_tokens(sql: str) -> Iterator[Token]:
     """Return the comments, literals and quoted names of a text, which say nothing outside of themselves."""
-    return _OPAQUE_TOKEN.finditer(sql)
+    return _OPAQUE_TOKEN.finditer(sql) if _OPAQUE_START.search(sql) else iter(())
 
 
 def is_plain_name(name: str) -> bool:

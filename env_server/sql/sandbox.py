@@ -266,7 +266,10 @@ class Sandbox:
         return columns, rows
 
     def _row_bytes(self, row: Row) -> int:
-        size = sum(len(value) for value in row if isinstance(value, str | bytes))
+        size = 0
+        for value in row:
+            if isinstance(value, (str, bytes)):  # once for each cell: `str | bytes` takes twice as long
+                size += len(value)
         if size > self._settings.value_bytes:
             raise SQLError("size", "a row of the result is too large")
         return size
