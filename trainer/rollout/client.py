@@ -23,16 +23,17 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from env_server.dataset import Question
 from env_server.errors import SQLEnvError
-from env_server.types import SQLObservation, Verdict
+from env_server.types import ActionType, SQLObservation, Verdict
 from inference.engine import Completion, ContextOverflowError, Engine, EngineError, Sampling, Session
 from trainer.chat.format import ChatFormat
 from trainer.chat.prompts import first_message
 from trainer.rollout.environments import Environments, EnvironmentSession
 from trainer.rollout.episodes import Episode, Outcome, Turn, turn_of
+from trainer.rollout.timings import Stopwatch, Wait
 from trainer.rollout.transcript import TokenBudget, Transcript, masked_row
 from trainer.rollout.turns import generate_turn
 
@@ -135,8 +136,9 @@ class RolloutClient:
         failures: list[str] = []
 
         async def play_one(index: int, request: EpisodeRequest) -> Episode:
+            watch = Stopwatch()
             async with slots:
-                episode = await self._play_or_fail(index, request)
+                episode = await self._play_or_fail(index, request, watch)
             if episode.outcome is Outcome.FAILED:
                 failures.append(episode.failure)
                 check_failures(failures, batch or len(requests), self.max_failure_share)
@@ -154,20 +156,23 @@ class RolloutClient:
             raise stopped.exceptions[0] from None
         return [task.result() for task in tasks]
 
-    async def _play_or_fail(self, index: int, request: EpisodeRequest) -> Episode:
+    async def _play_or_fail(self, index: int, request: EpisodeRequest, watch: Stopwatch) -> Episode:
         """Turn the failures that a machine can have into a masked episode; anything else is a bug and raises."""
+        watch.started()
         try:
-            return await self._play(index, request)
+            episode = await self._play(index, request, watch)
         except (EngineError, SQLEnvError, TimeoutError, OSError) as error:
-            return _failed_episode(request, self._chat, f"{type(error).__name__}: {error}")
+            episode = _failed_episode(request, self._chat, f"{type(error).__name__}: {error}")
+        return replace(episode, timing=watch.timing())
 
-    async def _play(self, index: int, request: EpisodeRequest) -> Episode:
+    async def _play(self, index: int, request: EpisodeRequest, watch: Stopwatch) -> Episode:
         async with AsyncExitStack() as stack:
-            async with _deadline(self._settings.environment_timeout_s, "the environment opened no session"):
-                environment = await stack.enter_async_context(self._environments.session())
-            async with _deadline(self._settings.engine_timeout_s, "the engine opened no session"):
-                engine = await stack.enter_async_context(self._engine.session(index))
-            return await _EpisodePlayer(request, environment, engine, self._chat, self._settings).play()
+            with watch.waiting(Wait.SESSION):
+                async with _deadline(self._settings.environment_timeout_s, "the environment opened no session"):
+                    environment = await stack.enter_async_context(self._environments.session())
+                async with _deadline(self._settings.engine_timeout_s, "the engine opened no session"):
+                    engine = await stack.enter_async_context(self._engine.session(index))
+            return await _EpisodePlayer(request, environment, engine, self._chat, self._settings, watch).play()
 
 
 class _EpisodePlayer:
@@ -180,20 +185,23 @@ class _EpisodePlayer:
         engine: Session,
         chat: ChatFormat,
         settings: RolloutSettings,
+        watch: Stopwatch,
     ) -> None:
         self._request = request
         self._environment = environment
         self._engine = engine
         self._chat = chat
         self._settings = settings
+        self._watch = watch
         self._turns: list[Turn] = []
         self._policy_version = 0
 
     async def play(self) -> Episode:
         request = self._request
         episode_id = f"{request.question_id}#{request.seed}"
-        async with _deadline(self._settings.environment_timeout_s, "the environment did not answer a reset"):
-            observation = await self._environment.reset(request.question_id, episode_id)
+        with self._watch.waiting(Wait.RESET):
+            async with _deadline(self._settings.environment_timeout_s, "the environment did not answer a reset"):
+                observation = await self._environment.reset(request.question_id, episode_id)
         transcript = Transcript(self._chat.prompt_ids(first_message(observation)), self._settings.budget)
         limit = self._settings.budget.max_context
         while not observation.done and (room := transcript.room()):
@@ -225,22 +233,25 @@ class _EpisodePlayer:
 
     async def _take_turn(self, transcript: Transcript, room: int) -> SQLObservation:
         """Generate, act, and append the reply unless the episode is over (a row ends on the model's words)."""
-        settings, chat = self._settings, self._chat
+        settings, chat, number = self._settings, self._chat, len(self._turns)
         view = transcript.view
 
         async def generate(said: tuple[int, ...], tokens: int, part: int) -> Completion:
             sampling = Sampling(max_new_tokens=tokens, temperature=settings.temperature)
-            seed = derive_seed(self._request.seed, len(self._turns), *([part] if part else []))
+            seed = derive_seed(self._request.seed, number, *([part] if part else []))
             async with _deadline(settings.engine_timeout_s, "the engine did not finish a turn"):
                 return await self._engine.generate((*view, *said), sampling, seed)
 
-        turn = await generate_turn(generate, chat, settings.budget.max_turn, room)
+        with self._watch.waiting(Wait.GENERATION, number):
+            turn = await generate_turn(generate, chat, settings.budget.max_turn, room)
         self._policy_version = turn.policy_version
         transcript.add_turn(turn.token_ids, turn.logprobs)
         text = chat.text_of(turn.token_ids)
         parsed = chat.parse(text)
-        async with _deadline(settings.environment_timeout_s, "the environment did not answer a step"):
-            observation = await self._environment.step(parsed.action)
+        is_answer = parsed.action.action_type == ActionType.ANSWER
+        with self._watch.waiting(Wait.ANSWER if is_answer else Wait.STEP, number):
+            async with _deadline(settings.environment_timeout_s, "the environment did not answer a step"):
+                observation = await self._environment.step(parsed.action)
         self._turns.append(turn_of(text, parsed.action, observation, parsed.parseable))
         if not observation.done:
             transcript.add_reply(chat.reply_ids(observation, closed=turn.closed))

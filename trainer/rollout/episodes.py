@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from env_server.types import RewardComponents, SQLAction, SQLObservation
+from trainer.rollout.timings import EpisodeTiming
 
 
 class Outcome(StrEnum):
@@ -84,6 +85,8 @@ class Episode:
     failure: str = ""
     """For FAILED: the error's class and text."""
     policy_version: int = 0
+    timing: EpisodeTiming | None = field(default=None, compare=False, repr=False)
+    """Where a policy played; it says nothing about what was played."""
 
     @property
     def correct(self) -> bool:

@@ -35,6 +35,7 @@ from trainer.rollout.client import (
 )
 from trainer.rollout.environments import Environments, EnvironmentSession, LocalEnvironments
 from trainer.rollout.episodes import Episode, Outcome
+from trainer.rollout.timings import Wait
 from trainer.rollout.transcript import TokenBudget
 from trainer.tiny.tokenizer import build_tokenizer
 
@@ -576,6 +577,46 @@ async def test_a_prompt_that_fills_the_context_is_a_failure_that_names_the_fix(
     (episode,) = await RolloutClient(SayingEngine(chat), inline, chat, settings).play(requests_for(1))
     assert episode.outcome is Outcome.FAILED
     assert "raise max_completion_length" in episode.failure
+
+
+# Timings
+
+
+async def test_every_wait_of_an_episode_has_its_span_in_order(chat: ChatFormat, inline: InlineEnvironments) -> None:
+    engine = SayingEngine(chat, "SAMPLE pets", "ANSWER 2")
+    episodes = await RolloutClient(engine, inline, chat, settings_with(max_concurrency=1)).play(requests_for(2))
+    for episode in episodes:
+        assert episode.timing is not None
+        spans = episode.timing.spans
+        assert [(span.wait, span.turn) for span in spans] == [
+            (Wait.QUEUE, None),
+            (Wait.SESSION, None),
+            (Wait.RESET, None),
+            (Wait.GENERATION, 0),
+            (Wait.STEP, 0),
+            (Wait.GENERATION, 1),
+            (Wait.ANSWER, 1),
+        ]
+        moments = [episode.timing.asked, *(t for span in spans for t in (span.start, span.end)), episode.timing.ended]
+        assert moments == sorted(moments)
+    first, second = (episode.timing for episode in episodes)
+    assert first is not None
+    assert second is not None
+    assert first.ended <= second.started, "the second waited for the place of the first"
+
+
+async def test_a_failed_episode_has_its_times_up_to_the_failure(chat: ChatFormat, inline: InlineEnvironments) -> None:
+    async def breaks(call: str, question_id: str) -> None:
+        if call == "step":
+            raise DataError("the database is gone")
+
+    watched = WatchedEnvironments(inline, breaks)
+    (failed,) = await RolloutClient(SayingEngine(chat, "ANSWER 2"), watched, chat, settings_with()).play(
+        requests_for(1)
+    )
+    assert failed.outcome is Outcome.FAILED
+    assert failed.timing is not None
+    assert [span.wait for span in failed.timing.spans][-2:] == [Wait.GENERATION, Wait.ANSWER]
 
 
 # No barrier
