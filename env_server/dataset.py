@@ -5,10 +5,11 @@ Plain data, no I/O. The gold SQL and the gold rows live here and never leave the
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import chain, zip_longest
 from pathlib import Path
 
 from env_server.errors import DataError, UnknownQuestionError
@@ -135,3 +136,12 @@ class Dataset:
         for question in self.questions:
             found.setdefault(question.db_id, set()).add(question.split)
         return {db_id: tuple(split for split in Split if split in splits) for db_id, splits in found.items()}
+
+
+def in_turn(questions: Iterable[Question]) -> list[Question]:
+    """Return the questions, taken in turn from each database; databases come in the order of their first questions."""
+    by_database: dict[str, list[Question]] = defaultdict(list)
+    for question in questions:
+        by_database[question.db_id].append(question)
+    rounds = zip_longest(*by_database.values())
+    return [question for question in chain.from_iterable(rounds) if question is not None]

@@ -12,11 +12,10 @@ import argparse
 import asyncio
 import json
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import asdict, replace
-from itertools import chain, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from env_server.data.loading import SYNTAX, load_dataset
-from env_server.dataset import Dataset, Question, Split
+from env_server.dataset import Dataset, Question, Split, in_turn
 from env_server.errors import SQLEnvError
 from env_server.settings import EnvSettings
 from env_server.types import AnswerMode
@@ -64,11 +63,8 @@ VLLM_URL = "http://127.0.0.1:8000"
 
 def choose_questions(dataset: Dataset, split: Split, limit: int) -> list[Question]:
     """The first `limit` questions of the split, taken in turn from each database; all of them for -1."""
-    by_database: dict[str, list[Question]] = defaultdict(list)
-    for question in dataset.select(split):
-        by_database[question.db_id].append(question)
-    spread = [q for q in chain.from_iterable(zip_longest(*by_database.values())) if q is not None]
-    return spread if limit < 0 else spread[:limit]
+    questions = in_turn(dataset.select(split))
+    return questions if limit < 0 else questions[:limit]
 
 
 def play_scripted(

@@ -6,11 +6,10 @@ Their questions are known to whoever reads the prompt, so they are not asked.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from itertools import chain, zip_longest
+from collections.abc import Sequence
+from operator import attrgetter
 
-from env_server.dataset import Dataset, Question, Split
+from env_server.dataset import Dataset, Question, Split, in_turn
 from env_server.errors import SQLEnvError
 from env_server.factory import EnvironmentFactory
 from env_server.settings import EnvSettings, JudgingSettings
@@ -39,7 +38,7 @@ class Examples:
         settings = EnvSettings(step_budget=step_budget, judging=JudgingSettings(variants=False))
         with EnvironmentFactory(dataset, settings, answer_mode) as factory:
             environment = factory.make()
-            for question in _one_of_each_database(dataset.select(Split.TRAIN)):
+            for question in in_turn(sorted(dataset.select(Split.TRAIN), key=attrgetter("db_id"))):
                 episode, conversation = play(environment, question, OraclePlayer(question, answer_mode))
                 if episode.correct:
                     worked.append((question, conversation))
@@ -50,12 +49,3 @@ class Examples:
     def without(self, questions: Sequence[Question]) -> list[Question]:
         """Return the questions that are not given away."""
         return [question for question in questions if question.question_id not in self._known]
-
-
-def _one_of_each_database(questions: Sequence[Question]) -> Iterator[Question]:
-    """Return the questions so that neighbours are about different databases."""
-    by_database: dict[str, list[Question]] = defaultdict(list)
-    for question in questions:
-        by_database[question.db_id].append(question)
-    rounds = zip_longest(*(by_database[name] for name in sorted(by_database)))
-    return (question for question in chain.from_iterable(rounds) if question is not None)
