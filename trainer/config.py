@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from inference.weights.transport import Pause
 
 TOKEN_VARIABLE = "SQLENV_TOKEN"
 WEIGHT_SYNCS = ("auto", *(mode.value for mode in WeightSyncMode))
-ACTION_FORMATS = ("text", "tools")
 PAUSES = tuple(mode.value for mode in Pause)
 ENV_HELP = (
     "Where episodes are played: 'local' (in this process), or the URLs of servers that `sqlenv serve` runs, "
@@ -34,6 +34,13 @@ THINKING_HELP = (
     "0 closes it at once. (512 where the chat template knows of thoughts, unless said otherwise.)"
 )
 TOKEN_HELP = f"Token of the servers (default: the environment variable {TOKEN_VARIABLE})."
+
+
+class ActionFormat(StrEnum):
+    """How the policy writes its actions: as a line of text, or as calls of tools in the model's own format."""
+
+    TEXT = "text"
+    TOOLS = "tools"
 
 
 class ConfigError(SQLEnvError, ValueError):
@@ -79,9 +86,9 @@ class EpisodeArguments:
     system_prompt: str | None = field(default=None, metadata={"help": SYSTEM_PROMPT_HELP})
 
     def __post_init__(self) -> None:
-        modes = [mode.value for mode in AnswerMode]
-        if self.action_format not in ACTION_FORMATS:
-            raise ConfigError(f"--action_format must be one of {list(ACTION_FORMATS)}, not {self.action_format!r}")
+        modes, formats = [mode.value for mode in AnswerMode], [each.value for each in ActionFormat]
+        if self.action_format not in formats:
+            raise ConfigError(f"--action_format must be one of {formats}, not {self.action_format!r}")
         if self.answer_mode not in modes:
             raise ConfigError(f"--answer_mode must be one of {modes}, not {self.answer_mode!r}")
         if self.system_prompt is not None:

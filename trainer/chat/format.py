@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from env_server.types import AnswerMode, SQLAction, SQLObservation
 from trainer.chat.parsing import ParsedAction, format_action, parse_action, parse_call
-from trainer.chat.prompts import ActionFormat, observation_message, system_prompt
+from trainer.chat.prompts import observation_message, system_prompt
 from trainer.chat.renderer import ChatRenderer
 from trainer.chat.template import TemplateUseError
 from trainer.chat.thoughts import is_thinking
 from trainer.chat.tool_calls import READERS
 from trainer.chat.tools import Schema, call_of, tool_schemas
-from trainer.config import EpisodeArguments, SQLEnvArguments, prompt_in
+from trainer.config import ActionFormat, EpisodeArguments, SQLEnvArguments, prompt_in
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

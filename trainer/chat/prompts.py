@@ -5,9 +5,8 @@ Training, evaluation and the warm-up data use this one module, so that a policy 
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 from env_server.types import AnswerMode, SQLObservation
+from trainer.config import ActionFormat
 
 _LAST_STEPS = 3
 _RULES = """\
@@ -49,13 +48,6 @@ Strategy:
 3. Call query for what the question asks. When you get an error, read it and correct the query.
 4. Call answer with {last}.
 """
-
-
-class ActionFormat(StrEnum):
-    """How the policy writes its actions: as a line of text, or as calls of tools in the model's own format."""
-
-    TEXT = "text"
-    TOOLS = "tools"
 
 
 def system_prompt(mode: AnswerMode, action_format: ActionFormat = ActionFormat.TEXT) -> str:

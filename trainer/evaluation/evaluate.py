@@ -28,7 +28,6 @@ from env_server.errors import SQLEnvError
 from env_server.settings import EnvSettings
 from env_server.types import AnswerMode
 from trainer.chat.format import ChatFormat, Conversation
-from trainer.chat.prompts import ActionFormat
 from trainer.config import (
     ACTION_FORMAT_HELP,
     ENV_HELP,
@@ -36,6 +35,7 @@ from trainer.config import (
     SYSTEM_PROMPT_HELP,
     THINKING_HELP,
     TOKEN_HELP,
+    ActionFormat,
     prompt_in,
     token_of,
 )

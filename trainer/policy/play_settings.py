@@ -19,7 +19,7 @@ from env_server.errors import SQLEnvError
 from env_server.types import AnswerMode
 from inference.adapters import Place
 from trainer.chat.format import ChatSettings
-from trainer.chat.prompts import ActionFormat
+from trainer.config import ActionFormat
 
 SETTINGS_FILE = "sqlenv.json"
 PROMPT_KEY = "system_prompt"

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from env_server.types import AnswerMode, SQLObservation
-from trainer.chat.prompts import SYSTEM_PROMPT, ActionFormat, first_message, observation_message, system_prompt
+from trainer.chat.prompts import SYSTEM_PROMPT, first_message, observation_message, system_prompt
+from trainer.config import ActionFormat
 
 
 def observation(**changes: Any) -> SQLObservation:

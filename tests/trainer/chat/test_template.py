@@ -8,8 +8,8 @@ from env_server.types import AnswerMode, SQLAction
 from tests.trainer.chat.families import family_tokenizer, template_names
 from trainer.chat.format import THINKING_TOKENS, ChatFormat, ChatSettings
 from trainer.chat.parsing import ParsedAction
-from trainer.chat.prompts import ActionFormat
 from trainer.chat.template import TemplateUseError
+from trainer.config import ActionFormat
 
 REFUSED = {
     "diffusion_gemma": "does not end the model's turn",

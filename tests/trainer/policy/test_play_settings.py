@@ -11,7 +11,7 @@ import pytest
 
 from env_server.types import AnswerMode
 from inference.adapters import Place
-from trainer.chat.prompts import ActionFormat
+from trainer.config import ActionFormat
 from trainer.policy.checkpoint_settings import SavePlaySettings
 from trainer.policy.play_settings import (
     SETTINGS_FILE,

@@ -11,7 +11,7 @@ from env_server.dataset import Dataset, Split
 from env_server.types import AnswerMode
 from tests.trainer.chat.families import family_tokenizer
 from trainer.chat.format import ChatFormat, ChatSettings
-from trainer.chat.prompts import ActionFormat
+from trainer.config import ActionFormat
 from trainer.rollout.examples import Examples, FewShotError
 
 
