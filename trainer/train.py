@@ -251,14 +251,14 @@ class Training:
 
     def _settings(self, trainer: GRPOTrainer, chat: ChatFormat) -> RolloutSettings:
         context = self._arguments.max_context_length or trainer.model.config.max_position_embeddings
-        longest_turn = self._arguments.max_turn_length + chat.thought_length
-        advise("sqlenv train", context_advice(context, longest_turn))
+        budget = TokenBudget(
+            self._grpo.max_completion_length, context, self._arguments.max_turn_length, chat.thought_length
+        )
+        advise("sqlenv train", context_advice(context, budget.turn))
         # A turn may have to wait for a server to come back, and then be generated.
         waiting_s = self._grpo.vllm_server_timeout if self._use_vllm else 0.0
         return RolloutSettings(
-            budget=TokenBudget(
-                self._grpo.max_completion_length, context, self._arguments.max_turn_length, chat.thought_length
-            ),
+            budget=budget,
             temperature=self._grpo.temperature,
             max_concurrency=self._arguments.max_concurrency,
             max_failure_share=self._arguments.max_failure_share,
