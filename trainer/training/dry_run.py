@@ -51,7 +51,7 @@ from trainer.training.arguments import require_questions
 from trainer.training.engines import server_urls
 from trainer.training.memory import GIB, Estimate, estimate, shape_of
 from trainer.training.memory_plan import bits_of, device_of, load_of, memory_table, remedy
-from trainer.training.weight_way import Sender, choose_weight_sync
+from trainer.training.transport_choice import Sender, choose_weight_sync
 
 SERVER_S = 60.0
 """For a server's answer; what it says of its settings takes it seconds."""
@@ -284,7 +284,7 @@ class _Run:
         return "; ".join(words)
 
     def _transport(self, adapter: PeftConfig | None, workers: Sequence[WorkerFacts]) -> WeightSyncMode | None:
-        """Return the way of the weights; None where it depends on a GPU that is not here."""
+        """Return the transport of the weights; None where it depends on a GPU that is not here."""
         arguments = self._arguments
         asked, has_cuda = arguments.weight_sync, self.device.on_gpu and torch.cuda.is_available()
         if asked == "auto" and adapter is None and self.device.on_gpu and not has_cuda:

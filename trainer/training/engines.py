@@ -49,7 +49,7 @@ from trainer.config import ConfigError, SQLEnvArguments
 from trainer.evaluation.evaluate import in_process_engine
 from trainer.ranks import require_whole_model
 from trainer.rollout.client import RolloutSettings
-from trainer.training.weight_way import Sender, choose_weight_sync
+from trainer.training.transport_choice import Sender, choose_weight_sync
 
 PROBE = "Which tables are there, and what is in them?"
 

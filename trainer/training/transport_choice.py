@@ -1,4 +1,4 @@
-"""By which way the trainer's weights get to the servers: a decision on what both sides say of themselves. Pure."""
+"""Which transport brings the trainer's weights to the servers: decided on what both sides say of themselves. Pure."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def choose_weight_sync(
 ) -> WeightSyncMode:
     """Return the transport of the weights from `here` to servers whose workers say this of themselves.
 
-    `auto`: adapters alone where there are any; from GPU to GPU where all servers were prepared for the same way and it
-    can work, so `ipc` from the GPU that they are on and `nccl` from another one; else by disk, which always works.
+    `auto`: adapters alone where there are any; from GPU to GPU where all servers were prepared for the same transport and
+    it can work, so `ipc` from the GPU that they are on and `nccl` from another one; else by disk, which always works.
     """
     if asked != "auto":
         return WeightSyncMode(asked)

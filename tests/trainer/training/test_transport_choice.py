@@ -1,4 +1,4 @@
-"""By which way weights go, decided on what trainer and servers say of their GPUs."""
+"""Which transport weights take, decided on what trainer and servers say of their GPUs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from inference.weights.device_facts import WorkerFacts
 from inference.weights.transport import Pause
-from trainer.training.weight_way import Sender, choose_weight_sync
+from trainer.training.transport_choice import Sender, choose_weight_sync
 
 SENDER = Sender(has_cuda=True, has_vllm=True, ranks=1, pause=Pause.WAIT)
 HERE = WorkerFacts(gpu="GPU-a", nccl="2.28.9")
@@ -20,12 +20,12 @@ def server(transfer: str, *gpus: str, nccl: str = "2.28.9") -> list[WorkerFacts]
 
 
 @pytest.mark.parametrize("asked", ["disk", "lora", "nccl", "ipc"])
-def test_a_way_that_is_asked_for_is_taken(asked: str) -> None:
+def test_a_transport_that_is_asked_for_is_taken(asked: str) -> None:
     assert choose_weight_sync(asked, True, SENDER, HERE, ()) == asked
 
 
 @pytest.mark.parametrize(
-    ("servers", "way"),
+    ("servers", "transport"),
     [
         ([server("ipc", "GPU-a")], "ipc"),
         ([server("nccl", "GPU-b")], "nccl"),
@@ -41,8 +41,8 @@ def test_a_way_that_is_asked_for_is_taken(asked: str) -> None:
         ([], "disk"),
     ],
 )
-def test_auto_goes_where_all_servers_are(servers: list[list[WorkerFacts]], way: str) -> None:
-    assert choose_weight_sync("auto", False, SENDER, HERE, servers) == way
+def test_auto_goes_where_all_servers_are(servers: list[list[WorkerFacts]], transport: str) -> None:
+    assert choose_weight_sync("auto", False, SENDER, HERE, servers) == transport
     assert choose_weight_sync("auto", True, SENDER, HERE, servers) == "lora", "an adapter alone"
 
 
@@ -56,7 +56,7 @@ def test_auto_goes_where_all_servers_are(servers: list[list[WorkerFacts]], way: 
         (replace(SENDER, allocator="expandable_segments:True"), "disk", "nccl"),
     ],
 )
-def test_auto_is_no_way_that_is_refused(sender: Sender, by_ipc: str, by_nccl: str) -> None:
+def test_auto_chooses_no_transport_that_is_refused(sender: Sender, by_ipc: str, by_nccl: str) -> None:
     assert choose_weight_sync("auto", False, sender, HERE, [server("ipc", "GPU-a")]) == by_ipc
     assert choose_weight_sync("auto", False, sender, HERE, [server("nccl", "GPU-b")]) == by_nccl
 
