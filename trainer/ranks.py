@@ -1,10 +1,10 @@
-"""The processes of one run: who this one is, how they meet, and how the run ends when one of them fails.
+"""The processes of one run: which one this is, their collectives, and how the run ends when one of them fails.
 
 `accelerate launch` and `torchrun` start the same command several times; each process is a rank, rank 0 is the main
 one. Promises:
 
-1. Every meeting is a collective: each rank takes part in each, in the same order. A process that is alone meets
-   nobody, and `torch.distributed` is not touched.
+1. What is marked as collective is called by every rank, in the same order, and returns when all have come. In a
+   process that is alone it returns at once, and `torch.distributed` is not touched.
 2. `gather` returns every rank's items in the order of the ranks, and `share` cuts a sequence so that gathering the
    shares restores it.
 3. A rank that fails ends at once, whatever the others wait for; the launcher then ends the others. What went wrong
@@ -34,7 +34,7 @@ from trainer.config import ConfigError
 T = TypeVar("T")
 
 LONGEST_WAIT = timedelta(hours=6)
-"""How long a rank waits for the slowest one in a meeting.
+"""How long a rank waits for the slowest one in a collective.
 
 A wait is as long as the slowest rank's work: a rollout whose engine comes back late, the data set's curation, or
 the scripted players, which rank 0 plays while the others wait. That can be hours on large databases, where the
@@ -42,13 +42,13 @@ usual 30 minutes would end a run that is well. A rank that is gone is no reason 
 connection, and the launcher ends them.
 """
 _STORE_WAIT = timedelta(seconds=10)
-"""How long a failed rank waits for the launcher's store, or for the rank that has the word."""
+"""How long a failed rank waits for the launcher's store, or for the rank that reports the failure."""
 
 
 class Ranks:
     """The ranks of a run, seen from one of them; without arguments a process that is alone.
 
-    `local_index` counts the ranks of one machine; they meet in `group`.
+    `local_index` counts the ranks of one machine; `group` is for the collectives.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Ranks:
 
     @classmethod
     def of(cls, arguments: TrainingArguments) -> Ranks:
-        """The ranks that the launcher has started. A meeting."""
+        """The ranks that the launcher has started. Collective: every rank calls it."""
         if arguments.world_size == 1:
             return cls()
         if arguments.device.type == "cpu":
@@ -77,7 +77,7 @@ class Ranks:
         """True on the rank that writes the run's folder and speaks."""
         return self.index == 0
 
-    def hush_others(self) -> None:
+    def silence_others(self) -> None:
         """Keep libraries from talking on the other ranks, errors apart."""
         if not self.is_main:
             logging.set_verbosity_error()
@@ -88,7 +88,7 @@ class Ranks:
         return items[len(items) * self.index // self.count : len(items) * (self.index + 1) // self.count]
 
     def gather(self, items: Sequence[T]) -> list[T]:
-        """The items of every rank, rank by rank, on every rank. A meeting."""
+        """The items of every rank, rank by rank, on every rank. Collective: every rank calls it."""
         if self._group is None:
             return list(items)
         # Every rank gets them, though only the main one needs them: so all go on together, and a slow rank is
@@ -98,30 +98,30 @@ class Ranks:
         return [item for part in gathered for item in part]
 
     def broadcast(self, value: T) -> T:
-        """The main rank's value, on every rank. A meeting."""
+        """The main rank's value, on every rank. Collective: every rank calls it."""
         return self.gather([value])[0]
 
     @contextmanager
     def one_goes_first(self) -> Iterator[None]:
-        """Let one rank of each machine through the block before its others, which find what it cached. A meeting.
+        """Let one rank of each machine through the block before its others, which find what it cached.
 
-        A rank that fails in the block meets nobody.
+        Collective: every rank calls it. One that fails in the block does not reach the barrier.
         """
         first = self._local_index == 0
         if not first:
-            self._meet()
+            self._barrier()
         yield
         if first:
-            self._meet()
+            self._barrier()
 
-    def part(self) -> None:
-        """End the connections, after the last meeting. A meeting."""
+    def disconnect(self) -> None:
+        """End the connections, after the last collective. Collective: every rank calls it."""
         if self._group is not None:
-            self._meet()
+            self._barrier()
             torch.distributed.destroy_process_group()
             self._group = None
 
-    def _meet(self) -> None:
+    def _barrier(self) -> None:
         if self._group is not None:
             torch.distributed.barrier(group=self._group)
 
@@ -157,7 +157,7 @@ def ending_together(command: str) -> Iterator[None]:
 def _end(command: str, error: BaseException) -> NoReturn:
     """Say what went wrong, unless another rank does, and exit."""
     status, reason = _exit_reason(command, error)
-    with _having_the_word() as speaks:
+    with _reports_the_failure() as speaks:
         if speaks:
             sys.stderr.write(reason)
         sys.stdout.flush()
@@ -178,7 +178,7 @@ def _exit_reason(command: str, error: BaseException) -> tuple[int, str]:
 
 
 @contextmanager
-def _having_the_word() -> Iterator[bool]:
+def _reports_the_failure() -> Iterator[bool]:
     """Yield whether this rank is the first to fail. One that is not waits until the first has spoken.
 
     It must wait: the launcher ends all ranks as soon as one exits, and would cut the first one short. The ranks agree

@@ -153,21 +153,24 @@ class Stopping:
         return self._request.status
 
     @property
-    def in_vain(self) -> bool:
+    def stopped_untrained(self) -> bool:
         """True in a run that is stopped before it has trained."""
         return self._request.asked and self._request.stage in (Stage.BEFORE, Stage.STARTING)
 
     def begin_training(self, ranks: Ranks) -> None:
-        """From here on steps are finished. A meeting. Raises KeyboardInterrupt on all ranks when one was asked."""
+        """From here on steps are finished. Raises KeyboardInterrupt on all ranks when one was asked.
+
+        Collective: every rank calls it.
+        """
         self._ranks = ranks
-        # Before the meeting: whoever comes to it no longer ends at once, so none that has passed it is left alone.
+        # Before the ranks meet: one that gets there no longer ends at once, so none that has gone on is left alone.
         self._request.stage = Stage.STARTING
         if self.agreed():
             self._end()
         self._request.stage = Stage.TRAINING
 
     def agreed(self) -> bool:
-        """Whether to stop, as all ranks see it. A meeting."""
+        """Whether to stop, as all ranks see it. Collective: every rank calls it."""
         agreed = any(self._ranks.gather([self._request.asked]))
         if agreed:
             self._request.asked = True
@@ -199,7 +202,10 @@ class Stopping:
         self._there_is = half_trained(state.global_step, state.max_steps, checkpoint)
 
     def end_training(self, model: Path, data: str) -> bool:
-        """From here on a signal ends the run at once; returns whether to stop for one that came before. A meeting."""
+        """From here on a signal ends the run at once; returns whether to stop for one that came before.
+
+        Collective: every rank calls it.
+        """
         self._there_is = trained(model, data)
         agreed = self.agreed()
         self._request.stage = Stage.TRAINED
@@ -238,7 +244,7 @@ class Stopping:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         match self._request.signalled(time.monotonic()):
             case Reaction.FINISH:
-                # A launcher that ends the ranks after a failure sends the same signal, and the failure has the word.
+                # A launcher that ends the ranks after a failure sends the same signal; the failure is reported.
                 if self._request.stage is not Stage.CONCLUDING and self._alone:
                     self._notify("stopping after this step; a second signal stops at once")
                 if self._skip is not None:

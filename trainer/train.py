@@ -72,7 +72,7 @@ def run(argv: Sequence[str]) -> int:
         if arguments.torch_threads:
             torch.set_num_threads(arguments.torch_threads)
         ranks = Ranks.of(grpo)
-        ranks.hush_others()
+        ranks.silence_others()
         if arguments.dry_run:
             dry_run(arguments, grpo, model_config, Console(quiet=not ranks.is_main))
             return 0
@@ -170,7 +170,7 @@ class Training:
             trainer.evaluate_with(evaluate_on_the_way)
             trainer.add_callback(EvaluateAtStart(self._evaluations))
             whole = self._train(trainer, environments, evaluate, play)
-        self._ranks.part()
+        self._ranks.disconnect()
         if self._ranks.is_main and whole:
             self._conclude()
 
@@ -245,7 +245,7 @@ class Training:
 
     def _leave_room(self) -> None:
         """Let the same command start again, when it was stopped before it has trained: a folder holds but one run."""
-        if self._stopping.in_vain and not self._grpo.resume_from_checkpoint:
+        if self._stopping.stopped_untrained and not self._grpo.resume_from_checkpoint:
             for path in (*self._folder.evaluations_path.glob("*"), self._folder.config_path):
                 path.unlink(missing_ok=True)
 

@@ -34,12 +34,12 @@ T = TypeVar("T")
 
 MAX_WAITING = 32
 """Requests of one session that wait while one runs; then its socket is not read."""
-LAST_WORD_S = 1.0
+REFUSAL_GRACE_S = 1.0
 """How long a socket without a place stays open for its client to read why."""
 BURST_S = 2.0
 """Seconds' worth of messages that may come at once."""
 
-_FAREWELLS = {
+_CLOSING_MESSAGES = {
     "idle": "the session was idle for longer than the server's idle_timeout_s; connect again, then reset",
     "drain": DRAINING.text,
 }
@@ -143,7 +143,7 @@ class Sockets:
             )
             # Some clients send before they read, and a socket that is closed by then hides the error from them.
             with suppress(TimeoutError):
-                async with asyncio.timeout(LAST_WORD_S):
+                async with asyncio.timeout(REFUSAL_GRACE_S):
                     await link.frame()
             await link.send({"type": "websocket.close", "code": 1000})
             return False
@@ -153,28 +153,28 @@ class Sockets:
     async def _serve(self, link: _Link) -> None:
         self._metrics.session_opened()
         self._links.add(link)
-        reason, farewell = "error", ""
+        reason, closing_message = "error", ""
         try:
             reason = await self._play(link, self._new_session())
-            farewell = _FAREWELLS.get(reason, "")
+            closing_message = _CLOSING_MESSAGES.get(reason, "")
         except _ClientGoneError:
             reason = "disconnect"
         except asyncio.CancelledError:
-            if not link.farewell:
+            if not link.close_reason:
                 raise
             link.task.uncancel()
-            reason = link.farewell
-            farewell = _FAREWELLS[reason]
+            reason = link.close_reason
+            closing_message = _CLOSING_MESSAGES[reason]
         except Exception:
-            farewell = _FAILED
+            closing_message = _FAILED
             raise
         finally:
             self._links.discard(link)
             self._capacity.release()
             self._metrics.session_closed(reason)
             self._gone.set()
-            if farewell:
-                await link.tell(ErrorCode.SESSION_ERROR, farewell)
+            if closing_message:
+                await link.tell(ErrorCode.SESSION_ERROR, closing_message)
 
     async def _play(self, link: _Link, session: Session) -> str:
         """Answer frames until the session ends; return why it does. Raises _ClientGoneError."""
@@ -204,7 +204,7 @@ class _Link:
         self._rate = messages_per_s
         self._allowance = messages_per_s * BURST_S
         self._refilled = self._loop.time()
-        self.farewell = ""
+        self.close_reason = ""
         """Why the session was ended from this side."""
         self.since = self._loop.time()
         """Since when the session waits for its client."""
@@ -233,8 +233,8 @@ class _Link:
 
     def close(self, reason: str) -> None:
         """End the session, whatever it waits for."""
-        if not self.farewell:
-            self.farewell = reason
+        if not self.close_reason:
+            self.close_reason = reason
             self.task.cancel()
 
     async def tell(self, code: ErrorCode, message: str, **details: object) -> None:

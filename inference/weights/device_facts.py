@@ -1,4 +1,4 @@
-"""Whether weights can go from this trainer's GPU to a server's, by which of `nccl` and `ipc`; decided before any are sent.
+"""Whether weights can go from this trainer's GPU to a server's, by which of `nccl` and `ipc`; decided before any is.
 
 Facts are asked from the server's workers (`ask`) and this process (`facts_here`); what follows from them is pure.
 
@@ -33,9 +33,9 @@ _GET_ADDRESS = 0x8915
 class WorkerFacts:
     """One process that holds a model on a GPU: a worker of a server, or the trainer's main process.
 
-    `transfer` is the transport that the server was prepared for, `gpu` a UUID, `nccl` the version of the library that vLLM
-    loads, `process` a name that no other process has had. `config` and `weights` are digests of what `location` holds.
-    "" where there is none, or it is not known.
+    `transfer` is the transport that the server was prepared for, `gpu` a UUID, `nccl` the version of the library that
+    vLLM loads, `process` a name that no other process has had. `config` and `weights` are digests of what `location`
+    holds. "" where there is none, or it is not known.
     """
 
     process: str = ""

@@ -10,7 +10,7 @@ from inference.engine import EngineError
 from inference.vllm.api import VLLMServer
 
 GIVE_UP_S = 5.0
-"""For the word to a server that an update failed. One that cannot hear it ends by its own deadline."""
+"""How long it may take to tell a server that an update failed. One that cannot be told ends by its own deadline."""
 
 
 class WeightSyncError(EngineError):

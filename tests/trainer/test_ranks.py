@@ -83,12 +83,12 @@ def test_the_shares_of_all_ranks_are_the_whole_in_order_and_even(items: list[int
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
-def test_a_process_that_is_alone_meets_nobody() -> None:
+def test_a_process_that_is_alone_waits_for_nobody() -> None:
     ranks = Ranks()
     with ranks.one_goes_first():
         assert ranks.is_main
     assert ranks.gather(["a", "b"]) == ["a", "b"]
-    ranks.part()
+    ranks.disconnect()
     assert not torch.distributed.is_initialized()
 
 

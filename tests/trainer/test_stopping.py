@@ -123,7 +123,7 @@ def test_a_run_that_is_not_stopped_says_nothing(before: list[int], capfd: pytest
         stopping.conclude()
     terminate()
     assert before == [signal.SIGTERM], "the handler is the one that was there"
-    assert (stopping.status, stopping.in_vain, stopping.stopped_after) == (0, False, None)
+    assert (stopping.status, stopping.stopped_untrained, stopping.stopped_after) == (0, False, None)
     assert capfd.readouterr() == ("", "")
 
 
@@ -134,7 +134,7 @@ def test_a_step_is_finished_and_saved(clock: Clock, before: list[int], capfd: py
         terminate()
         assert capfd.readouterr().err == "sqlenv train: stopping after this step; a second signal stops at once\n"
         assert wishes(end_of_step(stopping, 3)) == {True}
-    assert (stopping.status, stopping.in_vain, stopping.stopped_after) == (0, False, 3)
+    assert (stopping.status, stopping.stopped_untrained, stopping.stopped_after) == (0, False, 3)
     assert capfd.readouterr().out == (
         "stopped after step 3 of 10, which is saved in runs/x/checkpoint-3; to go on, give the same command and "
         "output_dir with --resume_from_checkpoint true\n"
@@ -209,7 +209,7 @@ def test_elsewhere_all_is_closed_at_once(
             runner.run(wait_forever(terminate, closed))
         pytest.fail("the run went on")
     assert closed == ["task"]
-    assert (stopping.status, stopping.in_vain) == (0, prepare is prepared)
+    assert (stopping.status, stopping.stopped_untrained) == (0, prepare is prepared)
     assert capfd.readouterr().out == words
 
 

@@ -80,7 +80,7 @@ class RunEvaluations:
     def policy(
         self, label: str, policy: str, step: int, client: RolloutClient, runner: asyncio.Runner
     ) -> EvaluationSummary | None:
-        """Play with the policy as it is after `step`, and keep what all ranks played. A meeting.
+        """Play with the policy as it is after `step`, and keep what all ranks played. Collective: every rank calls it.
 
         Returns None when there are no questions, or every episode failed.
         """
@@ -91,7 +91,10 @@ class RunEvaluations:
     def during_training(
         self, step: int, client: RolloutClient, runner: asyncio.Runner, stopping: Stopping
     ) -> EvaluationSummary | None:
-        """Play after a step, unless the run is to stop: then leave it, on all ranks, and return None. A meeting."""
+        """Play after a step, unless the run is to stop: then leave it, on all ranks, and return None.
+
+        Collective: every rank calls it.
+        """
         if stopping.agreed():
             return None
         about = _About(step_label(step), f"step {step}", step, during=True)
@@ -106,12 +109,12 @@ class RunEvaluations:
                     self._folder.drop_evaluation(evaluation.label)
 
     def known(self, step: int) -> EvaluationSummary | None:
-        """What was evaluated at a step; 0 is before training. A meeting."""
+        """What was evaluated at a step; 0 is before training. Collective: every rank calls it."""
         evaluation = self._kept(step_label(step) if step else "before") if self._ranks.is_main else None
         return self._ranks.broadcast(evaluation.summary if evaluation else None)
 
     def take_over(self, step: int, policy: str, is_best: bool) -> bool:
-        """Let the evaluation at a step be the one after training, if there is one. A meeting.
+        """Let the evaluation at a step be the one after training, if there is one. Collective: every rank calls it.
 
         `is_best`: the policy was chosen by these evaluations.
         """
@@ -138,7 +141,10 @@ class RunEvaluations:
     def _play(
         self, label: str, client: RolloutClient, runner: asyncio.Runner, stopping: Stopping | None = None
     ) -> list[EpisodeRecord]:
-        """Play, and return the episodes of all ranks; those of a rank that was told to stop are missing. A meeting."""
+        """Play, and return the episodes of all ranks; those of a rank that was told to stop are missing.
+
+        Collective: every rank calls it.
+        """
         requests = [request_for(q, derive_seed(self._seed, i)) for i, q in enumerate(self.questions)]
         mine = self._ranks.share(requests)
         with self._progress(label, len(mine)) as advance:

@@ -159,7 +159,7 @@ def vllm_policy(
     ranks: Ranks,
     say: Callable[[str], None],
 ) -> VLLMPolicy:
-    """Put the servers' engine and its weight sync together. A meeting.
+    """Put the servers' engine and its weight sync together. Collective: every rank calls it.
 
     Speaks to the servers only where they decide how weights get to them, and waits for them then. `say` is told what
     the proof of the first push finds. Raises InferenceError.

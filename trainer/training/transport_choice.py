@@ -37,8 +37,9 @@ def choose_weight_sync(
 ) -> WeightSyncMode:
     """Return the transport of the weights from `here` to servers whose workers say this of themselves.
 
-    `auto`: adapters alone where there are any; from GPU to GPU where all servers were prepared for the same transport and
-    it can work, so `ipc` from the GPU that they are on and `nccl` from another one; else by disk, which always works.
+    `auto`: adapters alone where there are any; from GPU to GPU where all servers were prepared for the same transport
+    and it can work, so `ipc` from the GPU that they are on and `nccl` from another one; else by disk, which always
+    works.
     """
     if asked != "auto":
         return WeightSyncMode(asked)

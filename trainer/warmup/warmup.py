@@ -108,9 +108,9 @@ def run(argv: Sequence[str]) -> int:
         if arguments.torch_threads:
             torch.set_num_threads(arguments.torch_threads)
         ranks = Ranks.of(sft)
-        ranks.hush_others()
+        ranks.silence_others()
         _warm_up(arguments, sft, model_config, ranks, Console(file=sys.stderr, quiet=not ranks.is_main))
-        ranks.part()
+        ranks.disconnect()
     return 0
 
 

@@ -123,7 +123,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
             self._close_when_all_is_over()
 
     def process_exited(self) -> None:
-        """Its last words may still come."""
+        """What it sent before may still arrive."""
         self._exited = True
         self._close_when_all_is_over()
 
