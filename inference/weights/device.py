@@ -29,6 +29,7 @@ import torch
 from inference.engine import EngineError
 from inference.vllm.api import ReplicaError, ReplicaRejectedError, ReplicaUnavailableError, VLLMServer
 from inference.weights.device_facts import (
+    Sender,
     WorkerFacts,
     address_towards,
     allocator_settings,
@@ -36,7 +37,6 @@ from inference.weights.device_facts import (
     facts_here,
     has_vllm,
     is_here,
-    refusal,
 )
 from inference.weights.device_transfer import Transfer, abort
 from inference.weights.transport import WeightSyncError, give_up_update
@@ -104,8 +104,7 @@ class DeviceTransport:
         ranks: int = 1,
     ) -> None:
         has_cuda = torch.cuda.is_available()
-        reason = refusal(name, has_vllm=has_vllm(), has_cuda=has_cuda, ranks=ranks, allocator=allocator_settings())
-        if reason:
+        if reason := Sender(has_cuda, has_vllm(), ranks, allocator=allocator_settings()).refusal(name):
             raise WeightSyncError(reason)
         # Here, for it takes seconds, and `send` runs where other servers are waited for.
         self._vllm = importlib.import_module(f"{_VLLM}.{name}_engine")

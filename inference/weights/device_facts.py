@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 import torch
 
 from inference.vllm.api import ReplicaRejectedError, ReplicaUnavailableError, VLLMServer
+from inference.weights.transport import Pause
 
 FACTS = "sqlenv_facts"
 EXPANDABLE = "expandable_segments:True"
@@ -90,23 +91,38 @@ def has_vllm() -> bool:
     return importlib.util.find_spec("vllm") is not None
 
 
-def refusal(name: str, *, has_vllm: bool, has_cuda: bool, ranks: int, allocator: str = "") -> str:
-    """Return why this trainer cannot use the transport, "" when it can. `allocator` is PYTORCH_CUDA_ALLOC_CONF."""
-    if not has_cuda:
-        return f"--weight_sync {name} moves weights between GPUs, and the trainer has none: use disk"
-    if not has_vllm:
-        return f"--weight_sync {name} needs vLLM beside the trainer (pip install -e '.[vllm]'), or use disk"
-    if name == "ipc" and ranks > 1:
-        # vLLM's sender exchanges handles between all ranks, and a server that comes back is the main rank's alone.
-        return f"--weight_sync ipc is for a trainer of one process, and there are {ranks}: use nccl or disk"
-    if name == "ipc" and EXPANDABLE in allocator.replace(" ", ""):
-        # Such memory has no CUDA IPC handle. Torch passes file descriptors instead, for which one process must be
-        # allowed to trace the other: containers and most systems forbid it.
-        return (
-            f"--weight_sync ipc cannot share memory that is allocated with {EXPANDABLE}: leave that out of "
-            "PYTORCH_CUDA_ALLOC_CONF (PYTORCH_ALLOC_CONF), or use disk"
-        )
-    return ""
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """What decides, on the trainer's side, whether weights can go from GPU to GPU. `allocator` is torch's settings."""
+
+    has_cuda: bool
+    has_vllm: bool
+    ranks: int
+    pause: Pause = Pause.WAIT
+    allocator: str = ""
+
+    def refusal(self, transport: str) -> str:
+        """Return why weights cannot leave by `nccl` or `ipc`, "" when they can."""
+        if self.pause is Pause.NONE:
+            return (
+                f"--weight_sync_pause none does not go with --weight_sync {transport}: requests that run while tensors "
+                "arrive one by one would be computed with half of them; use wait or keep"
+            )
+        if not self.has_cuda:
+            return f"--weight_sync {transport} moves weights between GPUs, and the trainer has none: use disk"
+        if not self.has_vllm:
+            return f"--weight_sync {transport} needs vLLM beside the trainer (pip install -e '.[vllm]'), or use disk"
+        if transport == "ipc" and self.ranks > 1:
+            # vLLM's sender exchanges handles between all ranks, and a server that comes back is the main rank's alone.
+            return f"--weight_sync ipc is for a trainer of one process, and there are {self.ranks}: use nccl or disk"
+        if transport == "ipc" and EXPANDABLE in self.allocator.replace(" ", ""):
+            # Such memory has no CUDA IPC handle. Torch passes file descriptors instead, for which one process must be
+            # allowed to trace the other: containers and most systems forbid it.
+            return (
+                f"--weight_sync ipc cannot share memory that is allocated with {EXPANDABLE}: leave that out of "
+                "PYTORCH_CUDA_ALLOC_CONF (PYTORCH_ALLOC_CONF), or use disk"
+            )
+        return ""
 
 
 def disagreement(name: str, here: WorkerFacts, there: Sequence[WorkerFacts]) -> str:

@@ -38,7 +38,7 @@ from inference.engine import EngineError
 from inference.launch.plan import WeightSyncMode
 from inference.vllm.addresses import every_server
 from inference.vllm.api import ReplicaError, VLLMServer
-from inference.weights.device_facts import WorkerFacts, allocator_settings, ask, facts_here, has_vllm
+from inference.weights.device_facts import Sender, WorkerFacts, allocator_settings, ask, facts_here, has_vllm
 from trainer.chat.format import ChatFormat, ChatSettings
 from trainer.chat.prompts import first_message
 from trainer.config import SQLEnvArguments, token_of
@@ -51,7 +51,7 @@ from trainer.training.arguments import require_questions
 from trainer.training.engines import server_urls
 from trainer.training.memory import GIB, Estimate, estimate, shape_of
 from trainer.training.memory_plan import bits_of, device_of, load_of, memory_table, remedy
-from trainer.training.transport_choice import Sender, choose_weight_sync
+from trainer.training.transport_choice import choose_weight_sync
 
 SERVER_S = 60.0
 """For a server's answer; what it says of its settings takes it seconds."""

@@ -30,6 +30,7 @@ from inference.vllm.engine import VLLMEngine, VLLMSettings
 from inference.vllm.fleet import split_urls
 from inference.weights.device import DeviceTransport
 from inference.weights.device_facts import (
+    Sender,
     WorkerFacts,
     allocator_settings,
     ask,
@@ -49,7 +50,7 @@ from trainer.config import ConfigError, SQLEnvArguments
 from trainer.evaluation.evaluate import in_process_engine
 from trainer.ranks import require_whole_model
 from trainer.rollout.client import RolloutSettings
-from trainer.training.transport_choice import Sender, choose_weight_sync
+from trainer.training.transport_choice import choose_weight_sync
 
 PROBE = "Which tables are there, and what is in them?"
 

@@ -3,33 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from inference.launch.plan import WeightSyncMode
-from inference.weights.device_facts import WorkerFacts, disagreement, refusal
-from inference.weights.transport import Pause
-
-
-@dataclass(frozen=True, slots=True)
-class Sender:
-    """What decides, on the trainer's side, whether weights can go from GPU to GPU. `allocator` is torch's settings."""
-
-    has_cuda: bool
-    has_vllm: bool
-    ranks: int
-    pause: Pause
-    allocator: str = ""
-
-    def refusal(self, transport: str) -> str:
-        """Return why weights cannot leave by `nccl` or `ipc`, "" when they can."""
-        if self.pause is Pause.NONE:
-            return (
-                f"--weight_sync_pause none does not go with --weight_sync {transport}: requests that run while tensors "
-                "arrive one by one would be computed with half of them; use wait or keep"
-            )
-        return refusal(
-            transport, has_vllm=self.has_vllm, has_cuda=self.has_cuda, ranks=self.ranks, allocator=self.allocator
-        )
+from inference.weights.device_facts import Sender, WorkerFacts, disagreement
 
 
 def choose_weight_sync(

@@ -12,6 +12,7 @@ import pytest
 
 from inference.vllm.api import ReplicaUnavailableError, VLLMServer
 from inference.weights.device_facts import (
+    Sender,
     WorkerFacts,
     _interface,
     address_towards,
@@ -19,8 +20,8 @@ from inference.weights.device_facts import (
     disagreement,
     interfaces_towards,
     is_here,
-    refusal,
 )
+from inference.weights.transport import Pause
 
 HERE = WorkerFacts(gpu="GPU-a", nccl="2.28.9")
 
@@ -43,11 +44,13 @@ HERE = WorkerFacts(gpu="GPU-a", nccl="2.28.9")
         ("ipc", {"allocator": ",expandable_segments: True"}, "leave that out"),
         ("ipc", {"allocator": "expandable_segments:False"}, ""),
         ("nccl", {"allocator": "expandable_segments:True"}, ""),
+        ("nccl", {"pause": Pause.NONE}, "use wait or keep"),
+        ("ipc", {"pause": Pause.KEEP}, ""),
     ],
 )
 def test_a_trainer_that_cannot_use_it_is_told_why(name: str, facts: Mapping[str, Any], says: str) -> None:
     given: dict[str, Any] = {"has_vllm": True, "has_cuda": True, "ranks": 1, **facts}
-    found = refusal(name, **given)
+    found = Sender(**given).refusal(name)
     assert (found == "") == (says == "")
     assert says in found
 

@@ -93,12 +93,12 @@ def push(url: str, scale: float, deadline_s: float, how: str) -> str:
     from inference.engine import EngineError
     from inference.vllm.api import VLLMServer
     from inference.weights import device as device_module
-    from inference.weights.device_facts import WorkerFacts
+    from inference.weights.device_facts import Sender, WorkerFacts
     from inference.weights.device_transfer import Transfer
 
     for module, name, stand_in in (
         (torch.cuda, "set_device", lambda _: None),
-        (device_module, "refusal", lambda *_, **__: ""),
+        (Sender, "refusal", lambda *_: ""),
         (device_module, "facts_here", lambda _: WorkerFacts(gpu="GPU-of-the-trainer")),
     ):
         setattr(module, name, stand_in)

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from inference.weights.device_facts import WorkerFacts
+from inference.weights.device_facts import Sender, WorkerFacts
 from inference.weights.transport import Pause
-from trainer.training.transport_choice import Sender, choose_weight_sync
+from trainer.training.transport_choice import choose_weight_sync
 
 SENDER = Sender(has_cuda=True, has_vllm=True, ranks=1, pause=Pause.WAIT)
 HERE = WorkerFacts(gpu="GPU-a", nccl="2.28.9")
@@ -59,9 +59,3 @@ def test_auto_goes_where_all_servers_are(servers: list[list[WorkerFacts]], trans
 def test_auto_chooses_no_transport_that_is_refused(sender: Sender, by_ipc: str, by_nccl: str) -> None:
     assert choose_weight_sync("auto", False, sender, HERE, [server("ipc", "GPU-a")]) == by_ipc
     assert choose_weight_sync("auto", False, sender, HERE, [server("nccl", "GPU-b")]) == by_nccl
-
-
-def test_requests_cannot_run_on_while_tensors_arrive() -> None:
-    sender = replace(SENDER, pause=Pause.NONE)
-    assert "use wait or keep" in sender.refusal("nccl")
-    assert SENDER.refusal("ipc") == ""
