@@ -20,7 +20,7 @@ FORBIDDEN = {
 
 ROOMS = {
     "env_server": ["top", "sql", "judging", "test_suites", "core", "data", "service", "client"],
-    "inference": ["top", "in_vllm", "hf", "vllm", "launch", "weights"],
+    "inference": ["top", "simulated", "in_vllm", "hf", "vllm", "launch", "weights"],
     "trainer": [
         *("top", "chat", "policy", "tiny", "rollout", "results", "evaluation", "report", "shipping", "flags"),
         *("training", "warmup", "core"),
