@@ -67,5 +67,5 @@ def reward_fields(episodes: Sequence[Episode], settings: RewardSettings) -> dict
         "correctness": field(lambda e: e.correct),
         "progress": field(lambda e: sum(t.reward.progress for t in e.turns) / settings.progress_scale),
         "operational": field(lambda e: sum(t.reward.operational for t in e.turns)),
-        "format_share": field(lambda e: sum(t.parseable for t in e.turns) / len(e.turns)),
+        "format_share": field(lambda e: sum(t.parseable for t in e.turns) / max(1, len(e.turns))),
     }

@@ -1,0 +1,156 @@
+"""`rollout_func` for a GRPOTrainer that somebody else builds: their trainer learns, our rollout client plays.
+
+    with RolloutFunction(dataset) as rollout:
+        trainer = GRPOTrainer(
+            "Qwen/Qwen3-0.6B",
+            reward_funcs=list(REWARD_FUNCTIONS),
+            train_dataset=rollout.rows(dataset.select(Split.TRAIN)),
+            rollout_func=rollout,
+        )
+        trainer.train()
+
+What the rollout client promises (`trainer.rollout.client`) holds for their rows; what a run of `sqlenv train` has
+beside it, its folder, evaluations and restarts, is theirs to bring. Several ranks each play their own prompts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Self
+
+from datasets import Dataset as HubDataset
+from trl import GRPOTrainer
+
+from env_server.dataset import Dataset, Question
+from env_server.settings import EnvSettings
+from env_server.types import AnswerMode
+from trainer.chat.format import ChatFormat, ChatSettings
+from trainer.config import SQLEnvArguments, token_of
+from trainer.ranks import Ranks
+from trainer.rollout.client import RolloutClient, RolloutSettings, derive_seed, request_for
+from trainer.rollout.environments import open_environments
+from trainer.rollout.episodes import Episode
+from trainer.rollout.examples import Examples
+from trainer.rollout.rewards import reward_fields
+from trainer.rollout.transcript import TokenBudget
+from trainer.training.engines import PolicyEngine, hf_policy, vllm_policy
+from trainer.training.grpo import stop_at_turns_ends, use_engine
+
+_LOG = logging.getLogger(__name__)
+
+TURN_S = 300.0
+"""Longest turn of an engine that is there."""
+
+
+class RolloutFunction:
+    """A `rollout_func`. A context manager; `close` ends its sessions and its engine.
+
+    `arguments` are the flags of `sqlenv train`: where episodes are played, how the policy writes, how many are in
+    flight. With `use_vllm` the servers of the trainer's `vllm_server_base_url` generate, and get the weights after each
+    update; the trainer's own `use_vllm` stays off, or it would start a client of its own. `on_batch` is told of every
+    batch. Raises SQLEnvError.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        arguments: SQLEnvArguments | None = None,
+        *,
+        use_vllm: bool = False,
+        on_batch: Callable[[Sequence[Episode]], None] | None = None,
+    ) -> None:
+        self._dataset = dataset
+        self._arguments = arguments = arguments or SQLEnvArguments()
+        self._use_vllm = use_vllm
+        self._on_batch = on_batch
+        mode = AnswerMode(arguments.answer_mode)
+        self._settings = EnvSettings(step_budget=arguments.step_budget)
+        self._examples = Examples.play(dataset, arguments.few_shot, mode, arguments.step_budget)
+        self._opened = ExitStack()
+        self._environments = open_environments(
+            arguments.env_server,
+            token_of(arguments.env_token),
+            dataset,
+            self._settings,
+            mode,
+            arguments.env_threads,
+        )
+        self._opened.callback(self._environments.close)
+        self._runner = self._opened.enter_context(asyncio.Runner())
+        self._client: RolloutClient | None = None
+        self._ranks = Ranks()
+        self._batches = 0
+
+    def rows(self, questions: Sequence[Question]) -> HubDataset:
+        """Return questions as a `train_dataset`: the message carries the question's id."""
+        shown = self._examples.without(questions)
+        return HubDataset.from_list(
+            [{"prompt": [{"role": "user", "content": q.text, "question_id": q.question_id}]} for q in shown]
+        )
+
+    def __call__(self, prompts: list[list[dict[str, Any]]], trainer: GRPOTrainer) -> dict[str, Any]:
+        """Play one episode per prompt, and return one row for each, in order. Raises RolloutError."""
+        client = self._client = self._client or self._join(trainer)
+        place = (trainer.args.seed, trainer.state.global_step, self._ranks.index, self._batches)
+        requests = [
+            request_for(self._dataset.question(prompt[-1]["question_id"]), derive_seed(*place, index))
+            for index, prompt in enumerate(prompts)
+        ]
+        episodes = self._runner.run(client.play(requests))
+        self._batches += 1
+        if self._on_batch is not None:
+            self._on_batch(episodes)
+        rows = [episode.row for episode in episodes]
+        return {
+            "prompt_ids": [row.prompt_ids for row in rows],
+            "completion_ids": [row.completion_ids for row in rows],
+            "logprobs": [row.logprobs for row in rows],
+            "env_mask": [row.env_mask for row in rows],
+            **reward_fields(episodes, self._settings.reward),
+        }
+
+    def close(self) -> None:
+        """Release everything; closing twice is allowed."""
+        self._opened.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _join(self, trainer: GRPOTrainer) -> RolloutClient:
+        """Put the client together once there is a trainer, and bring its engine to the weights."""
+        arguments, grpo = self._arguments, trainer.args
+        chat = ChatFormat(
+            trainer.processing_class,
+            ChatSettings.of(arguments, grpo.chat_template_kwargs),
+            self._examples.conversations,
+        )
+        stop_at_turns_ends(trainer, chat)
+        context = arguments.max_context_length or trainer.model.config.max_position_embeddings
+        settings = RolloutSettings(
+            TokenBudget(grpo.max_completion_length, context, arguments.max_turn_length, chat.thought_length),
+            temperature=grpo.temperature,
+            max_concurrency=arguments.max_concurrency,
+            max_failure_share=arguments.max_failure_share,
+            engine_timeout_s=TURN_S + (grpo.vllm_server_timeout if self._use_vllm else 0.0),
+        )
+        self._ranks = Ranks.of(grpo)
+        policy: PolicyEngine
+        if self._use_vllm:
+            policy = vllm_policy(trainer, chat, settings, arguments, self._ranks, _LOG.info)
+        else:
+            policy = hf_policy(trainer, trainer.processing_class, chat, settings)
+        self._opened.callback(lambda: self._runner.run(policy.aclose()))
+        use_engine(trainer, policy)
+        # TRL syncs before a rollout, and before this one it knew of no engine.
+        policy.sync_weights()
+        trainer._last_loaded_step = trainer.state.global_step
+        return RolloutClient(policy.engine, self._environments, chat, settings)
