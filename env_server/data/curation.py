@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from env_server.data.raw import RawDataset, RawQuestion
-from env_server.dataset import Dataset, Exclusion, ExclusionReason, Gold, Question
+from env_server.dataset import Dataset, Exclusion, ExclusionReason, Gold, Hardness, Question
 from env_server.errors import DataError, SQLError
 from env_server.judging.submissions import runnable_query
 from env_server.reward import normalize_action
@@ -150,7 +150,7 @@ class _Curator:
 
 
 def _outcomes(questions: Iterable[RawQuestion], golds: Mapping[str, Gold | Unusable]) -> list[Question | Exclusion]:
-    grades = {sql: hardness(sql) for sql, gold in golds.items() if isinstance(gold, Gold)}
+    grades: dict[str, Hardness] = {}
     first: dict[str, str] = {}
     outcomes: list[Question | Exclusion] = []
     for each in questions:
@@ -158,6 +158,8 @@ def _outcomes(questions: Iterable[RawQuestion], golds: Mapping[str, Gold | Unusa
         if isinstance(gold, Unusable):
             outcomes.append(_excluded(each, gold))
             continue
+        if each.sql not in grades:
+            grades[each.sql] = each.hardness or hardness(each.sql)
         earlier = first.setdefault(normalize_action(ActionType.QUERY, each.sql), each.question_id)
         outcomes.append(
             Question(

@@ -23,7 +23,7 @@ from env_server.data.curation import Progress, curate
 from env_server.data.folder import read_folder
 from env_server.data.raw import RawDataset
 from env_server.data.spider import read_spider
-from env_server.data.synthetic import GENERATOR_VERSION, build_scrambled, build_synthetic
+from env_server.data.synthetic import VERSION, build_scrambled, build_synthetic
 from env_server.dataset import Dataset
 from env_server.errors import DataError
 from env_server.settings import EnvSettings
@@ -76,7 +76,7 @@ def _has_separator(spec: str) -> bool:
 
 
 def _generate(build: Callable[[Path, int], RawDataset], name: str, seed: int, cache_dir: Path) -> RawDataset:
-    directory = cache_dir / f"{name}-v{GENERATOR_VERSION}-seed{seed}"
+    directory = cache_dir / f"{name}-v{VERSION}-seed{seed}"
     try:
         return build(directory, seed)
     except OSError as error:

@@ -10,14 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from env_server.dataset import Split
+from env_server.dataset import Hardness, Split
 
 
 @dataclass(frozen=True, slots=True)
 class RawQuestion:
     """One question as its source states it; `split` is TRAIN or EVAL.
 
-    `family` is the source's own sort of question: the generator's family, BIRD's difficulty.
+    `family` is the source's own sort of question: the generator's family, BIRD's difficulty. `hardness` is None where
+    the query is yet to be graded.
     """
 
     question_id: str
@@ -27,6 +28,7 @@ class RawQuestion:
     split: Split
     family: str = ""
     evidence: str = ""
+    hardness: Hardness | None = None
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,12 @@ from env_server.data.synthetic.domains import DOMAINS
 from env_server.data.synthetic.rows import populate
 from env_server.data.synthetic.schema import draft, scramble
 from env_server.dataset import Split
+from env_server.sql.hardness import HARDNESS_VERSION
 
 GENERATOR_VERSION = 1
 """Part of the cache's recipe: raise it with every change of what is generated."""
+VERSION = f"{GENERATOR_VERSION}.{HARDNESS_VERSION}"
+"""Of what the cache holds: what was generated, and the hardness of its queries."""
 VARIANTS = 4
 """Databases of each domain."""
 QUESTIONS_PER_DATABASE = 60
@@ -37,7 +40,7 @@ def build_synthetic(directory: Path, seed: int = 0) -> RawDataset:
 
     The evaluation split holds whole domains. Raises DataError if the directory holds other files.
     """
-    recipe: Recipe = {"name": "synthetic", "version": GENERATOR_VERSION, "seed": seed}
+    recipe: Recipe = {"name": "synthetic", "version": VERSION, "seed": seed}
     return cached(directory, recipe, lambda: _synthetic(seed))
 
 
@@ -47,7 +50,7 @@ def build_scrambled(
     """Return `databases` databases with random names and values, all in the training split; cached likewise."""
     recipe: Recipe = {
         "name": "scrambled",
-        "version": GENERATOR_VERSION,
+        "version": VERSION,
         "seed": seed,
         "databases": databases,
         "questions_per_database": questions_per_database,

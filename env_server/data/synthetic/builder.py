@@ -20,6 +20,7 @@ from env_server.data.synthetic.families import grouped, joined, nested, single
 from env_server.data.synthetic.families.common import Candidate
 from env_server.data.synthetic.model import Database, create_statement
 from env_server.dataset import Row, Split, SQLValue
+from env_server.sql.hardness import hardness
 
 MAX_ROWS = 8
 MAX_COLUMNS = 3
@@ -89,7 +90,15 @@ def questions(
             break
         kept.append((family, candidate))
     return [
-        RawQuestion(f"{prefix}-{database.db_id}-{i:04d}", c.text, database.db_id, c.sql, split, family)
+        RawQuestion(
+            question_id=f"{prefix}-{database.db_id}-{i:04d}",
+            text=c.text,
+            db_id=database.db_id,
+            sql=c.sql,
+            split=split,
+            family=family,
+            hardness=hardness(c.sql),
+        )
         for i, (family, c) in enumerate(kept)
     ]
 

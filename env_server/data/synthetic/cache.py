@@ -15,7 +15,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from env_server.data.raw import RawDataset, RawQuestion
-from env_server.dataset import Split
+from env_server.dataset import Hardness, Split
 from env_server.errors import DataError
 
 MANIFEST = "manifest.json"
@@ -107,4 +107,5 @@ def _digest(content: bytes) -> str:
 
 def _parse(line: str) -> RawQuestion:
     fields = json.loads(line)
-    return RawQuestion(**(fields | {"split": Split(fields["split"])}))
+    hardness = fields["hardness"]
+    return RawQuestion(**fields | {"split": Split(fields["split"]), "hardness": hardness and Hardness(hardness)})

@@ -16,6 +16,7 @@ from env_server.dataset import Dataset, ExclusionReason, Hardness, Split, SQLVal
 from env_server.errors import DataError
 from env_server.settings import DisplaySettings, SandboxSettings
 from env_server.sql.display import MAX_COLUMNS, format_result
+from env_server.sql.hardness import hardness
 from env_server.sql.sandbox import QueryResult
 from env_server.types import AnswerMode
 from tests.env_server.data.folders import add_database
@@ -73,6 +74,13 @@ def raw_of(database: Path, queries: Iterable[str]) -> RawDataset:
 def reasons(dataset: Dataset) -> dict[str, str]:
     """Map each question id to its reason, "" where the question is usable."""
     return {q.question_id: "" for q in dataset.questions} | {e.question_id: e.reason.value for e in dataset.excluded}
+
+
+def test_a_query_that_comes_with_its_hardness_is_not_graded_again(database: Path) -> None:
+    query = "SELECT owner FROM farm ORDER BY id LIMIT 1"
+    raw = raw_of(database, [query])
+    graded = replace(raw, questions=tuple(replace(q, hardness=Hardness.EXTRA) for q in raw.questions))
+    assert [curate(each).questions[0].hardness for each in (raw, graded)] == [hardness(query), Hardness.EXTRA]
 
 
 @pytest.mark.parametrize("mode", AnswerMode)

@@ -10,7 +10,7 @@ import pytest
 
 from env_server.cache import CACHE_VARIABLE, default_cache_dir
 from env_server.data.loading import load_dataset
-from env_server.data.synthetic import GENERATOR_VERSION
+from env_server.data.synthetic import VERSION
 from env_server.dataset import Split
 from env_server.errors import DataError
 from env_server.factory import EnvironmentFactory
@@ -45,7 +45,7 @@ def test_generated_data_are_split_by_database_and_kept_under_their_seed(
     assert again == first
     assert (first.name, first.excluded) == ("synthetic", ())
     for seed, dataset in ((0, first), (7, other)):
-        folder = generated_cache / f"synthetic-v{GENERATOR_VERSION}-seed{seed}"
+        folder = generated_cache / f"synthetic-v{VERSION}-seed{seed}"
         assert {path.parent for path in dataset.databases.values()} == {folder}
         train, evaluation = ({q.db_id for q in dataset.select(split)} for split in (Split.TRAIN, Split.EVAL))
         assert train

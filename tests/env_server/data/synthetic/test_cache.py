@@ -12,11 +12,11 @@ import pytest
 from env_server.data.raw import RawDataset, RawQuestion
 from env_server.data.synthetic import build_scrambled
 from env_server.data.synthetic.cache import MANIFEST, QUESTIONS, Recipe, cached, load
-from env_server.dataset import Split
+from env_server.dataset import Hardness, Split
 from env_server.errors import DataError
 
 RECIPE: Recipe = {"name": "toy", "version": 1}
-QUESTION = RawQuestion("toy-a-0000", "How many?", "a", "SELECT 1", Split.EVAL, "count")
+QUESTION = RawQuestion("toy-a-0000", "How many?", "a", "SELECT 1", Split.EVAL, "count", hardness=Hardness.EASY)
 
 
 class Builder:
