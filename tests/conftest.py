@@ -24,6 +24,29 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
 
+TESTS = Path(__file__).parent
+LONGEST = (
+    "integration/test_real_model.py",
+    "integration/test_real_model_exactness.py",
+    "integration/test_vllm_faults.py",
+    "integration/test_vllm_adapters.py",
+    "integration/test_vllm_training.py",
+    "integration/test_weight_sync.py",
+    "integration/test_device_sync.py",
+    "integration/test_bfloat16_sync.py",
+    "integration/test_ranks.py",
+    "integration/test_launcher.py",
+    "inference/test_engine_contract.py",
+)
+"""Files that take minutes, the longest first."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest files, so that at the end no process is left alone with one."""
+    longest = {TESTS / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: longest.get(item.path, len(longest)))
+
+
 PETS = """
 CREATE TABLE owners (owner_id INTEGER PRIMARY KEY, name TEXT, city TEXT);
 CREATE TABLE pets (
