@@ -141,7 +141,7 @@ class Training:
             settings = self._settings(trainer, chat)
             policy = self._open_engine(trainer, chat, settings)
             stack.callback(lambda: runner.run(policy.aclose()))
-            use_engine(trainer, policy)
+            use_engine(trainer, trainer.times.timing(policy))
             # Made only now, so that a run which cannot start leaves no folder behind.
             log = self._open_log(stack) if self._ranks.is_main else None
             if log is not None:

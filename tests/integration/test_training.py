@@ -31,6 +31,7 @@ from tests.integration.service import metric, serving, until
 from tests.integration.training import save_policy, surroundings_in
 from trainer.results.metrics import meaning
 from trainer.results.run_files import RunFolder
+from trainer.rollout.timings import Part
 
 FLAGS = [
     *("--data", "synthetic", "--eval_episodes", "8", "--step_budget", "6", "--max_turn_length", "16"),
@@ -110,7 +111,8 @@ def assert_the_same(folder: RunFolder, whole: RunFolder) -> None:
 def comparable(folder: RunFolder) -> list[dict[str, Any]]:
     """What was measured in each step, times apart."""
     volatile = ("seconds", "time", "per_second", "runtime")
-    return [{k: v for k, v in row.items() if not k.endswith(volatile)} for row in folder.metrics()]
+    rows = folder.metrics()
+    return [{k: v for k, v in row.items() if not k.startswith("time/") and not k.endswith(volatile)} for row in rows]
 
 
 def test_every_step_is_token_exact(whole: RunFolder) -> None:
@@ -119,6 +121,14 @@ def test_every_step_is_token_exact(whole: RunFolder) -> None:
     assert all(token_exact(row) for row in steps)
     assert max(row["rollout/truncated"] for row in steps) > 0, "rows that lost their oldest turns are among them"
     assert all(row["rollout/failed"] == 0 for row in steps)
+
+
+def test_every_step_says_where_its_time_went(whole: RunFolder) -> None:
+    for row in whole.metrics():
+        rollout, push, training, other = (row[f"time/{name}"] for name in ("rollout", "push", "training", "other"))
+        assert min(rollout, training) > 0 <= min(push, other)
+        assert sum(row[f"time/{part}"] for part in Part) == pytest.approx(rollout)
+        assert rollout + push + training >= row["step_time"], "TRL leaves the optimizer out"
 
 
 def test_the_policy_learns_from_rewards_that_differ(whole: RunFolder, policy: Path) -> None:

@@ -34,6 +34,18 @@ WIDTH, HEIGHT, DPI = 10.0, 4.0, 120
 INK, MUTED, GRID = "#1b2430", "#5d6878", "#d8dee6"
 TRAIN, BEFORE, AFTER = "#0e8a6e", "#c2571a", "#1a66b5"
 
+TIMES = {
+    "training": "#1a66b5",
+    "push": "#8fb8e6",
+    "generation": "#0e8a6e",
+    "environment": "#e3a72f",
+    "judging": "#c2571a",
+    "queue": "#7d5ba6",
+    "client": "#c3aed6",
+    "other": "#cfd6de",
+}
+"""The parts of a step's time, from the bottom of their picture up, with their colours."""
+
 T = TypeVar("T")
 
 
@@ -116,6 +128,35 @@ def reward_curves(series: Sequence[Series], window: int) -> Figure:
         axes = figure.add_subplot(rows, columns, index + 1)
         _style(axes)
         _draw_series(axes, one, window)
+    return figure
+
+
+def times_of(metrics: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
+    """Return the seconds of each part of a step's time over the steps that logged them, and these as "step"."""
+    rows = [row for row in metrics if all(np.isfinite(row.get(f"time/{part}", np.nan)) for part in TIMES)]
+    return {"step": [row["step"] for row in rows]} | {part: [row[f"time/{part}"] for row in rows] for part in TIMES}
+
+
+def time_picture(times: Mapping[str, Sequence[float]], window: int) -> Figure:
+    """Draw the parts of the steps' time on top of each other, as rolling means; parts that took none are left out."""
+    figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+    axes = figure.subplots()
+    _style(axes)
+    shown = {part: color for part, color in TIMES.items() if max(times[part]) > 0}
+    limit = MAX_POINTS // 2  # there are more curves than elsewhere
+    steps = thin(times["step"], limit)
+    means = [thin(rolling_mean(times[part], window), limit) for part in shown]
+    if len(steps) == 1:  # as wide as one step
+        steps, means = [steps[0] - 0.5, steps[0] + 0.5], [values * 2 for values in means]
+    axes.stackplot(steps, means, colors=list(shown.values()), labels=list(shown), linewidth=0)
+    axes.margins(x=0)
+    axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("training step", color=MUTED)
+    axes.set_ylabel("seconds a step", color=MUTED)
+    handles, labels = axes.get_legend_handles_labels()
+    # In the order of the picture, from the top down.
+    figure.legend(handles[::-1], labels[::-1], loc="outside right upper", frameon=False, labelcolor=INK, fontsize=9.5)
     return figure
 
 

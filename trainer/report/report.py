@@ -111,6 +111,7 @@ def write_report(run: Path) -> Path:
         "outcomes": outcome_table(played) if played else None,
         "excluded": excluded_table(played),
         "ratio": ratio_line(metrics),
+        "times": time_line(metrics),
         "replays": replays(before.records, after.records) if before and after and mismatch(before, after) == "" else [],
         "config": cut(json.dumps(redacted(config), ensure_ascii=False, indent=2), CONFIG_LIMIT),
     }
@@ -171,12 +172,29 @@ def missing(played: Mapping[str, Played], metrics: Sequence[object], episodes: S
 
 def pictures(learning: plots.Learning, metrics: Sequence[Mapping[str, float]]) -> dict[str, str]:
     """Return the sources of the pictures by name, empty where there is nothing to draw."""
-    drawn = {"learning": "", "rewards": ""}
+    drawn = {"learning": "", "rewards": "", "times": ""}
     if learning.points or learning.during or learning.marks:
         drawn["learning"] = plots.svg_uri(plots.learning_curve(learning))
     if series := plots.series_of(metrics, reward_keys(metrics)):
         drawn["rewards"] = plots.svg_uri(plots.reward_curves(series, plots.window_for(len(metrics))))
+    if (times := plots.times_of(metrics))["step"]:
+        drawn["times"] = plots.svg_uri(plots.time_picture(times, plots.window_for(len(metrics))))
     return drawn
+
+
+def time_line(metrics: Sequence[Mapping[str, float]]) -> str:
+    """Return how the steps' time was spent, the longest part first, or that it was not logged."""
+    times = plots.times_of(metrics)
+    if not times["step"]:
+        return "Where the time went was not logged."
+    mean = {part: float(np.mean(times[part])) for part in plots.TIMES}
+    whole = sum(mean.values())
+    named = [
+        f"{part} {seconds / whole:.0%}"
+        for part, seconds in sorted(mean.items(), key=lambda pair: -pair[1])
+        if seconds >= 0.005 * whole
+    ]
+    return f"A step took {whole:.3g} s on average: {', '.join(named)}."
 
 
 def reward_keys(metrics: Sequence[Mapping[str, float]]) -> dict[str, str]:

@@ -1,39 +1,30 @@
 """What the terminal says about a training step: two lines, of what experts watch. Pure: no I/O, no clock.
 
-The first line is about the episodes, the second about the update. Lines break between two numbers where the terminal is
-narrow. What was not measured is left out.
+The first line is about the episodes, the second about the update and the time. Lines break between two numbers where
+the terminal is narrow. What was not measured is left out.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
-WIDTH = 110
-"""Columns that both lines fit into, whatever is measured."""
+WIDTH = 120
+"""Columns that both lines fit into, unless there is a KL term or a slow push beside all else."""
 GAP = "  "
 INDENT = "    "
 RATIO = "sampling/importance_sampling_ratio"
+ROLLOUT_PARTS = ("queue", "generation", "environment", "judging", "client")
+SLOW_PUSH = 0.02
+"""Share of a step's time from which on a push is worth a word."""
 
 Metrics = Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """How long things take, in seconds: what is left of training, and one step."""
-
-    left: float
-    step: float
-    """What TRL measures as one step, rollouts included; NaN where it was not."""
-    rollout: float
-
-
-def step_text(step: int, steps: int, metrics: Metrics, pace: Pace, width: int = WIDTH) -> str:
-    """Describe a step in lines of at most `width` columns."""
+def step_text(step: int, steps: int, metrics: Metrics, left: float, width: int = WIDTH) -> str:
+    """Describe a step in lines of at most `width` columns; `left` is what training has left, in seconds."""
     head = f"step {step:>4}/{steps}"
-    rollout = [*_episodes(metrics), f"{clock(pace.left)} left"]
-    update = [*_update(metrics), *_seconds(pace)]
+    rollout = [*_episodes(metrics), f"{clock(left)} left"]
+    update = [*_update(metrics), *_times(metrics)]
     return "\n".join(_lines(head, rollout, width) + _lines(INDENT, update, width))
 
 
@@ -75,11 +66,22 @@ def _some(metrics: Metrics, text: str, *names: str) -> str:
     return "" if None in values else text.format(*values)
 
 
-def _seconds(pace: Pace) -> list[str]:
-    if math.isnan(pace.step):
+def _times(metrics: Metrics) -> list[str]:
+    """What the step waited for, and what episodes waited for most."""
+    if "time/rollout" not in metrics:
         return []
-    texts = [f"{s:.1f} s" if s < 10 else f"{s:.0f} s" for s in (pace.rollout, pace.step - pace.rollout)]
-    return [f"rollout {texts[0]}, train {texts[1]}"]
+    rollout, push, training = (metrics[f"time/{name}"] for name in ("rollout", "push", "training"))
+    words = [f"rollout {_seconds(rollout)}"]
+    if rollout > 0:
+        seconds, longest = max((metrics[f"time/{part}"], part) for part in ROLLOUT_PARTS)
+        words[0] += f" ({seconds / rollout:.0%} {longest})"
+    if push > SLOW_PUSH * (rollout + push + training):
+        words.append(f"push {_seconds(push)}")
+    return [", ".join([*words, f"train {_seconds(training)}"])]
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
 
 
 def _lines(start: str, words: Sequence[str], width: int) -> list[str]:

@@ -23,6 +23,7 @@ from trl import GRPOConfig
 from trainer.config import ConfigError
 from trainer.results.statistics import EvaluationSummary
 from trainer.training.out_of_memory import HalvingTrainer
+from trainer.training.step_times import StepTimes
 
 PREFIX = "eval_"
 """What transformers tells evaluations by; trackers and metrics.jsonl show `eval/` instead."""
@@ -117,10 +118,16 @@ def _is_due(args: TrainingArguments, state: TrainerState) -> bool:
 
 
 class SQLEnvTrainer(HalvingTrainer):
-    """TRL's trainer, with our evaluation; `evaluate_with` must come before `train`."""
+    """TRL's trainer, with our evaluation and times; `evaluate_with` must come before `train`."""
 
     control: TrainerControl
     _evaluate_policy: Evaluate
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # TRL averages them until its next log, with its own: the run's log and every tracker get both.
+        self.times = StepTimes(lambda name, seconds: self._metrics["train"][name].append(seconds))
+        self.add_callback(self.times)
 
     def evaluate_with(self, evaluate: Evaluate) -> None:
         """Evaluate so from here on."""

@@ -16,8 +16,9 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Any
 
 from datasets import Dataset as HubDataset
 from transformers import PreTrainedTokenizerBase, PrinterCallback, ProgressCallback
@@ -34,17 +35,12 @@ from trainer.ranks import Ranks
 from trainer.rollout.client import RolloutClient, check_failures, derive_seed, request_for
 from trainer.rollout.episodes import Episode, Outcome
 from trainer.rollout.rewards import REWARD_FUNCTIONS, reward_fields
+from trainer.rollout.timings import split
 from trainer.training.evaluating import SQLEnvTrainer
+from trainer.training.step_times import Wait, WeightSync
 
 OnBatch = Callable[[int, Sequence[Episode]], None]
 """Called with the training step and the episodes of all ranks."""
-
-
-class WeightSync(Protocol):
-    """Brings the engine to the trainer's weights."""
-
-    def sync_weights(self) -> None:
-        """Called by TRL before the rollout of each new global step."""
 
 
 def prompt_rows(questions: Sequence[Question]) -> HubDataset:
@@ -78,7 +74,7 @@ class SQLEnvRollout:
         """Play with `client`, and tell `on_batch` of each batch; None on ranks that keep no log."""
         self._client, self._on_batch = client, on_batch
 
-    def __call__(self, prompts: list[list[dict[str, Any]]], trainer: GRPOTrainer) -> dict[str, Any]:
+    def __call__(self, prompts: list[list[dict[str, Any]]], trainer: SQLEnvTrainer) -> dict[str, Any]:
         """Play one episode per prompt, then gather those of all ranks. Raises RolloutError."""
         if self._client is None:
             raise RuntimeError("SQLEnvRollout was called before play_with")
@@ -88,11 +84,14 @@ class SQLEnvRollout:
             request_for(self._dataset.question(prompt[-1]["question_id"]), derive_seed(self._seed, step, rank, index))
             for index, prompt in enumerate(prompts, start=first)
         ]
-        started = time.perf_counter()
-        episodes = self._runner.run(self._client.play(requests, batch=len(requests) * self._ranks.count))
-        seconds = time.perf_counter() - started
-        everyones = self._ranks.gather(episodes)
-        slowest = max(self._ranks.gather([seconds]))
+        with trainer.times.waiting(Wait.ROLLOUT):
+            started = time.perf_counter()
+            episodes = self._runner.run(self._client.play(requests, batch=len(requests) * self._ranks.count))
+            seconds = time.perf_counter() - started
+            everyones = self._ranks.gather(episodes)
+            parts = split(episode.timing for episode in episodes if episode.timing is not None)
+            slowest, parts = max(self._ranks.gather([(seconds, parts)]), key=itemgetter(0))
+        trainer.times.played(parts)
         causes = [episode.failure for episode in everyones if episode.outcome is Outcome.FAILED]
         check_failures(causes, len(everyones), self._client.max_failure_share)
         # TRL averages them until its next log, with its own: the run's log and every tracker get both.

@@ -6,7 +6,6 @@ like to them, `evaluating` logs evaluations. On several ranks, the main one alon
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +14,7 @@ from rich.console import Console
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from trainer.results.run_files import RunFolder
-from trainer.results.step_text import WIDTH, Pace, step_text
+from trainer.results.step_text import WIDTH, step_text
 from trainer.rollout.episodes import Episode, record
 from trainer.training.evaluating import BEST, PREFIX
 
@@ -30,12 +29,9 @@ class RunLog(TrainerCallback):  # type: ignore[misc]  # transformers carries no 
         self._console = console
         self._started = time.monotonic()
         self._first_step = 0
-        self._logged_step = 0
-        self._batches = 0
 
     def write_batch(self, step: int, episodes: Sequence[Episode]) -> None:
         """Keep a batch of training episodes; called by the rollout."""
-        self._batches += 1
         for episode in episodes:
             self._episodes.write_episode(step, record(episode))
 
@@ -45,7 +41,7 @@ class RunLog(TrainerCallback):  # type: ignore[misc]  # transformers carries no 
         """Start the clock, and go on where a resumed run does."""
         self._folder.go_on_from(state.global_step)
         self._started = time.monotonic()
-        self._first_step = self._logged_step = state.global_step
+        self._first_step = state.global_step
 
     def on_log(
         self,
@@ -67,13 +63,9 @@ class RunLog(TrainerCallback):  # type: ignore[misc]  # transformers carries no 
     def _say(self, state: TrainerState, logs: Mapping[str, float]) -> None:
         gone = time.monotonic() - self._started
         left = gone / (state.global_step - self._first_step) * (state.max_steps - state.global_step)
-        # Several steps may train on one batch, and a log may be about several steps.
-        share = self._batches / (state.global_step - self._logged_step)
-        self._logged_step, self._batches = state.global_step, 0
-        pace = Pace(left, logs.get("step_time", math.nan), logs.get("rollout/seconds", 0.0) * share)
         # What is no terminal has no width, and is read in one that has another.
         width = self._console.width if self._console.is_terminal else WIDTH
-        text = step_text(state.global_step, state.max_steps, logs, pace, width)
+        text = step_text(state.global_step, state.max_steps, logs, left, width)
         self._console.print(text, highlight=False, soft_wrap=True)
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tests.trainer.records import make_record
 from trainer.report.plots import (
     MAX_POINTS,
+    TIMES,
     Learning,
     Mark,
     Series,
@@ -29,6 +30,8 @@ from trainer.report.plots import (
     series_of,
     svg_uri,
     thin,
+    time_picture,
+    times_of,
     window_for,
 )
 from trainer.results.run_files import Evaluation, RunFolder, RunFolderError
@@ -46,9 +49,22 @@ def make_series(name: str, steps: int) -> Series:
     return Series(name, tuple(range(steps)), tuple(math.sin(i) for i in range(steps)))
 
 
+def make_times(steps: int) -> dict[str, list[float]]:
+    return times_of(
+        [
+            {"step": float(step), **{f"time/{part}": 1 + math.sin(step + i) for i, part in enumerate(TIMES)}}
+            for step in range(1, steps + 1)
+        ]
+    )
+
+
 def pictures(steps: int) -> list[str]:
     learning = Learning(make_points(steps), 4, make_points(steps // 4), MARKS)
-    return [svg_uri(learning_curve(learning)), svg_uri(reward_curves([make_series(HOSTILE, steps)] * 4, 3))]
+    return [
+        svg_uri(learning_curve(learning)),
+        svg_uri(reward_curves([make_series(HOSTILE, steps)] * 4, 3)),
+        svg_uri(time_picture(make_times(steps), 3)),
+    ]
 
 
 def test_pictures_are_svg_and_the_same_bytes_for_the_same_data() -> None:
@@ -90,6 +106,26 @@ def test_window(steps: int, window: int) -> None:
 def test_series_leave_out_what_is_missing_or_not_finite() -> None:
     metrics = [{"step": 1, "a": 1.0}, {"step": 2, "a": math.nan}, {"step": 3, "b": math.inf}, {"step": 4, "a": 4.0}]
     assert series_of(metrics, {"a": "first", "b": "second", "c": "third"}) == [Series("first", (1, 4), (1.0, 4.0))]
+
+
+def test_times_are_of_the_steps_that_logged_all_of_them() -> None:
+    whole = {f"time/{part}": float(i) for i, part in enumerate(TIMES)}
+    metrics = [{"step": 1, **whole}, {"step": 2, "reward": 1.0}, {"step": 3, **whole, "time/push": math.nan}]
+    assert times_of(metrics) == {"step": [1]} | {part: [float(i)] for i, part in enumerate(TIMES)}
+    assert times_of([]) == {"step": []} | {part: [] for part in TIMES}
+
+
+@pytest.mark.parametrize("steps", [1, 2, 30])
+def test_the_parts_of_the_time_are_stacked_and_those_that_took_none_left_out(steps: int) -> None:
+    times = make_times(steps) | {"push": [0.0] * steps}
+    figure = time_picture(times, 1)
+    (axes,) = figure.axes
+    shown = [part for part in TIMES if part != "push"]
+    assert axes.get_legend_handles_labels()[1] == shown
+    tops = [np.asarray(part.get_paths()[0].vertices)[:, 1].max() for part in axes.collections]
+    heights = [sum(times[part][step] for part in shown) for step in range(steps)]
+    assert tops[-1] == pytest.approx(max(heights))
+    assert tops == sorted(tops)
 
 
 def make_run(path: Path, episodes: bool, evaluations: bool) -> RunFolder:

@@ -15,6 +15,7 @@ import pytest
 
 from env_server.types import RewardComponents
 from tests.trainer.records import make_record
+from trainer.report.plots import TIMES
 from trainer.report.report import Played, group_table, headline, metrics_table, mismatch, redacted, run, write_report
 from trainer.results.run_files import Evaluation, RunFolder, RunFolderError
 from trainer.results.statistics import summarize
@@ -64,9 +65,12 @@ def add_evaluation(folder: RunFolder, label: str, records: list[EpisodeRecord], 
 def add_training(folder: RunFolder, steps: int = 12, name: str = "reward_correctness") -> None:
     ends = {"min": 1 - 1e-5, "mean": 1.0, "max": 1 + 1e-5}
     ratio = {f"sampling/importance_sampling_ratio/{end}": value for end, value in ends.items()}
+    times = {f"time/{part}": 10.0 - i for i, part in enumerate(TIMES)}
     with folder.metrics_writer() as metrics, folder.episodes_writer() as episodes:
         for step in range(1, steps + 1):
-            metrics.write({"step": step, "reward": step / steps, f"rewards/{name}/mean": step / steps, **ratio})
+            metrics.write(
+                {"step": step, "reward": step / steps, f"rewards/{name}/mean": step / steps, **ratio, **times}
+            )
             for index, record in enumerate(make_episodes(step, 16)):
                 failed = replace(record, outcome="failed", failure="Unreachable: gone")
                 episodes.write_episode(step, failed if index == 0 else record)
@@ -145,6 +149,7 @@ def test_a_whole_run_has_every_part(whole: tuple[str, Page]) -> None:
         "Importance ratio over 12 steps: mean 1.000000, smallest 0.999990, largest 1.000010",
         "12 of 192 training episodes failed and were masked: Unreachable (12).",
         "Not finite at some steps, and left out of the curves: grad_norm (1).",
+        "A step took 52 s on average: training 19%, push 17%, generation 15%,",
         "reward 0.08333 1 Mean total reward of an episode",
         "rewards/reward_correctness/mean 0.08333 1 Mean of one reward function before its weight.",
         "Wrong before, right after",
@@ -155,7 +160,7 @@ def test_a_whole_run_has_every_part(whole: tuple[str, Page]) -> None:
     ):
         assert part in page.text
     assert "not complete" not in page.text
-    assert page.tags.count("img") == 2
+    assert page.tags.count("img") == 3
 
 
 def require_self_contained(html: str, page: Page) -> None:
@@ -196,7 +201,7 @@ def test_secrets_of_the_config_stay_out(whole: tuple[str, Page]) -> None:
 def test_hostile_text_stays_text(tmp_path: Path) -> None:
     html, page = read(make_run(tmp_path / "<b>run", HOSTILE))
     require_self_contained(html, page)
-    assert page.tags.count("img") == 2
+    assert page.tags.count("img") == 3
     assert "<b>run" not in html
     for words in ("{{ 7*7 }}", "alert('x')", "<b>run"):
         assert words in page.text

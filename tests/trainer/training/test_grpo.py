@@ -26,9 +26,11 @@ from trainer.rollout.client import RolloutClient, RolloutError, RolloutSettings
 from trainer.rollout.environments import LocalEnvironments
 from trainer.rollout.episodes import Episode, Outcome, TokenRow, Turn
 from trainer.rollout.rewards import REWARD_FUNCTIONS
+from trainer.rollout.timings import Part
 from trainer.rollout.transcript import TokenBudget
 from trainer.tiny.tokenizer import build_tokenizer
 from trainer.training.grpo import SQLEnvRollout, prompt_rows, rollout_metrics, stop_at_turns_ends
+from trainer.training.step_times import StepTimes
 
 Batch = tuple[int, list[Episode]]
 
@@ -89,7 +91,9 @@ def rollouts(
 
 def trainer_at(step: int) -> Any:
     """What a rollout reads of a GRPOTrainer, and where it leaves its metrics."""
-    return SimpleNamespace(state=SimpleNamespace(global_step=step), _metrics={"train": defaultdict(list)})
+    metrics: dict[str, list[float]] = defaultdict(list)
+    times = StepTimes(lambda name, seconds: metrics[name].append(seconds))
+    return SimpleNamespace(state=SimpleNamespace(global_step=step), _metrics={"train": metrics}, times=times)
 
 
 class SecondOfTwo(Ranks):
@@ -97,7 +101,7 @@ class SecondOfTwo(Ranks):
 
     def __init__(self, peers_episode: Episode) -> None:
         super().__init__(index=1, count=2)
-        self._peers: list[list[Any]] = [[peers_episode], [1000.0]]
+        self._peers: list[list[Any]] = [[peers_episode], [(1000.0, {Part.ENVIRONMENT: 1000.0})]]
 
     def gather(self, items: Sequence[Any]) -> list[Any]:
         return [*self._peers.pop(0), *items]
@@ -209,6 +213,8 @@ def test_a_batch_is_that_of_all_ranks_and_as_slow_as_the_slowest(pets: Dataset, 
     assert episodes[0] is peers
     assert [e.question_id for e in episodes[1:]] == ["cats", "oldest"]
     assert metrics["rollout/seconds"] == [1000.0]
+    trainer.times.on_step_end(None, None, None)
+    assert metrics["time/environment"] == metrics["time/rollout"], "divided as the slowest rank's time"
     assert metrics["rollout/trained_tokens"] == [2 + sum(sum(mask) for mask in rows["env_mask"])]
 
 

@@ -95,15 +95,6 @@ def test_what_is_no_terminal_gets_the_same_lines_whatever_its_width(logged: Logg
     )
 
 
-def test_the_seconds_of_a_step_have_those_of_its_share_of_rollouts(logged: Logged) -> None:
-    logged.begin()
-    logged.log.write_batch(1, [])
-    logged.step(2, {"loss": 0.5, "step_time": 5.0, "rollout/seconds": 4.0})
-    assert "rollout 2.0 s, train 3.0 s" in logged.said.getvalue(), "one batch for two steps"
-    logged.step(3, {"loss": 0.5, "step_time": 3.0})
-    assert "rollout 0.0 s, train 3.0 s" in logged.said.getvalue()
-
-
 def test_a_run_that_goes_on_counts_its_own_steps_and_cuts_off_those_that_it_takes_again(
     logged: Logged, clock: Clock
 ) -> None:
