@@ -28,6 +28,10 @@ ACTION_FORMAT_HELP = (
     "that its chat template declares)."
 )
 SYSTEM_PROMPT_HELP = "A file with the system message to use instead of SQLEnv's own."
+TRACE_HELP = (
+    "Write when each episode waited for what, and in training when steps and weight pushes were, to this file; "
+    "https://ui.perfetto.dev opens it. Other ranks write files beside it."
+)
 FEW_SHOT_HELP = "Worked episodes on training databases to show before every question; those questions are not asked."
 THINKING_HELP = (
     "Tokens that a thought may have in each turn, beside --max_turn_length; then it is closed and the action follows. "
@@ -168,6 +172,7 @@ class SQLEnvArguments(EpisodeArguments):
         },
     )
 
+    trace: str | None = field(default=None, metadata={"help": TRACE_HELP})
     dry_run: bool = field(
         default=False,
         metadata={

@@ -44,6 +44,7 @@ from trainer.results.summary_table import difficulty_table, summary_table
 from trainer.rollout.client import RolloutClient, RolloutSettings
 from trainer.rollout.environments import AnyEnvironments, open_environments
 from trainer.rollout.examples import Examples
+from trainer.rollout.trace import Trace
 from trainer.rollout.transcript import TokenBudget
 from trainer.shipping.export import publish
 from trainer.shipping.hub import Destination
@@ -146,11 +147,13 @@ class Training:
             log = self._open_log(stack) if self._ranks.is_main else None
             if log is not None:
                 trainer.add_callback(log)
+            trace = self._open_trace(stack, trainer)
             play = self._play_settings(settings)
             trainer.add_callback(StopAfterStep(self._stopping))
             trainer.add_callback(SavePlaySettings(play))
-            rollout.play_with(RolloutClient(policy.engine, environments, chat, settings), log and log.write_batch)
-            greedy = RolloutClient(policy.engine, environments, chat, replace(settings, temperature=0.0))
+            client = RolloutClient(policy.engine, environments, chat, settings, trace)
+            rollout.play_with(client, log and log.write_batch)
+            greedy = RolloutClient(policy.engine, environments, chat, replace(settings, temperature=0.0), trace)
 
             def evaluate(label: str, name: str) -> EvaluationSummary | None:
                 policy.sync_weights()
@@ -185,6 +188,14 @@ class Training:
         self._open_folder()
         stack.callback(self._leave_room)
         return stack.enter_context(closing(RunLog(self._folder, self._console)))
+
+    def _open_trace(self, stack: ExitStack, trainer: SQLEnvTrainer) -> Trace | None:
+        if self._arguments.trace is None:
+            return None
+        goes_on = bool(self._grpo.resume_from_checkpoint)
+        trace = stack.enter_context(Trace(Path(self._arguments.trace), self._ranks.index, goes_on=goes_on))
+        trainer.times.trace_to(trace)
+        return trace
 
     def _open_environments(self) -> AnyEnvironments:
         arguments = self._arguments

@@ -14,7 +14,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,7 @@ from trainer.config import (
     SYSTEM_PROMPT_HELP,
     THINKING_HELP,
     TOKEN_HELP,
+    TRACE_HELP,
     ActionFormat,
     prompt_in,
     token_of,
@@ -47,6 +48,7 @@ from trainer.rollout.environments import LOCAL, AnyEnvironments, Environments, o
 from trainer.rollout.episodes import Episode, EpisodeRecord, record
 from trainer.rollout.examples import Examples
 from trainer.rollout.players import OraclePlayer, Player, RandomPlayer, play
+from trainer.rollout.trace import Trace
 from trainer.rollout.transcript import TokenBudget
 
 if TYPE_CHECKING:
@@ -233,6 +235,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--vllm_server_base_url", default=VLLM_URL, help=f"their URLs, separated by commas (default: {VLLM_URL})"
     )
     parser.add_argument("--max_concurrency", type=_positive, default=64, help="episodes in flight")
+    parser.add_argument("--trace", metavar="FILE", help=TRACE_HELP)
     parser.add_argument("--trust_remote_code", action="store_true", help="run code that comes with the policy")
     parser.add_argument("--json", action="store_true", help="end with one JSON object on the last line of stdout")
     parser.add_argument("--episodes_out", help="write every episode, turn by turn, to this JSONL file")
@@ -247,6 +250,8 @@ def run(argv: Sequence[str]) -> int:
         parser.error(f"--episodes must be positive, or -1 for all; got {args.eval_episodes}")
     if args.episodes_out and not Path(args.episodes_out).parent.is_dir():
         parser.error(f"--episodes_out: there is no folder {Path(args.episodes_out).parent}")
+    if args.trace and args.policy in SCRIPTED:
+        parser.error(f"--trace is of what the episodes of a model wait for; {args.policy} waits for nothing")
     console = Console(stderr=True)
     saved = None if args.policy in SCRIPTED else _saved_with(args.policy)
     chosen = settle(args, saved)
@@ -261,11 +266,14 @@ def run(argv: Sequence[str]) -> int:
         parser.error(f"data set {chosen.data} has no usable question in split {args.split.value!r}")
     env_settings = EnvSettings(step_budget=chosen.step_budget)
     environments = open_environments(args.env, token_of(args.env_token), dataset, env_settings, chosen.answer_mode)
-    with closing(environments), Progress(console=console, transient=True) as progress:
+    tracing = Trace(Path(args.trace)) if args.trace else nullcontext()
+    with closing(environments), tracing as trace, Progress(console=console, transient=True) as progress:
         bar = progress.add_task(f"playing as {args.policy}", total=len(questions))
 
-        def advance(_: Episode) -> None:
+        def advance(episode: Episode) -> None:
             progress.advance(bar)
+            if trace is not None:
+                trace.write_episode(episode)
 
         if args.policy in SCRIPTED:
             episodes = play_scripted(args.policy, environments, questions, chosen.answer_mode, chosen.seed, advance)

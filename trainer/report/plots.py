@@ -45,6 +45,8 @@ TIMES = {
     "other": "#cfd6de",
 }
 """The parts of a step's time, from the bottom of their picture up, with their colours."""
+NEGLIGIBLE = 0.005
+"""Share of the time below which a part is left out."""
 
 T = TypeVar("T")
 
@@ -138,11 +140,12 @@ def times_of(metrics: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
 
 
 def time_picture(times: Mapping[str, Sequence[float]], window: int) -> Figure:
-    """Draw the parts of the steps' time on top of each other, as rolling means; parts that took none are left out."""
+    """Draw the parts of the steps' time on top of each other, as rolling means; negligible ones are left out."""
     figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
     axes = figure.subplots()
     _style(axes)
-    shown = {part: color for part, color in TIMES.items() if max(times[part]) > 0}
+    whole = sum(sum(times[part]) for part in TIMES)
+    shown = {part: color for part, color in TIMES.items() if sum(times[part]) >= NEGLIGIBLE * whole}
     limit = MAX_POINTS // 2  # there are more curves than elsewhere
     steps = thin(times["step"], limit)
     means = [thin(rolling_mean(times[part], window), limit) for part in shown]

@@ -192,7 +192,7 @@ def time_line(metrics: Sequence[Mapping[str, float]]) -> str:
     named = [
         f"{part} {seconds / whole:.0%}"
         for part, seconds in sorted(mean.items(), key=lambda pair: -pair[1])
-        if seconds >= 0.005 * whole
+        if seconds >= plots.NEGLIGIBLE * whole
     ]
     return f"A step took {whole:.3g} s on average: {', '.join(named)}."
 

@@ -34,6 +34,7 @@ from trainer.chat.prompts import first_message
 from trainer.rollout.environments import Environments, EnvironmentSession
 from trainer.rollout.episodes import Episode, Outcome, Turn, turn_of
 from trainer.rollout.timings import Stopwatch, Wait
+from trainer.rollout.trace import Trace
 from trainer.rollout.transcript import TokenBudget, Transcript, masked_row
 from trainer.rollout.turns import generate_turn
 
@@ -100,7 +101,7 @@ def check_failures(causes: Sequence[str], episodes: int, allowed_share: float) -
 
 
 class RolloutClient:
-    """Plays batches of episodes; keeps no state between them."""
+    """Plays batches of episodes; keeps no state between them. `trace` is told of each episode that ends."""
 
     def __init__(
         self,
@@ -108,11 +109,13 @@ class RolloutClient:
         environments: Environments,
         chat: ChatFormat,
         settings: RolloutSettings,
+        trace: Trace | None = None,
     ) -> None:
         self._engine = engine
         self._environments = environments
         self._chat = chat
         self._settings = settings
+        self._trace = trace
 
     @property
     def max_failure_share(self) -> float:
@@ -163,7 +166,10 @@ class RolloutClient:
             episode = await self._play(index, request, watch)
         except (EngineError, SQLEnvError, TimeoutError, OSError) as error:
             episode = _failed_episode(request, self._chat, f"{type(error).__name__}: {error}")
-        return replace(episode, timing=watch.timing())
+        episode = replace(episode, timing=watch.timing())
+        if self._trace is not None:
+            self._trace.write_episode(episode)
+        return episode
 
     async def _play(self, index: int, request: EpisodeRequest, watch: Stopwatch) -> Episode:
         async with AsyncExitStack() as stack:
