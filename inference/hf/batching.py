@@ -55,6 +55,11 @@ class Batcher:
         return len(self._turns)
 
     @property
+    def open_keys(self) -> frozenset[int]:
+        """The keys of the open sessions."""
+        return frozenset(self._turns)
+
+    @property
     def running(self) -> bool:
         """True between a `Start` and its `finish`."""
         return self._running

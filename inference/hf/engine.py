@@ -1,7 +1,9 @@
 """`HFEngine`: the policy served by transformers, in the trainer's process.
 
-Open sessions submit requests; requests that wait together are decoded together (`batching` decides which,
-`decoding` does it) in one worker thread, so the event loop stays free and environments step while others generate.
+Open sessions submit requests; requests that wait together are decoded together (`batching` decides which, `cached` does
+it) in one worker thread, so the event loop stays free and environments step while others generate. The keys and values
+of a session's ids are kept for its next turn, which begins with them; where a model does not let that be done, or it is
+not wanted, each turn reads its whole prompt (`generate`).
 
 Invariants:
 
@@ -13,9 +15,11 @@ Invariants:
 4. Nothing is tied to one event loop between sessions: consecutive `asyncio.run` calls may use one engine. Using
    it from two loops at a time is an error.
 5. A batch that memory does not suffice for is decoded in halves, and so are later ones; a row's tokens do not depend
-   on the rows beside it. It is said in one line. One row that does not fit fails its request.
+   on the rows beside it. Before that, less is kept of other sessions. It is said in one line. One row that does not fit
+   fails its request.
 6. A completion carries the policy version that was set when its batch started: whoever changes the weights calls
-   `set_policy_version`.
+   `set_policy_version`, and nothing that was kept before is used after it.
+7. Nothing is kept when no session is open.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ import asyncio
 import logging
 import math
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -36,10 +40,16 @@ from transformers import PreTrainedModel
 
 from inference.engine import Completion, ContextOverflowError, EngineClosedError, EngineError, Sampling, Session
 from inference.hf.batching import Batcher, Start
-from inference.hf.decoding import Decoded, Row, decode
+from inference.hf.cached import CachedDecoder
+from inference.hf.decoding import Decoded, Row
+from inference.hf.generate import decode
+from inference.hf.packed import UnsupportedModelError, refusal
 from inference.out_of_memory import is_out_of_memory, release
 
 _LOG = logging.getLogger(__name__)
+
+KV_CACHE_BYTES = 4 * 2**30
+"""What an engine keeps between turns, unless told otherwise: 93,000 tokens of SmolLM2-135M in float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +88,8 @@ class HFEngine:
     leaves room for an overloaded machine, and is shorter than the environment's deadline for a query.
     `max_context` is in tokens and defaults to the model's `max_position_embeddings`. `generation_context`
     is entered once per batch, in the worker thread, and yields the model to use (TRL's
-    `unwrap_model_for_generation`).
+    `unwrap_model_for_generation`). At most `kv_cache_bytes` of keys and values are kept between turns; with 0, each
+    turn reads its whole prompt.
     """
 
     def __init__(
@@ -90,6 +101,7 @@ class HFEngine:
         max_batch: int = 64,
         max_context: int | None = None,
         linger_s: float = 2.0,
+        kv_cache_bytes: int = KV_CACHE_BYTES,
         generation_context: Callable[[], AbstractContextManager[PreTrainedModel]] | None = None,
     ) -> None:
         config = model.config.get_text_config(decoder=True)
@@ -102,6 +114,10 @@ class HFEngine:
         self._linger_s = linger_s
         self._generation_context = generation_context or (lambda: nullcontext(model))
         self._version = 0
+        self._weights = 0  # how often they have changed
+        self._cached = CachedDecoder(kv_cache_bytes) if kv_cache_bytes else None
+        if kv_cache_bytes and (reason := refusal(model)):
+            self._read_whole_prompts(reason)
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hf-engine")
         self._closed = False
         self._state: _LoopState | None = None
@@ -112,8 +128,9 @@ class HFEngine:
         return _Session(self, key)
 
     def set_policy_version(self, version: int) -> None:
-        """Stamp later completions with `version`."""
+        """Stamp later completions with `version`, and forget what the weights before it have computed."""
         self._version = version
+        self._weights += 1
 
     async def aclose(self) -> None:
         """Fail outstanding requests with EngineClosedError, wait for the worker, end its thread. Idempotent.
@@ -171,6 +188,8 @@ class HFEngine:
             if state.wakeup is not None:
                 state.wakeup.cancel()
             self._state = None
+            if self._cached is not None:
+                self._cached.clear()
 
     async def _generate(self, key: int, row: Row) -> Completion:
         state = self._current()
@@ -225,28 +244,56 @@ class HFEngine:
     def _start(self, state: _LoopState, keys: Sequence[int]) -> None:
         state.running = [state.waiting.pop(key) for key in keys]
         rows = [request.row for request in state.running]
-        state.batch = state.loop.run_in_executor(self._executor, self._decode, rows)
+        decoding = partial(self._decode, rows, self._weights, state.batcher.open_keys)
+        state.batch = state.loop.run_in_executor(self._executor, decoding)
         state.batch.add_done_callback(partial(self._finish, state, self._version))
 
-    def _decode(self, rows: Sequence[Row]) -> list[Decoded | None]:
+    def _decode(self, rows: Sequence[Row], weights: int, open_keys: Collection[int]) -> list[Decoded | None]:
         """Run one batch; in the worker thread."""
         with self._generation_context() as model, evaluating(model), _on_device(model.device):
             decoded: list[Decoded | None] = []
             while len(decoded) < len(rows):
                 part = rows[len(decoded) : len(decoded) + self._max_rows]
+                others = self._cached.kept_besides([row.key for row in part]) if self._cached is not None else 0
                 try:
-                    decoded += decode(model, part, stop_ids=self._stop_ids, pad_id=self._pad_id)
+                    decoded += self._decode_part(model, part, weights, open_keys)
+                    continue
+                except UnsupportedModelError as error:
+                    self._read_whole_prompts(str(error))
                     continue
                 except RuntimeError as error:
-                    if len(part) == 1 or not is_out_of_memory(error):
+                    if not is_out_of_memory(error) or (len(part) == 1 and not others):
                         raise
                     words = release(error)
-                self._max_rows = (len(part) + 1) // 2
-                _LOG.warning(
-                    "generation ran out of memory with %d episodes at a time; it goes on with %d (%s)",
-                    *(len(part), self._max_rows, words),
-                )
+                self._use_less_memory(len(part), others, words)
             return decoded
+
+    def _decode_part(
+        self, model: PreTrainedModel, rows: Sequence[Row], weights: int, open_keys: Collection[int]
+    ) -> list[Decoded | None]:
+        if self._cached is None:
+            return decode(model, rows, stop_ids=self._stop_ids, pad_id=self._pad_id)
+        return self._cached.decode(model, rows, stop_ids=self._stop_ids, weights=weights, open_keys=open_keys)
+
+    def _use_less_memory(self, rows: int, others: int, words: str) -> None:
+        """After `rows` did not fit beside `others` bytes that are kept of other sessions: keep less, or take fewer."""
+        if self._cached is not None and others:
+            self._cached.limit = others // 2
+            _LOG.warning(
+                "generation ran out of memory beside %.1f MiB of keys and values of other episodes; "
+                "it goes on with at most %.1f MiB of them (%s)",
+                *(others / 2**20, self._cached.limit / 2**20, words),
+            )
+            return
+        self._max_rows = (rows + 1) // 2
+        _LOG.warning(
+            "generation ran out of memory with %d episodes at a time; it goes on with %d (%s)",
+            *(rows, self._max_rows, words),
+        )
+
+    def _read_whole_prompts(self, reason: str) -> None:
+        self._cached = None
+        _LOG.warning("each turn reads its whole prompt, for this model's keys and values cannot be kept: %s", reason)
 
     def _finish(self, state: _LoopState, version: int, batch: asyncio.Future[list[Decoded | None]]) -> None:
         requests, state.running, state.batch = state.running, [], None
@@ -290,7 +337,7 @@ class _Session:
         """Generate one turn; see `Session.generate`. Raises EngineError."""
         if not self._open:
             raise EngineError("the session is not open: use `async with engine.session(key)`")
-        row = Row(tuple(prompt_ids), sampling.max_new_tokens, sampling.temperature, seed)
+        row = Row(tuple(prompt_ids), sampling.max_new_tokens, sampling.temperature, seed, self._key)
         return await self._engine._generate(self._key, row)
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -17,7 +18,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from peft import PeftModel
 from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from trl import GRPOConfig, GRPOTrainer, ModelConfig
 from trl.models import unwrap_model_for_generation
 
@@ -120,14 +121,26 @@ def hf_policy(
         tokenizer,
         chat,
         settings,
-        lambda: unwrap_model_for_generation(
-            trainer.model_wrapped,
-            trainer.accelerator,
-            # It switches checkpointing off, and on again, with these or else with the defaults.
-            gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
-        ),
+        lambda: _generating(trainer),
     )
     return HFPolicy(engine, trainer)
+
+
+@contextmanager
+def _generating(trainer: GRPOTrainer) -> Iterator[PreTrainedModel]:
+    """Make the trainer's model ready to generate.
+
+    Autocast around all of a batch: the model casts its weights for as long as the outermost one lasts, and of itself
+    enters one for each token.
+    """
+    unwrapped = unwrap_model_for_generation(
+        trainer.model_wrapped,
+        trainer.accelerator,
+        # It switches checkpointing off, and on again, with these or else with the defaults.
+        gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
+    )
+    with unwrapped as model, trainer.accelerator.autocast():
+        yield model
 
 
 def check_vllm_flags(arguments: SQLEnvArguments, grpo: GRPOConfig, model_config: ModelConfig) -> None:

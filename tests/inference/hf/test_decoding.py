@@ -1,11 +1,11 @@
-"""Batched decoding against one plain forward per sequence, for several kinds of attention."""
+"""Both ways of decoding against one plain forward per sequence, for several kinds of attention."""
 
 from __future__ import annotations
 
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 import pytest
@@ -23,7 +23,9 @@ from transformers import (
 )
 
 from inference.engine import EngineError, FinishReason
-from inference.hf.decoding import Decoded, Row, decode, draw
+from inference.hf import generate
+from inference.hf.cached import CachedDecoder
+from inference.hf.decoding import Decoded, Row, draw
 
 VOCAB, STOP, PAD = 97, 1, 0
 SIZES = {
@@ -56,6 +58,26 @@ def sliding_window() -> PreTrainedModel:
 
 
 ARCHITECTURES = [qwen3, qwen2, llama, sliding_window]
+Decode = Callable[[PreTrainedModel, Sequence[Row], Collection[int]], list[Decoded | None]]
+
+
+def whole_prompts(model: PreTrainedModel, rows: Sequence[Row], stop_ids: Collection[int]) -> list[Decoded | None]:
+    return generate.decode(model, rows, stop_ids=stop_ids, pad_id=PAD)
+
+
+def nothing_kept(model: PreTrainedModel, rows: Sequence[Row], stop_ids: Collection[int]) -> list[Decoded | None]:
+    return CachedDecoder(0).decode(model, rows, stop_ids=stop_ids)
+
+
+@pytest.fixture(params=[whole_prompts, nothing_kept])
+def decode(request: pytest.FixtureRequest) -> Decode:
+    found: Decode = request.param
+    return found
+
+
+WAYS = [(whole_prompts, each) for each in ARCHITECTURES] + [
+    (nothing_kept, each) for each in ARCHITECTURES if each is not sliding_window
+]
 
 
 def build(architecture: Callable[[], PreTrainedModel] = qwen3) -> PreTrainedModel:
@@ -73,8 +95,10 @@ def prompts(count: int, seed: int = 0) -> list[tuple[int, ...]]:
     return [tuple(rng.randrange(2, VOCAB) for _ in range(rng.randrange(1, 40))) for _ in range(count)]
 
 
-def run(model: PreTrainedModel, rows: Sequence[Row], stop_ids: Sequence[int] = (STOP,)) -> list[Decoded]:
-    decoded = decode(model, rows, stop_ids=stop_ids, pad_id=PAD)
+def run(
+    decode: Decode, model: PreTrainedModel, rows: Sequence[Row], stop_ids: Sequence[int] = (STOP,)
+) -> list[Decoded]:
+    decoded = decode(model, rows, stop_ids)
     assert all(d is not None for d in decoded)
     return [d for d in decoded if d is not None]
 
@@ -89,9 +113,9 @@ def reference(model: PreTrainedModel, row: Row, token_ids: tuple[int, ...]) -> l
     return chosen
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(("decode", "architecture"), WAYS)
 def test_logprobs_equal_a_plain_forward_over_three_turns(
-    architecture: Callable[[], PreTrainedModel],
+    architecture: Callable[[], PreTrainedModel], decode: Decode
 ) -> None:
     model = build(architecture)
     temperatures = [1.0, 0.7, 1.3, 0.0]
@@ -100,7 +124,7 @@ def test_logprobs_equal_a_plain_forward_over_three_turns(
         for i, prompt in enumerate(prompts(20))
     ]
     for turn in range(3):
-        decoded = run(model, rows)
+        decoded = run(decode, model, rows)
         for row, d in zip(rows, decoded, strict=True):
             assert len(d.token_ids) == len(d.logprobs) <= row.max_new_tokens
             assert d.logprobs == pytest.approx(reference(model, row, d.token_ids), abs=1e-4)
@@ -111,32 +135,32 @@ def test_logprobs_equal_a_plain_forward_over_three_turns(
         ]
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_row_does_not_depend_on_its_batch(architecture: Callable[[], PreTrainedModel]) -> None:
+@pytest.mark.parametrize(("decode", "architecture"), WAYS)
+def test_a_row_does_not_depend_on_its_batch(architecture: Callable[[], PreTrainedModel], decode: Decode) -> None:
     model = build(architecture)
     rows = [Row(prompt, 3 + 4 * (i % 3), 1.0, seed=1000 + i) for i, prompt in enumerate(prompts(12))]
-    together = run(model, rows)
+    together = run(decode, model, rows)
     for row, d in zip(rows, together, strict=True):
-        (alone,) = run(model, [row])
+        (alone,) = run(decode, model, [row])
         assert alone.token_ids == d.token_ids
         assert alone.logprobs == pytest.approx(d.logprobs, abs=1e-4)
 
 
-def test_a_lower_limit_cuts_the_same_tokens() -> None:
+def test_a_lower_limit_cuts_the_same_tokens(decode: Decode) -> None:
     model = build()
     row = Row(prompts(1)[0], 12, 1.0, seed=5)
-    (long,), (short,) = run(model, [row], ()), run(model, [replace(row, max_new_tokens=4)], ())
+    (long,), (short,) = run(decode, model, [row], ()), run(decode, model, [replace(row, max_new_tokens=4)], ())
     assert len(long.token_ids) == 12
     assert short.token_ids == long.token_ids[:4]
     assert short.finish_reason is long.finish_reason is FinishReason.LENGTH
 
 
-def test_a_stop_token_ends_its_row_only_and_is_included() -> None:
+def test_a_stop_token_ends_its_row_only_and_is_included(decode: Decode) -> None:
     model = build()
     rows = [Row(prompt, 10, 1.0, seed=i) for i, prompt in enumerate(prompts(8))]
-    free = run(model, rows, ())
+    free = run(decode, model, rows, ())
     stop = free[3].token_ids[4]
-    for d, unstopped in zip(run(model, rows, (stop,)), free, strict=True):
+    for d, unstopped in zip(run(decode, model, rows, (stop,)), free, strict=True):
         if stop in unstopped.token_ids:
             assert d.token_ids == unstopped.token_ids[: unstopped.token_ids.index(stop) + 1]
             assert d.finish_reason is FinishReason.STOP
@@ -145,32 +169,32 @@ def test_a_stop_token_ends_its_row_only_and_is_included() -> None:
             assert d.finish_reason is FinishReason.LENGTH
 
 
-def test_greedy_takes_the_most_likely_token_beside_sampled_rows() -> None:
+def test_greedy_takes_the_most_likely_token_beside_sampled_rows(decode: Decode) -> None:
     model = build()
     first, second = prompts(2)
-    (greedy, _) = run(model, [Row(first, 6, 0.0, seed=1), Row(second, 6, 1.0, seed=2)], ())
+    (greedy, _) = run(decode, model, [Row(first, 6, 0.0, seed=1), Row(second, 6, 1.0, seed=2)], ())
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([first + greedy.token_ids])).logits[0]
     assert tuple(logits.argmax(-1)[len(first) - 1 : -1].tolist()) == greedy.token_ids
 
 
-def test_a_group_with_one_prompt_draws_different_samples() -> None:
+def test_a_group_with_one_prompt_draws_different_samples(decode: Decode) -> None:
     model = build()
     prompt = prompts(1)[0]
     rows = [Row(prompt, 6, 1.0, seed=i) for i in range(8)]
-    decoded = run(model, rows, ())
+    decoded = run(decode, model, rows, ())
     assert len({d.token_ids for d in decoded}) == 8
     for row, d in zip(rows, decoded, strict=True):
         assert d.logprobs == pytest.approx(reference(model, row, d.token_ids), abs=1e-4)
 
 
-def test_cancelled_rows_have_no_result_and_the_others_go_on() -> None:
+def test_cancelled_rows_have_no_result_and_the_others_go_on(decode: Decode) -> None:
     model = build()
     rows = [Row(prompt, 8 if i else 1, 1.0, seed=i) for i, prompt in enumerate(prompts(4))]
-    expected = run(model, rows)
+    expected = run(decode, model, rows)
     for i in (0, 2):
         rows[i].cancelled.set()
-    decoded = decode(model, rows, stop_ids=(STOP,), pad_id=PAD)
+    decoded = decode(model, rows, (STOP,))
     assert decoded[0] is decoded[2] is None
     for i in (1, 3):
         d = decoded[i]
@@ -178,28 +202,28 @@ def test_cancelled_rows_have_no_result_and_the_others_go_on() -> None:
         assert d.token_ids == expected[i].token_ids
 
 
-def test_nothing_is_decoded_for_cancelled_rows_alone() -> None:
+def test_nothing_is_decoded_for_cancelled_rows_alone(decode: Decode) -> None:
     model = build()
     forwards: list[int] = []
     model.register_forward_hook(lambda *_: forwards.append(1))
     row = Row((3, 4, 5), 100, 1.0, seed=0)
     row.cancelled.set()
-    assert decode(model, [row], stop_ids=(), pad_id=PAD) == [None]
-    assert len(forwards) == 1
+    assert decode(model, [row], ()) == [None]
+    assert len(forwards) <= 1
 
 
-def test_broken_weights_are_an_error() -> None:
+def test_broken_weights_are_an_error(decode: Decode) -> None:
     model = build()
     with torch.no_grad():
         next(model.parameters()).fill_(math.nan)
     with pytest.raises(EngineError, match="not finite"):
-        decode(model, [Row((3, 4), 2, 1.0, seed=0)], stop_ids=(STOP,), pad_id=PAD)
+        decode(model, [Row((3, 4), 2, 1.0, seed=0)], (STOP,))
 
 
-def test_seeds_differ_in_all_their_bits() -> None:
+def test_seeds_differ_in_all_their_bits(decode: Decode) -> None:
     model = build()
     seeds = [5, 5 + 2**32, 5 + 2**63, -5]
-    decoded = run(model, [Row((3, 4, 5), 12, 1.0, seed) for seed in seeds], ())
+    decoded = run(decode, model, [Row((3, 4, 5), 12, 1.0, seed) for seed in seeds], ())
     assert len({d.token_ids for d in decoded}) == len(seeds)
 
 

@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 import inference.hf.engine
 from inference.engine import Completion, EngineClosedError, EngineError, Sampling
-from inference.hf.decoding import Decoded, Row, decode
-from inference.hf.engine import HFEngine
+from inference.hf.cached import CachedDecoder
+from inference.hf.decoding import Decoded, Row
+from inference.hf.engine import KV_CACHE_BYTES, HFEngine
+from inference.hf.generate import decode
 
 FOREVER = 1e6
 """A linger that a test would never sit out: it passes only when the batch starts for another reason."""
@@ -41,9 +43,18 @@ def engine_of(
     *,
     linger_s: float = FOREVER,
     max_batch: int = 64,
+    kv_cache_bytes: int = KV_CACHE_BYTES,
     context: Callable[[], AbstractContextManager[PreTrainedModel]] | None = None,
 ) -> HFEngine:
-    return HFEngine(model, stop_ids=[1], pad_id=0, linger_s=linger_s, max_batch=max_batch, generation_context=context)
+    return HFEngine(
+        model,
+        stop_ids=[1],
+        pad_id=0,
+        linger_s=linger_s,
+        max_batch=max_batch,
+        kv_cache_bytes=kv_cache_bytes,
+        generation_context=context,
+    )
 
 
 async def play(engine: HFEngine, key: int, turns: int = 3) -> list[Completion]:
@@ -67,11 +78,15 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[list[Row]]:
     """The rows of every batch that was decoded, in order."""
     seen: list[list[Row]] = []
 
-    def recording(model: PreTrainedModel, rows: Sequence[Row], **rest: Any) -> list[Decoded | None]:
-        seen.append(list(rows))
-        return decode(model, rows, **rest)
+    decode_cached = CachedDecoder.decode
 
-    monkeypatch.setattr(inference.hf.engine, "decode", recording)
+    def recording(
+        self: CachedDecoder, model: PreTrainedModel, rows: Sequence[Row], **rest: Any
+    ) -> list[Decoded | None]:
+        seen.append(list(rows))
+        return decode_cached(self, model, rows, **rest)
+
+    monkeypatch.setattr(CachedDecoder, "decode", recording)
     return seen
 
 
@@ -325,20 +340,37 @@ async def test_closing_before_the_batch_starts_starts_none(batches: list[list[Ro
     assert not complaints
 
 
-async def test_a_batch_that_does_not_fit_is_decoded_in_halves_from_then_on(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    expected = await play_all(engine_of(tiny()), 6)
+@pytest.fixture(params=[0, KV_CACHE_BYTES])
+def fits_two(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[int, list[int]]:
+    """Memory that has room for two rows at a time; the engine's cache, and the sizes of the batches it tried."""
     sizes: list[int] = []
+    decode_cached = CachedDecoder.decode
 
-    def decode_four(model: PreTrainedModel, rows: Sequence[Row], **rest: Any) -> list[Decoded | None]:
+    def check(rows: Sequence[Row]) -> None:
         sizes.append(len(rows))
         if len(rows) > 2:
             raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    def whole(model: PreTrainedModel, rows: Sequence[Row], **rest: Any) -> list[Decoded | None]:
+        check(rows)
         return decode(model, rows, **rest)
 
-    monkeypatch.setattr(inference.hf.engine, "decode", decode_four)
-    engine = engine_of(tiny())
+    def cached(self: CachedDecoder, model: PreTrainedModel, rows: Sequence[Row], **rest: Any) -> list[Decoded | None]:
+        check(rows)
+        return decode_cached(self, model, rows, **rest)
+
+    monkeypatch.setattr(inference.hf.engine, "decode", whole)
+    monkeypatch.setattr(CachedDecoder, "decode", cached)
+    return request.param, sizes
+
+
+async def test_a_batch_that_does_not_fit_is_decoded_in_halves_from_then_on(
+    fits_two: tuple[int, list[int]], caplog: pytest.LogCaptureFixture
+) -> None:
+    kv_cache_bytes, sizes = fits_two
+    expected = await play_all(engine_of(tiny(), max_batch=2), 6)
+    sizes.clear()
+    engine = engine_of(tiny(), kv_cache_bytes=kv_cache_bytes)
     played = await play_all(engine, 6)
     await engine.aclose()
     assert [[c.token_ids for c in completions] for completions in played] == [
@@ -355,11 +387,102 @@ async def test_one_row_that_does_not_fit_fails_its_request(monkeypatch: pytest.M
     def no_room(*args: object, **kwargs: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    monkeypatch.setattr(inference.hf.engine, "decode", no_room)
+    monkeypatch.setattr(CachedDecoder, "decode", no_room)
     engine = engine_of(tiny())
     with pytest.raises(EngineError, match="generation failed: OutOfMemoryError: CUDA out of memory"):
         await play(engine, 0)
     await engine.aclose()
+
+
+async def test_less_is_kept_of_other_sessions_before_fewer_rows_are_taken(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Memory that has no room for what is kept of a session that stays away."""
+    decode_cached = CachedDecoder.decode
+
+    def cached(self: CachedDecoder, model: PreTrainedModel, rows: Sequence[Row], **rest: Any) -> list[Decoded | None]:
+        if self.kept_besides([row.key for row in rows]) > 1_000:
+            self.clear()
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return decode_cached(self, model, rows, **rest)
+
+    expected = await play_all(engine_of(tiny()), 3)
+    monkeypatch.setattr(CachedDecoder, "decode", cached)
+    engine = engine_of(tiny(), linger_s=0.0)
+    async with engine.session(9) as away:
+        await away.generate((5, 6, 7, 8), Sampling(8), 0)
+        played = await play_all(engine, 3)
+    await engine.aclose()
+    assert [[c.token_ids for c in completions] for completions in played] == [
+        [c.token_ids for c in completions] for completions in expected
+    ]
+    assert len(caplog.records) == 1
+    assert "of keys and values of other episodes; it goes on with at most" in caplog.records[0].getMessage()
+
+
+async def test_a_turn_reads_what_is_new_in_its_prompt_alone() -> None:
+    model = tiny()
+    read: list[int] = []
+    model.get_input_embeddings().register_forward_pre_hook(lambda _, ids: read.append(ids[0].numel()))
+    engine = engine_of(model)
+    (completions,) = await play_all(engine, 1, turns=4)
+    generated = sum(len(completion.token_ids) for completion in completions)
+    # Two ids of a prompt, one that follows each turn but the last; the last id of the last turn is never read.
+    assert sum(read) == 2 + generated + 3 - 1
+    await engine.aclose()
+
+
+async def test_new_weights_do_not_meet_old_keys_and_values() -> None:
+    model = tiny()
+    engine = engine_of(model)
+    async with engine.session(0) as session:
+        first = await session.generate((5, 6, 7), Sampling(6), 1)
+        prompt = (5, 6, 7, *first.token_ids, 8, 9)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(-1.5)
+        engine.set_policy_version(1)
+        after = await session.generate(prompt, Sampling(6), 2)
+    async with engine.session(1) as session:
+        fresh = await session.generate(prompt, Sampling(6), 2)
+    await engine.aclose()
+    assert after.token_ids == fresh.token_ids
+    assert after.logprobs == pytest.approx(fresh.logprobs, abs=1e-6)
+
+
+async def test_weights_that_change_between_sessions_need_no_version() -> None:
+    model = tiny()
+    engine = engine_of(model)
+    before = await play(engine, 0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(-1.5)
+    after = await play(engine, 0)
+    other = engine_of(model)
+    assert after == await play(other, 0) != before
+    await engine.aclose()
+    await other.aclose()
+
+
+async def test_a_model_whose_keys_cannot_be_kept_reads_whole_prompts_and_it_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A sliding window that shows in the forward pass alone."""
+    torch.manual_seed(3)
+    sizes: dict[str, Any] = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+    model = MistralForCausalLM(MistralConfig(**sizes, **heads, sliding_window=4)).eval()
+    whole = engine_of(model, kv_cache_bytes=0)
+    expected = await play_all(whole, 3)
+    await whole.aclose()
+    assert not caplog.records
+    engine = engine_of(model)
+    assert await play_all(engine, 3) == expected
+    await engine.aclose()
+    assert [record.getMessage() for record in caplog.records] == [
+        "each turn reads its whole prompt, for this model's keys and values cannot be kept: "
+        "its attention takes sliding_window"
+    ]
 
 
 def test_refuses_settings_that_cannot_work() -> None:
