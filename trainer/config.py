@@ -153,7 +153,8 @@ class SQLEnvArguments(EpisodeArguments):
         default=0.1,
         metadata={
             "help": "Share of the episodes of a batch, over all ranks, that may fail (a server is gone, a deadline has "
-            "passed) before the run ends with the first cause; one failure alone never ends it."
+            "passed) before the run ends with the causes. One failure alone never ends it; small batches are judged "
+            "together, a hundred episodes of them."
         },
     )
     env_threads: int = field(default=4, metadata={"help": "Threads that run SQL when the environment is in process."})

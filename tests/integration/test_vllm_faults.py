@@ -26,9 +26,10 @@ from tests.integration.service import metric
 from tests.integration.vllm_server import START_S, VLLMHandle, meanwhile, vllm_server
 from tests.logprobs import logprobs_of
 from trainer.chat.format import ChatFormat
-from trainer.rollout.client import RolloutClient, RolloutError, RolloutSettings, request_for
+from trainer.rollout.client import RolloutClient, RolloutSettings, request_for
 from trainer.rollout.environments import LocalEnvironments
 from trainer.rollout.episodes import Episode, Outcome
+from trainer.rollout.failures import RolloutError
 from trainer.rollout.transcript import TokenBudget
 from trainer.tiny import BASE_CHECKPOINT
 

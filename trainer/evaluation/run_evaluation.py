@@ -22,9 +22,10 @@ from trainer.ranks import Ranks
 from trainer.results.run_files import Evaluation, RunFolder
 from trainer.results.statistics import EvaluationSummary, compare, summarize
 from trainer.results.summary_table import interval_text, percent
-from trainer.rollout.client import RolloutClient, check_failures, derive_seed, request_for
+from trainer.rollout.client import RolloutClient, derive_seed, request_for
 from trainer.rollout.environments import AnyEnvironments
 from trainer.rollout.episodes import Episode, EpisodeRecord, Outcome, record
+from trainer.rollout.failures import check_failures
 from trainer.stopping import Stopping
 
 LABELS = ("random", "before", "after", "oracle")

@@ -10,9 +10,9 @@ Invariants:
 4. No barrier. One asyncio task per episode; none waits for another one's SQL, generation or reset. The number
    in flight is bounded by `max_concurrency`.
 5. Survival. Every wait for an answer has a deadline. As soon as more than `max_failure_share` of a batch's episodes
-   have failed here, the rollout raises RolloutError with the first cause instead of handing noise to the trainer.
+   have failed here, the rollout raises RolloutError with the causes instead of handing noise to the trainer.
    The share is one of the batch of all ranks, and ranks do not wait for each other in a rollout: whoever gathers the
-   batch applies `check_failures` to all of it. One failed episode alone never ends a run.
+   batch judges all of it (`failures.py`). One failed episode alone never ends a run.
 6. Determinism. An episode's sampling seeds depend on the run's seed, the round and the episode's place in it
    alone, never on timing.
 """
@@ -33,14 +33,11 @@ from trainer.chat.format import ChatFormat
 from trainer.chat.prompts import first_message
 from trainer.rollout.environments import Environments, EnvironmentSession
 from trainer.rollout.episodes import Episode, Outcome, Turn, turn_of
+from trainer.rollout.failures import RolloutError, check_failures
 from trainer.rollout.timings import Stopwatch, Wait
 from trainer.rollout.trace import Trace
 from trainer.rollout.transcript import TokenBudget, Transcript, masked_row
 from trainer.rollout.turns import generate_turn
-
-
-class RolloutError(SQLEnvError):
-    """Too many episodes of one rollout failed; the text names the share and the first cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,18 +83,6 @@ def request_for(question: Question, seed: int) -> EpisodeRequest:
         hardness=question.hardness.value,
         family=question.family,
     )
-
-
-def check_failures(causes: Sequence[str], episodes: int, allowed_share: float) -> None:
-    """Refuse a batch of `episodes` of which more than the allowed share has failed, for `causes`; one always may.
-
-    Raises RolloutError.
-    """
-    if len(causes) > max(1.0, allowed_share * episodes):
-        raise RolloutError(
-            f"{len(causes)} of {episodes} episodes failed, more than the share of {allowed_share:.0%} that "
-            f"--max_failure_share allows; the first cause: {causes[0]}"
-        )
 
 
 class RolloutClient:

@@ -32,8 +32,9 @@ from trainer.flags.combinations import check_optimizer
 from trainer.policy.loading import PolicyError, init_kwargs, load_to_continue, resolve_policy
 from trainer.policy.quantisation import keep_gradients
 from trainer.ranks import Ranks
-from trainer.rollout.client import RolloutClient, check_failures, derive_seed, request_for
+from trainer.rollout.client import RolloutClient, derive_seed, request_for
 from trainer.rollout.episodes import Episode, Outcome
+from trainer.rollout.failures import FailureWindow
 from trainer.rollout.rewards import REWARD_FUNCTIONS, reward_fields
 from trainer.rollout.timings import split
 from trainer.training.evaluating import SQLEnvTrainer
@@ -66,6 +67,7 @@ class SQLEnvRollout:
         self._ranks = ranks
         self._runner = runner
         self._client: RolloutClient | None = None
+        self._failures: FailureWindow
         self._on_batch: OnBatch | None = None
         self._step = -1
         self._played = 0
@@ -73,6 +75,7 @@ class SQLEnvRollout:
     def play_with(self, client: RolloutClient, on_batch: OnBatch | None) -> None:
         """Play with `client`, and tell `on_batch` of each batch; None on ranks that keep no log."""
         self._client, self._on_batch = client, on_batch
+        self._failures = FailureWindow(client.max_failure_share)
 
     def __call__(self, prompts: list[list[dict[str, Any]]], trainer: SQLEnvTrainer) -> dict[str, Any]:
         """Play one episode per prompt, then gather those of all ranks. Raises RolloutError."""
@@ -93,7 +96,7 @@ class SQLEnvRollout:
             slowest, parts = max(self._ranks.gather([(seconds, parts)]), key=itemgetter(0))
         trainer.times.played(parts)
         causes = [episode.failure for episode in everyones if episode.outcome is Outcome.FAILED]
-        check_failures(causes, len(everyones), self._client.max_failure_share)
+        self._failures.add(causes, len(everyones))
         # TRL averages them until its next log, with its own: the run's log and every tracker get both.
         for name, value in rollout_metrics(everyones, slowest).items():
             trainer._metrics["train"][name].append(value)

@@ -22,9 +22,10 @@ from inference.hf.engine import HFEngine
 from tests.trainer.chat.families import family_tokenizer
 from trainer.chat.format import ChatFormat
 from trainer.ranks import Ranks
-from trainer.rollout.client import RolloutClient, RolloutError, RolloutSettings
+from trainer.rollout.client import RolloutClient, RolloutSettings
 from trainer.rollout.environments import LocalEnvironments
 from trainer.rollout.episodes import Episode, Outcome, TokenRow, Turn
+from trainer.rollout.failures import WINDOW, RolloutError
 from trainer.rollout.rewards import REWARD_FUNCTIONS
 from trainer.rollout.timings import Part
 from trainer.rollout.transcript import TokenBudget
@@ -193,6 +194,30 @@ def test_failed_episodes_are_rows_without_rewards_until_there_are_too_many(
         strict.make()(prompts, trainer_at(0))
     assert strict.batches == []
     strict.close()
+
+
+def test_a_failure_in_every_small_batch_stops_the_run_in_the_end(
+    pets: Dataset, tokenizer: PreTrainedTokenizerBase, engine: HFEngine, environments: LocalEnvironments
+) -> None:
+    class Refusing:
+        """Refuses the first session of each batch."""
+
+        def session(self, key: int) -> Any:
+            if key == 0:
+                raise EngineError("no memory")
+            return engine.session(key)
+
+        async def aclose(self) -> None:
+            pass
+
+    settings = RolloutSettings(TokenBudget(60, 512, 8), max_failure_share=0.25)
+    rollouts = Rollouts(pets, RolloutClient(Refusing(), environments, ChatFormat(tokenizer), settings))
+    rollout, prompts = rollouts.make(), prompts_of(pets, "cats", "cats")
+    for step in range(WINDOW // 2 - 1):
+        rollout(prompts, trainer_at(step))
+    with pytest.raises(RolloutError, match=r"50 of 100 episodes failed in the last 50 batches, .* EngineError: no mem"):
+        rollout(prompts, trainer_at(WINDOW // 2 - 1))
+    rollouts.close()
 
 
 def episode_with(
