@@ -2,7 +2,7 @@
 
 Promises of `HalvingTrainer`:
 
-1. Without a shortage it is TRL's trainer, bit for bit.
+1. Without a shortage it is the trainer that scores the trained tokens alone, bit for bit.
 2. When scoring the rollouts, the loss or its backward pass run out, the micro-batch is halved and accumulation
    doubled, for the rest of the run. The step is taken again from the rollouts it has: no episode is played again, none
    is lost. It is said in one line.
@@ -33,23 +33,21 @@ from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import Trainer
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig
 
 from env_server.errors import SQLEnvError
 from inference.out_of_memory import is_out_of_memory, release
+from trainer.training.trained_tokens import Scores, TrainedTokensTrainer
 
 _LOG = logging.getLogger(__name__)
-
-Scores = tuple[Tensor, Tensor | None, Tensor | None]
-"""Logprobs (rows, completion), entropies (rows, completion), and a mixture of experts' load-balancing loss."""
 
 
 class TrainingMemoryError(SQLEnvError):
     """Memory is too small for this run; the text says what makes it fit."""
 
 
-class HalvingTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL carries no types
-    """TRL's trainer, with smaller micro-batches when memory runs out. Raises TrainingMemoryError."""
+class HalvingTrainer(TrainedTokensTrainer):
+    """Takes smaller micro-batches when memory runs out. Raises TrainingMemoryError."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -115,39 +113,37 @@ class HalvingTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL carries no types
 
         return forget
 
-    def _get_per_token_logps_and_entropies(
+    def _score(
         self,
         model: nn.Module,
         input_ids: Tensor,
         attention_mask: Tensor,
+        labels: Tensor,
         logits_to_keep: int,
-        batch_size: int | None = None,
-        **options: Any,
+        batch_size: int | None,
+        options: dict[str, Any],
     ) -> Scores:
         """Score completions, in as many rows at a time as fit."""
-        score = partial(super()._get_per_token_logps_and_entropies, model, logits_to_keep=logits_to_keep, **options)
+        score = partial(super()._score, model, logits_to_keep=logits_to_keep, options=options)
+        tensors = (input_ids, attention_mask, labels)
         rows = len(input_ids)
         while True:
             try:
                 if not torch.is_grad_enabled():
-                    scores: Scores = score(input_ids, attention_mask, batch_size=min(batch_size or rows, self._rows))
-                elif rows <= self._rows:
-                    scores = score(input_ids, attention_mask, batch_size=batch_size)
-                else:
-                    scores = self._in_parts(score, input_ids, attention_mask)
-                return scores
+                    return score(*tensors, batch_size=min(batch_size or rows, self._rows))
+                if rows <= self._rows:
+                    return score(*tensors, batch_size=batch_size)
+                return self._in_parts(partial(score, batch_size=None), tensors)
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
                 words = release(error)
             self._halve(min(batch_size or rows, rows), words)
 
-    def _in_parts(self, score: Callable[[Tensor, Tensor], Scores], input_ids: Tensor, attention_mask: Tensor) -> Scores:
+    def _in_parts(self, score: Callable[..., Scores], tensors: tuple[Tensor, ...]) -> Scores:
         parts = [
-            checkpoint(score, ids, mask, use_reentrant=False)
-            for ids, mask in zip(
-                *(torch.split(whole, self._rows) for whole in (input_ids, attention_mask)), strict=True
-            )
+            checkpoint(score, *part, use_reentrant=False)
+            for part in zip(*(torch.split(whole, self._rows) for whole in tensors), strict=True)
         ]
         logps, entropies, aux_losses = zip(*parts, strict=True)
         return (

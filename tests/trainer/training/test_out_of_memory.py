@@ -5,7 +5,6 @@ The trainer here is the real one on a random policy; its rollouts are made up, s
 
 from __future__ import annotations
 
-import random
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,135 +14,25 @@ from typing import Any
 import pytest
 import torch
 from accelerate.utils import DistributedType
-from datasets import Dataset as HubDataset
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig
 
 from inference.out_of_memory import is_out_of_memory, release
-from tests.integration.training import surroundings_in
-from trainer.tiny.tokenizer import build_tokenizer
-from trainer.training.grpo import use_engine
-from trainer.training.out_of_memory import HalvingTrainer, TrainingMemoryError, memory_errors
+from tests.trainer.training.made_up import ROWS, WINDOW, Train, measured, require_equal, weights
+from trainer.training.out_of_memory import TrainingMemoryError, memory_errors
+from trainer.training.trained_tokens import TrainedTokensTrainer
 
-ROWS, WINDOW, STEPS = 4, 2, 2
 CUDA = "CUDA out of memory. Tried to allocate 2.00 GiB."
 CPU = (
     "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 9"
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with surroundings_in(tmp_path_factory.mktemp("cache")):
-        yield
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerBase:
-    return build_tokenizer(["how many cats are there in the house"], max_words=60)
-
-
-class Rollouts:
-    """Made-up episodes of several lengths, with the environment's tokens between the policy's; and their count."""
-
-    def __init__(self, vocabulary: int) -> None:
-        self._vocabulary = vocabulary
-        self.batches: list[dict[str, Any]] = []
-
-    def __call__(self, prompts: list[Any], trainer: HalvingTrainer) -> dict[str, Any]:
-        draw = random.Random(len(self.batches))
-        lengths = [draw.randint(3, 12) for _ in prompts]
-
-        def ids(count: int) -> list[int]:
-            return [draw.randrange(4, self._vocabulary) for _ in range(count)]
-
-        batch = {
-            "prompt_ids": [ids(draw.randint(2, 5)) for _ in prompts],
-            "completion_ids": [ids(length) for length in lengths],
-            "logprobs": [[-draw.uniform(2, 6) for _ in range(length)] for length in lengths],
-            "env_mask": [[1, *(draw.randint(0, 1) for _ in range(length - 1))] for length in lengths],
-            "worth": [draw.random() for _ in prompts],
-        }
-        self.batches.append(batch)
-        return batch
-
-
-def reward_worth(worth: list[float], **_: Any) -> list[float]:
-    """The made-up reward."""
-    return worth
-
-
-class Weights:
-    """What TRL asks to sync; see `trainer.training.grpo.use_engine`."""
-
-    def sync_weights(self) -> None:
-        """Nothing to do."""
-
-
-Train = Callable[..., tuple[HalvingTrainer, Rollouts]]
-
-
-@pytest.fixture(scope="module")
-def train(
-    tokenizer: PreTrainedTokenizerBase,
-    random_policy: Callable[..., Qwen3ForCausalLM],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Train:
-    """Train a random policy for STEPS steps of WINDOW micro-batches of ROWS rows, with some flags of TRL."""
-    policy = tmp_path_factory.mktemp("policy")
-    random_policy(tokenizer).save_pretrained(policy)
-
-    def run(kind: type[GRPOTrainer] = HalvingTrainer, **flags: Any) -> tuple[HalvingTrainer, Rollouts]:
-        arguments: dict[str, Any] = {
-            "output_dir": str(tmp_path_factory.mktemp("run")),
-            "per_device_train_batch_size": ROWS,
-            "gradient_accumulation_steps": WINDOW,
-            "num_generations": 4,
-            "max_steps": STEPS,
-            "max_completion_length": 12,
-            "learning_rate": 1e-3,
-            "weight_decay": 0.1,
-            "optim": "adamw_torch",
-            "use_cpu": True,
-            "bf16": False,
-            "gradient_checkpointing": False,
-            "save_strategy": "no",
-            "logging_steps": 1,
-            "report_to": "none",
-            "disable_tqdm": True,
-            "vllm_importance_sampling_mode": "token_truncate",
-        }
-        rollouts = Rollouts(len(tokenizer))
-        trainer = kind(
-            model=str(policy),
-            reward_funcs=reward_worth,
-            args=GRPOConfig(**arguments | flags),
-            train_dataset=HubDataset.from_list([{"prompt": [{"role": "user", "content": "cats"}]}] * 8),
-            processing_class=tokenizer,
-            rollout_func=rollouts,
-        )
-        use_engine(trainer, Weights())
-        trainer.train()
-        return trainer, rollouts
-
-    return run
-
-
 @pytest.fixture(scope="module")
 def whole(train: Train) -> Train:
     """A run that is never short of memory; played once for each set of flags."""
     return cache(train)
-
-
-def weights(trainer: HalvingTrainer) -> Tensor:
-    return torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()])
-
-
-def measured(trainer: HalvingTrainer) -> list[dict[str, float]]:
-    volatile = ("time", "runtime", "per_second")
-    return [{k: v for k, v in row.items() if not k.endswith(volatile)} for row in trainer.state.log_history]
 
 
 def failing(skip: int, times: int = 1, words: str = CUDA) -> Callable[[], None]:
@@ -179,19 +68,15 @@ def broken_layer(fail: Callable[[], None], *, place: str) -> Iterator[None]:
         yield
 
 
-def require_equal(halved: HalvingTrainer, whole: HalvingTrainer) -> None:
-    """The weights, and all that was measured."""
-    torch.testing.assert_close(weights(halved), weights(whole), rtol=0, atol=1e-6)
-    for row, expected in zip(measured(halved), measured(whole), strict=True):
-        assert row == pytest.approx(expected, abs=1e-5)
-
-
-def test_without_a_shortage_it_is_trls_trainer_bit_for_bit(train: Train, whole: Train) -> None:
-    plain, played = train(GRPOTrainer)
+def test_without_a_shortage_nothing_is_said_and_the_rows_are_scored_as_they_came(
+    train: Train, whole: Train, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain, played = train(TrainedTokensTrainer)
     ours, again = whole()
     assert again.batches == played.batches
     assert torch.equal(weights(ours), weights(plain))
     assert measured(ours) == measured(plain)
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(("place", "words"), [("scoring", CUDA), ("loss", CPU), ("backward", CUDA)])

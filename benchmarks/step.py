@@ -1,0 +1,241 @@
+"""How much faster the training part of a GRPO step is than with TRL's trainer as it is, on the same rows.
+
+The training part is everything after the rollout: old logprobs, loss, gradients, optimizer. Rows are episodes that were
+really played, by the oracle and by a player who stumbles, a group to a question, as a chat format writes them. Each
+side is a process of its own, on the same weights, and takes the same steps: the time is its fastest step's, the memory
+its peak. Loss and gradients of the first step are compared; nothing else of the two sides differs than the trainer.
+
+One JSON line: tokens a second of both sides, their ratio, memory, and how far loss and gradients are apart.
+
+    python -m benchmarks.step                  # SmolLM2-135M, bfloat16 autocast; needs Spider in SQLENV_SPIDER_DIR
+    python -m benchmarks.step --policy tiny    # the demo's policy and configuration
+    python -m benchmarks.step --quick          # a few short episodes of the tiny policy
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from datasets import Dataset as HubDataset
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from env_server.cache import default_cache_dir
+from env_server.data.loading import load_dataset
+from env_server.dataset import Split
+from env_server.factory import EnvironmentFactory
+from env_server.settings import EnvSettings, JudgingSettings
+from env_server.types import AnswerMode
+from trainer.chat.format import ChatFormat
+from trainer.rollout.players import OraclePlayer, play
+from trainer.tiny import BASE_CHECKPOINT
+from trainer.training.grpo import use_engine
+from trainer.training.out_of_memory import HalvingTrainer
+from trainer.warmup.demonstrations import StumblingPlayer
+
+SMALL_MODEL = default_cache_dir() / "models" / "smollm2-135m-instruct"
+GROUP = 8
+SIDES: dict[str, type[GRPOTrainer]] = {"stock": GRPOTrainer, "ours": HalvingTrainer}
+
+
+class _Weights:
+    """TRL asks to sync an engine; there is none."""
+
+    def sync_weights(self) -> None:
+        """Nothing to do."""
+
+
+class _Watch(TrainerCallback):  # type: ignore[misc]  # transformers carries no types
+    """Times steps from the end of the rollout on, and keeps the first step's gradients."""
+
+    def __init__(self) -> None:
+        self.began = 0.0
+        self.seconds: list[float] = []
+        self.gradients: torch.Tensor | None = None
+
+    def on_pre_optimizer_step(self, *args: Any, model: torch.nn.Module, **kwargs: Any) -> None:
+        """Copy the gradients; the copy is not timed."""
+        if self.gradients is None:
+            now = time.perf_counter()
+            trained = [p for p in model.parameters() if p.requires_grad]
+            self.gradients = torch.cat(
+                [torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in trained]
+            )
+            self.began += time.perf_counter() - now
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        """Stop the clock."""
+        self.seconds.append(time.perf_counter() - self.began)
+
+
+def play_rows(data: str, policy: str, episodes: int, seed: int, longest: int) -> dict[str, list[list[int]]]:
+    """Play groups of episodes, a question each, and write them as rows; the longest are left out."""
+    chat = ChatFormat(AutoTokenizer.from_pretrained(policy))
+    dataset = load_dataset(data)
+    rng = random.Random(seed)
+    questions = list(dataset.select(Split.TRAIN))
+    rng.shuffle(questions)
+    rows: dict[str, list[list[int]]] = {"prompt_ids": [], "completion_ids": [], "env_mask": []}
+    with EnvironmentFactory(dataset, EnvSettings(judging=JudgingSettings(variants=False)), AnswerMode.VALUE) as factory:
+        environment = factory.make()
+        for question in questions:
+            group = []
+            for number in range(GROUP):
+                player = OraclePlayer(question) if number % 4 == 0 else StumblingPlayer(question, rng)
+                _, conversation = play(environment, question, player)
+                group.append(chat.encode(conversation))
+            if max(len(ids) for ids, _ in group) > longest:
+                continue
+            for ids, own in group:
+                begin = own.index(True)
+                rows["prompt_ids"].append(ids[:begin])
+                rows["completion_ids"].append(ids[begin:])
+                rows["env_mask"].append([int(said) for said in own[begin:]])
+            if len(rows["prompt_ids"]) >= episodes:
+                break
+    return {name: lists[:episodes] for name, lists in rows.items()}
+
+
+def take_steps(side: str, rows: dict[str, list[list[int]]], arguments: argparse.Namespace, keep: Path) -> None:
+    """Train on the rows with one of the trainers; writes what was measured, and the gradients."""
+    os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
+    torch.set_num_threads(arguments.threads)
+    watch = _Watch()
+    draw = random.Random(0)
+    logprobs = [[-draw.uniform(0.1, 2.0) for _ in ids] for ids in rows["completion_ids"]]
+
+    def rollout(prompts: Sequence[Any], _trainer: GRPOTrainer) -> dict[str, Any]:
+        watch.began = time.perf_counter()
+        return rows | {"logprobs": logprobs, "worth": [float(index % 3) for index in range(len(prompts))]}
+
+    def reward(worth: list[float], **_: Any) -> list[float]:
+        return worth
+
+    count = len(rows["prompt_ids"])
+    with tempfile.TemporaryDirectory() as folder:
+        grpo = GRPOConfig(
+            output_dir=folder,
+            per_device_train_batch_size=arguments.micro_batch,
+            gradient_accumulation_steps=count // arguments.micro_batch,
+            num_generations=GROUP,
+            max_steps=arguments.steps,
+            max_completion_length=max(len(ids) for ids in rows["completion_ids"]),
+            bf16=arguments.autocast,
+            use_cpu=True,
+            gradient_checkpointing=False,
+            max_grad_norm=0.0,
+            loss_type=arguments.loss_type,
+            beta=arguments.beta,
+            save_strategy="no",
+            report_to="none",
+            logging_steps=1,
+            disable_tqdm=True,
+            vllm_importance_sampling_mode="token_truncate",
+        )
+        trainer = SIDES[side](
+            model=AutoModelForCausalLM.from_pretrained(arguments.policy, dtype=torch.float32),
+            reward_funcs=reward,
+            args=grpo,
+            train_dataset=HubDataset.from_list([{"prompt": [{"role": "user", "content": "?"}]}] * count),
+            processing_class=AutoTokenizer.from_pretrained(arguments.policy),
+            rollout_func=rollout,
+            callbacks=[watch],
+        )
+        use_engine(trainer, _Weights())
+        trainer.train()
+    torch.save(watch.gradients, keep / f"{side}.pt")
+    measured = {
+        "seconds": min(watch.seconds),
+        "loss": trainer.state.log_history[0]["loss"],
+        "peak_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
+    }
+    (keep / f"{side}.json").write_text(json.dumps(measured))
+
+
+def main() -> None:
+    """Play, measure both sides and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--policy", default="smollm2", help="smollm2, tiny or a checkpoint's folder")
+    parser.add_argument("--data", default="", help="a data set; Spider for smollm2, synthetic for tiny")
+    parser.add_argument("--episodes", type=int, default=64, help="episodes of a step, in groups of eight")
+    parser.add_argument(
+        "--longest", type=int, default=900, help="questions with longer episodes are left out, in tokens"
+    )
+    parser.add_argument("--micro_batch", type=int, default=0, help="rows; 8 for smollm2 and 16 for tiny")
+    parser.add_argument("--steps", type=int, default=1, help="steps; the fastest counts")
+    parser.add_argument("--threads", type=int, default=0, help="torch's threads; 2 for smollm2 and 1 for tiny")
+    parser.add_argument("--float32", action="store_true", help="no autocast; the tiny policy never has any")
+    parser.add_argument("--loss_type", default="dapo")
+    parser.add_argument("--beta", type=float, default=0.0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--quick", action="store_true", help="16 episodes of the tiny policy")
+    parser.add_argument("--side", choices=list(SIDES), help=argparse.SUPPRESS)
+    parser.add_argument("--keep", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.policy, arguments.episodes = "tiny", 16
+    small = arguments.policy == "tiny"
+    arguments.autocast = not small and not arguments.float32
+    spider = f"spider:{os.environ.get('SQLENV_SPIDER_DIR', '')}"
+    arguments.data = arguments.data or ("synthetic" if small else spider)
+    arguments.policy = {"tiny": str(BASE_CHECKPOINT), "smollm2": str(SMALL_MODEL)}.get(
+        arguments.policy, arguments.policy
+    )
+    arguments.micro_batch = min(arguments.micro_batch or (16 if small else 8), arguments.episodes)
+    arguments.threads = arguments.threads or (1 if small else 2)
+    if arguments.side:
+        take_steps(arguments.side, json.loads((arguments.keep / "rows.json").read_text()), arguments, arguments.keep)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        keep = Path(folder)
+        rows = play_rows(arguments.data, arguments.policy, arguments.episodes, arguments.seed, arguments.longest)
+        (keep / "rows.json").write_text(json.dumps(rows))
+        for side in SIDES:
+            print(f"{side}: {len(rows['prompt_ids'])} episodes", file=sys.stderr, flush=True)
+            command = [sys.executable, "-m", "benchmarks.step", *sys.argv[1:], "--side", side, "--keep", folder]
+            subprocess.run(command, check=True, stdout=sys.stderr)
+        stock, ours = (json.loads((keep / f"{side}.json").read_text()) for side in SIDES)
+        expected, found = (torch.load(keep / f"{side}.pt").double() for side in SIDES)
+    lengths = [len(a) + len(b) for a, b in zip(rows["prompt_ids"], rows["completion_ids"], strict=True)]
+    print(
+        json.dumps(
+            {
+                "faster": round(stock["seconds"] / ours["seconds"], 2),
+                "tokens_per_second": {
+                    name: round(sum(lengths) / one["seconds"], 1) for name, one in (("stock", stock), ("ours", ours))
+                },
+                "seconds": {"stock": round(stock["seconds"], 2), "ours": round(ours["seconds"], 2)},
+                "peak_gib": {"stock": stock["peak_gib"], "ours": ours["peak_gib"]},
+                "loss": {"stock": stock["loss"], "ours": ours["loss"]},
+                "gradients_apart": float(f"{((found - expected).norm() / expected.norm()).item():.2g}"),
+                "episodes": len(lengths),
+                "tokens": sum(lengths),
+                "trained_tokens": sum(map(sum, rows["env_mask"])),
+                "tokens_mean": round(fmean(lengths), 1),
+                "tokens_longest": max(lengths),
+                "prompt_mean": round(fmean(map(len, rows["prompt_ids"])), 1),
+                "micro_batch": arguments.micro_batch,
+                "threads": arguments.threads,
+                "autocast": arguments.autocast,
+                "loss_type": arguments.loss_type,
+                "policy": arguments.policy,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

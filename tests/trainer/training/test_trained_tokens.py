@@ -1,0 +1,121 @@
+"""Training on the trained tokens alone: the loss, the gradients and all that is measured are TRL's own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig
+from torch import Tensor, nn
+from trl import GRPOTrainer
+
+from benchmarks.server_process import ROOT
+from tests.trainer.training.made_up import SHARED, STEPS, Train, require_equal
+from trainer.training import scoring
+from trainer.training.trained_tokens import TrainedTokensTrainer
+
+DESCENT = {"optim": "sgd", "learning_rate": 0.1}
+"""Plain descent: Adam divides by a gradient's size, and makes rounding as large as the rest."""
+
+FLAGS: list[dict[str, Any]] = [
+    {"loss_type": "dapo"},
+    {"loss_type": "grpo", "scale_rewards": "batch", "beta": 0.1},
+    {"loss_type": "bnpo", "steps_per_generation": 1},
+    {"loss_type": "dr_grpo", "scale_rewards": "none", "mask_truncated_completions": True, "top_entropy_quantile": 0.5},
+    {"loss_type": "sapo", "num_iterations": 2, "max_steps": 4},
+    {"loss_type": "cispo", "use_adaptive_entropy": True, "entropy_coef": 0.01},
+    {"loss_type": "vespo", "steps_per_generation": 4, "max_steps": 4},
+    {"loss_type": "luspo", "importance_sampling_level": "sequence"},
+    {"vllm_importance_sampling_mode": "token_mask", "vllm_importance_sampling_clip_min": 0.5, "temperature": 0.7},
+    {"vllm_importance_sampling_mode": "sequence_truncate", "vllm_importance_sampling_clip_max": 2.0},
+    {"vllm_importance_sampling_mode": "sequence_mask", "off_policy_mask_threshold": 0.5},
+    {"vllm_importance_sampling_correction": False, "delta": 4.0},
+    {"gradient_checkpointing": True, "pad_to_multiple_of": 16, "cast_lm_head_to_fp32": True},
+]
+
+
+@pytest.mark.parametrize("flags", FLAGS, ids=str)
+def test_a_run_is_trls_own_to_rounding(train: Train, flags: dict[str, Any]) -> None:
+    stock, played = train(GRPOTrainer, **DESCENT | flags)
+    ours, again = train(TrainedTokensTrainer, **DESCENT | flags)
+    assert again.batches == played.batches
+    require_equal(ours, stock)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+def test_an_adapter_is_trained_the_same(train: Train, beta: float) -> None:
+    adapter = {"target_modules": "all-linear", "r": 4, "task_type": "CAUSAL_LM", "init_lora_weights": "gaussian"}
+    runs = []
+    for kind in (GRPOTrainer, TrainedTokensTrainer):
+        torch.manual_seed(0)
+        runs.append(train(kind, peft_config=LoraConfig(**adapter), beta=beta, **DESCENT)[0])
+    require_equal(*runs)
+
+
+def test_two_ranks_are_trls_own_to_rounding(tmp_path: Path) -> None:
+    """Each rank leaves what the runs of both trainers came to; also with layers whose pass is a collective."""
+    worker = Path(__file__).with_name("two_ranks.py")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    done = subprocess.run(
+        [*command, str(worker), str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.read_text() for path in tmp_path.glob("rank-*")) == ["0 agrees", "1 agrees"]
+
+
+@contextmanager
+def counted_tokens() -> Iterator[list[int]]:
+    """Note how many tokens each pass through a model's embedding reads."""
+    read: list[int] = []
+    forward = nn.Embedding.forward
+
+    def counting(self: nn.Embedding, ids: Tensor) -> Tensor:
+        read.append(ids.numel())
+        embedded: Tensor = forward(self, ids)
+        return embedded
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nn.Embedding, "forward", counting)
+        yield read
+
+
+def test_what_rows_share_is_read_once_and_padding_hardly(train: Train) -> None:
+    with counted_tokens() as read:
+        _, played = train(TrainedTokensTrainer)
+    own = 0
+    for batch in played.batches:
+        for prompt, mask in zip(batch["prompt_ids"], batch["env_mask"], strict=True):
+            last = max((place for place, said in enumerate(mask) if said), default=None)
+            own += 0 if last is None else len(prompt) - SHARED + last
+    passes = 2 * 2 * STEPS  # two micro-batches, each scored and then trained on
+    assert sum(read) <= passes * SHARED + 2 * own + passes * scoring.PASS_TOKENS
+    assert sum(read) >= passes * SHARED + 2 * own
+
+
+def test_a_batch_without_trained_tokens_changes_nothing_and_fails_nothing(train: Train) -> None:
+    """Its gradients are zeros, and not missing: ranks add them up."""
+    rollouts: list[Any] = []
+
+    class Untrained(TrainedTokensTrainer):
+        def _generate(self, prompts: list[Any]) -> Any:
+            prompt_ids, completion_ids, masks, *rest = super()._generate(prompts)
+            silent = [[0] * len(mask) for mask in masks]
+            assert self._trained is not None
+            self._trained = torch.zeros_like(self._trained)
+            rollouts.append(silent)
+            return prompt_ids, completion_ids, silent, *rest
+
+        def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+            loss: Tensor = super().training_step(*args, **kwargs)
+            assert all(p.grad is not None and not p.grad.any() for p in self.model.parameters())
+            return loss
+
+    trainer, _ = train(Untrained, **DESCENT, weight_decay=0.0)
+    assert rollouts
+    assert [row["loss"] for row in trainer.state.log_history if "loss" in row] == [0.0] * STEPS

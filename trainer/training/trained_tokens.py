@@ -1,0 +1,116 @@
+"""GRPO that computes logprobs of the trained tokens alone; TRL computes those of whole rows, and its loss masks most.
+
+`TrainedTokensTrainer` is TRL's trainer with its scoring overridden: it knows which tokens of a batch are trained (the
+completion's, without what the environment said), labels no others, and has the model read no more than that takes
+(`trainer.training.scoring`). Logprobs and entropies of all other tokens are zero, and TRL multiplies them by zero.
+Loss and gradients are TRL's to rounding.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from accelerate.utils import DistributedType
+from peft import PeftModel
+from torch import Tensor, nn
+from trl import GRPOTrainer
+
+from trainer.training.scoring import IGNORED, read_less
+
+_LOG = logging.getLogger(__name__)
+
+Scores = tuple[Tensor, Tensor | None, Tensor | None]
+"""Logprobs (rows, completion), entropies (rows, completion), and a mixture of experts' load-balancing loss."""
+
+
+class TrainedTokensTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL carries no types
+    """TRL's trainer, scoring the trained tokens alone."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._trained: Tensor | None = None
+        """Which tokens of the completions at hand are the policy's, (rows, completion); None: all."""
+        whole_passes = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
+        one_pass = self.accelerator.distributed_type not in whole_passes
+        for model in (self.model, self.ref_model):
+            if model is None:
+                continue
+            model = self.accelerator.unwrap_model(model)
+            model = model.get_base_model() if isinstance(model, PeftModel) else model
+            cast = self.args.cast_lm_head_to_fp32
+            why_not = read_less(model, temperature=self.temperature, in_float32=cast, one_pass=one_pass)
+            if why_not:
+                _LOG.warning("rows are scored whole, padding and all: %s", why_not)
+
+    def _generate(self, prompts: list[Any]) -> Any:
+        generated = super()._generate(prompts)
+        masks: Sequence[Sequence[int]] | None = generated[2]
+        if masks is not None:
+            rows = [torch.tensor(mask) for mask in masks]
+            self._trained = nn.utils.rnn.pad_sequence(rows, batch_first=True).to(self.accelerator.device)
+        return generated
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        try:
+            scored: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        finally:
+            self._trained = None
+        return scored
+
+    def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
+        self._trained = inputs.get("tool_mask")
+        try:
+            loss: Tensor = super()._compute_loss(model, inputs)
+        finally:
+            self._trained = None
+        return loss
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: nn.Module,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        **options: Any,
+    ) -> Scores:
+        """Score completions where they are trained."""
+        # What is padded, or masked because it was cut off, is not; nor is the first token of a row without a prompt.
+        trained = attention_mask.bool()
+        trained[:, :-logits_to_keep] = False
+        if self._trained is not None:
+            known = self._trained.shape[1]
+            trained[:, -logits_to_keep:][:, :known] &= self._trained.bool()
+        labels = input_ids.masked_fill(~trained, IGNORED)
+        return self._score(model, input_ids, attention_mask, labels, logits_to_keep, batch_size, options)
+
+    def _score(
+        self,
+        model: nn.Module,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        labels: Tensor,
+        logits_to_keep: int,
+        batch_size: int | None,
+        options: dict[str, Any],
+    ) -> Scores:
+        """Score the completions' tokens that are labelled, `batch_size` rows at a time."""
+        entropy = options.get("compute_entropy", False)
+        if any(
+            value is not None and value is not False for name, value in options.items() if name != "compute_entropy"
+        ):
+            scores: Scores = super()._get_per_token_logps_and_entropies(
+                model, input_ids, attention_mask, logits_to_keep, batch_size=batch_size, **options
+            )
+            return scores
+        rows = batch_size or len(input_ids)
+        parts = []
+        for tensors in zip(*(torch.split(whole, rows) for whole in (input_ids, attention_mask, labels)), strict=True):
+            ids, mask, wanted = tensors
+            with self.accelerator.autocast():
+                parts.append(model(input_ids=ids, attention_mask=mask, labels=wanted, fused_lm_head=True))
+        logps = torch.cat([part.log_probs[:, -logits_to_keep:] for part in parts])
+        return logps, torch.cat([part.entropy[:, -logits_to_keep:] for part in parts]) if entropy else None, None
