@@ -87,6 +87,10 @@ class VLLMServer:
         """Return when the server is healthy. Raises ReplicaError."""
         await self._call("GET", "/health", timeout_s=timeout_s)
 
+    async def metrics(self, timeout_s: float) -> str:
+        """Return what the server tells Prometheus. Raises ReplicaError."""
+        return str(await self._call("GET", "/metrics", timeout_s=timeout_s))
+
     async def served_model(self) -> ServedModel:
         """Return the base model that the server serves. Raises ReplicaError."""
         for card in await self._cards():

@@ -20,14 +20,22 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Self, TypeVar
 
 import httpx
 
 from inference.engine import Completion, ContextOverflowError, EngineClosedError, EngineError, Sampling, Session
-from inference.vllm.api import ReplicaRejectedError, ReplicaUnavailableError, ServerCompletion, VLLMServer
+from inference.vllm.api import (
+    ReplicaError,
+    ReplicaRejectedError,
+    ReplicaUnavailableError,
+    ServerCompletion,
+    VLLMServer,
+)
 from inference.vllm.fleet import FIRST_PAUSE_S, Fleet, Replica, pause_s
+from inference.vllm.pressure import PressureGauge
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +85,7 @@ class VLLMEngine:
     ) -> None:
         self.fleet = Fleet.of(urls)
         self.settings = settings or VLLMSettings()
+        self.pressure = PressureGauge()
         self._stop_ids = tuple(stop_ids)
         self._vocab_size = vocab_size
         self._max_context = max_context
@@ -317,13 +326,17 @@ class _LoopState:
             logger.error("inference server %s cannot be used: %s", replica.url, error)
 
     async def _look_at(self, replica: Replica) -> None:
-        settings = self._engine.settings
+        timeout_s = self._engine.settings.health_timeout_s
+        server = VLLMServer(replica.url, self._client)
         try:
-            await VLLMServer(replica.url, self._client).health(settings.health_timeout_s)
+            await server.health(timeout_s)
         except (ReplicaUnavailableError, ReplicaRejectedError) as error:
             self._engine.lost(replica, str(error))
             for task in self._requests[replica]:
                 task.cancel()
+            return
+        with suppress(ReplicaError):  # one that does not tell is as well as others
+            self._engine.pressure.add(replica.url, await server.metrics(timeout_s))
 
 
 class _Session:

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -150,6 +151,18 @@ def all_whole(playing: Playing, episodes: list[Episode]) -> bool:
     return len(episodes) == EPISODES and all(
         each.outcome is not Outcome.FAILED and playing.is_whole(each) for each in episodes
     )
+
+
+def test_servers_tell_how_hard_they_are_pressed(playing: Callable[..., Playing], servers: list[VLLMHandle]) -> None:
+    player = playing(servers, replace(PATIENT, health_interval_s=0.05))
+    player.pusher.push(1)
+    player.play()
+    pressure = player.engine.pressure.take()
+    assert pressure is not None
+    assert 0 < pressure.kv_cache <= 1
+    assert pressure.preemptions == 0
+    assert pressure.prefix_hits is not None
+    assert 0 < pressure.prefix_hits < 1
 
 
 @pytest.mark.parametrize("fate", ["killed", "frozen"])

@@ -10,15 +10,23 @@ import asyncio
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from peft import PeftModel
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 from trl import GRPOConfig, GRPOTrainer, ModelConfig
 from trl.models import unwrap_model_for_generation
 
@@ -109,6 +117,27 @@ class VLLMPolicy:
         """Release everything."""
         await self.engine.aclose()
         self._pusher.close()
+
+
+class LogPressure(TrainerCallback):  # type: ignore[misc]  # transformers carries no types
+    """Adds what the servers said of themselves in each step to TRL's metrics, where anybody looked."""
+
+    def __init__(self, engine: VLLMEngine, trainer: GRPOTrainer) -> None:
+        self._gauge = engine.pressure
+        self._trainer = trainer
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """What was before is an evaluation's."""
+        self._gauge.take()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Log; TRL averages until its next log."""
+        pressure = self._gauge.take()
+        for name, value in ({} if pressure is None else asdict(pressure)).items():
+            if value is not None:
+                self._trainer._metrics["train"][f"engine/{name}"].append(value)
 
 
 def hf_policy(
@@ -215,6 +244,7 @@ def vllm_policy(
         has_weights=ranks.is_main or accelerator.distributed_type is not DistributedType.FSDP,
     )
     engine.restore_with(pusher.restore)
+    trainer.add_callback(LogPressure(engine, trainer))
     return VLLMPolicy(engine, pusher, trainer)
 
 
