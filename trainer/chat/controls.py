@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 Piece = str | int
 """Text, or the id of a token that only the template may write."""
+
+_KEPT_TEXTS = 1_024
+"""Texts whose ids are kept: a template's own come again with every turn, a question with every episode of its group."""
 
 
 class Controls:
@@ -37,6 +41,7 @@ class Controls:
         self._ids = [index for index, _ in longest_first]
         self._pattern = re.compile("|".join(_spelling(token) for _, token in longest_first) or r"(?!)")
         self._forbidden = frozenset(self._ids) - {tokenizer.unk_token_id}  # unknown words are content
+        self._text_ids = lru_cache(maxsize=_KEPT_TEXTS)(self._encode_text)
 
     def split(self, template_text: str) -> list[Piece]:
         """Split a template's text into control tokens and plain text."""
@@ -56,15 +61,15 @@ class Controls:
         ids: list[int] = []
         for is_text, group in groupby(pieces, key=lambda piece: isinstance(piece, str)):
             run = list(group)
-            ids += self._encode_text("".join(map(str, run))) if is_text else map(int, run)
+            ids += self._text_ids("".join(map(str, run))) if is_text else map(int, run)
         return ids
 
-    def _encode_text(self, text: str) -> list[int]:
+    def _encode_text(self, text: str) -> tuple[int, ...]:
         """Encode a text without control tokens; lone surrogates, which no tokenizer takes, become `?`."""
         valid = text.encode("utf-8", "replace").decode("utf-8")
         encoded = self._encoder(valid, add_special_tokens=False, split_special_tokens=True, verbose=False)
         # A word-level model may hold a control token's spelling as a word of its own.
-        return [index for index in encoded["input_ids"] if index not in self._forbidden]
+        return tuple(index for index in encoded["input_ids"] if index not in self._forbidden)
 
 
 def _spelling(token: AddedToken) -> str:
