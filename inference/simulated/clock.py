@@ -1,13 +1,14 @@
 """An event loop that does not sit out its waits, so that hours of waiting are simulated in seconds.
 
 Where everything that runs waits by the loop's clock, nothing can happen before the next timer is due: the clock is
-put forward to it. With `counts_work`, the clock also goes on while code runs, as a real one does: what the loop's own
-work costs shows in the simulated time. Without, code takes no time, and a simulation is the same on every machine, to
-the last bit.
+put forward to it. With `counts_work`, the clock also goes on while code runs (by the thread's processor time, so that
+other processes do not show): what the loop's own work costs shows in the simulated time. Without, code takes no time,
+and a simulation is the same on every machine, to the last bit.
 
 Work in threads that was begun by `run_in_executor`, and sockets that have something to say, are waited for: the clock
 then goes as the world's does. Whatever else happens outside the loop (a connection on another thread) is not seen:
-use an ordinary loop for that."""
+use an ordinary loop for that.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +29,12 @@ class SkippingLoop(asyncio.SelectorEventLoop):
         self._selector_of_ours = _SkippingSelector()
         super().__init__(self._selector_of_ours)
         self._counts_work = counts_work
-        self._started = time.monotonic()
+        self._started = time.thread_time()
 
     def time(self) -> float:
         """Return the simulated time, in seconds since the loop was made."""
-        worked = time.monotonic() - self._started if self._counts_work else self._selector_of_ours.waited
-        return worked + self._selector_of_ours.skipped
+        worked = time.thread_time() - self._started if self._counts_work else 0.0
+        return worked + self._selector_of_ours.waited + self._selector_of_ours.skipped
 
     def run_in_executor(  # type: ignore[override]  # typeshed has it return a coroutine's future
         self, executor: Executor | None, func: Callable[..., T], *args: Any

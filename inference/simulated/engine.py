@@ -202,9 +202,9 @@ class _Server:
         if opening in self.openings:
             return 1
         self.openings.add(opening)
-        shared = _shared(prompt_ids, self.last_opening)
+        cached = shared(prompt_ids, self.last_opening)
         self.last_opening = prompt_ids
-        return max(1, len(prompt_ids) - shared)
+        return max(1, len(prompt_ids) - cached)
 
     def _tell(self, job: Job, *, done: bool) -> None:
         future = self.waiting.pop(job, None)
@@ -268,7 +268,10 @@ class _LoopState:
         if self._closed:
             raise EngineClosedError("the engine is closed")
         future: asyncio.Future[bool] = self.loop.create_future()
-        now = self._settle(self.loop.time())
+        now = self.loop.time()
+        if now >= self._timer_at:
+            self._settle(now)  # something is due, and its timer has not fired yet
+        server.advance(now)
         server.waiting[job] = future
         server.replica.submit(now, job)
         self._set_timer()
@@ -384,7 +387,7 @@ class _Session:
             self._known = ()
 
 
-def _shared(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+def shared(one: Sequence[int], other: Sequence[int]) -> int:
     """How many ids two prompts begin with together."""
     for number, (mine, yours) in enumerate(zip(one, other, strict=False)):
         if mine != yours:

@@ -6,7 +6,8 @@ tokens that are in no cache are read at `prefill_tokens_per_s`, and everybody wa
 goes through the server's front end, `request_s` one after another, and over the network, `network_s` there and back.
 
 What this leaves out: the memory of the key-value cache (`max_sequences` stands for it) and its evictions, and that a
-step takes longer when contexts are long."""
+step takes longer when contexts are long.
+"""
 
 from __future__ import annotations
 

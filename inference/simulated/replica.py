@@ -8,7 +8,8 @@ Promises:
 
 Between two events the batch advances evenly, so nothing is counted step by step: a shared counter of steps goes on,
 and a request ends when it reaches the request's mark. A request that joins waits for the running step, which is half
-a step on the average."""
+a step on the average.
+"""
 
 from __future__ import annotations
 

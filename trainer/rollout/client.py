@@ -124,7 +124,7 @@ class RolloutClient:
         failures: list[str] = []
 
         async def play_one(index: int, request: EpisodeRequest) -> Episode:
-            watch = Stopwatch()
+            watch = Stopwatch(asyncio.get_running_loop().time)
             async with slots:
                 episode = await self._play_or_fail(index, request, watch)
             if episode.outcome is Outcome.FAILED:
