@@ -19,6 +19,7 @@ usage: sqlenv COMMAND [flags]        (sqlenv COMMAND --help says more)
   warmup     raise a base policy on play that the environment has verified
   report     write a run's report.html again
   play       play an episode yourself, in this terminal
+  simulate   rehearse rollouts without a model: how many servers does a target need?
   inference  start vLLM as the policy server, for training with --use_vllm
   serve      the environment as a network service, for training runs here or elsewhere
   data       look at, check, convert and fetch data sets: sqlenv data inspect | validate | export | fetch
@@ -121,6 +122,12 @@ def _play(argv: Sequence[str]) -> int:
     return play.run(argv)
 
 
+def _simulate(argv: Sequence[str]) -> int:
+    from trainer.simulation import simulate
+
+    return simulate.run(argv)
+
+
 def _serve(argv: Sequence[str]) -> int:
     from env_server.service import serve
 
@@ -146,6 +153,7 @@ _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "warmup": _warmup,
     "report": _report,
     "play": _play,
+    "simulate": _simulate,
     "inference": _inference,
     "serve": _serve,
     "data": _data,

@@ -22,7 +22,19 @@ ROOMS = {
     "env_server": ["top", "sql", "judging", "test_suites", "core", "data", "service", "client"],
     "inference": ["top", "simulated", "in_vllm", "hf", "vllm", "launch", "weights"],
     "trainer": [
-        *("top", "chat", "policy", "tiny", "rollout", "results", "evaluation", "report", "shipping", "flags"),
+        *(
+            "top",
+            "chat",
+            "policy",
+            "tiny",
+            "rollout",
+            "results",
+            "evaluation",
+            "simulation",
+            "report",
+            "shipping",
+            "flags",
+        ),
         *("training", "warmup", "core"),
     ],
 }
