@@ -41,8 +41,8 @@ def test_work_counts_or_does_not() -> None:
     async def work() -> float:
         loop = asyncio.get_running_loop()
         began = loop.time()
-        ends = time.monotonic() + 0.01
-        while time.monotonic() < ends:
+        ends = time.thread_time() + 0.01
+        while time.thread_time() < ends:
             pass
         return loop.time() - began
 
