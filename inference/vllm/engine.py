@@ -34,6 +34,7 @@ from inference.vllm.api import (
     ServerCompletion,
     VLLMServer,
 )
+from inference.vllm.connections import KeptConnections
 from inference.vllm.fleet import FIRST_PAUSE_S, Fleet, Replica, pause_s
 from inference.vllm.pressure import PressureGauge
 
@@ -110,8 +111,7 @@ class VLLMEngine:
     def client(self) -> httpx.AsyncClient:
         """Return a client with the engine's deadlines, for the running loop; the caller closes it."""
         deadlines = httpx.Timeout(self.settings.request_timeout_s, connect=self.settings.connect_timeout_s)
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        return httpx.AsyncClient(timeout=deadlines, limits=limits, trust_env=False)
+        return httpx.AsyncClient(timeout=deadlines, transport=KeptConnections(), trust_env=False)
 
     async def ask_all(self, ask: Callable[[VLLMServer], Awaitable[T]]) -> list[T]:
         """Ask all servers something; return what those say that are there, once there is one. Raises EngineError."""
