@@ -16,14 +16,14 @@ Invariants, beyond those of `decoding`:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from inference.hf.decoding import Decoded, Row, decoded, draw, uniforms
-from inference.hf.packed import KeysValues, forward, packed_attention
+from inference.hf.packed import KeysValues, SideBySide, forward, packed_attention
 from inference.hf.prefixes import PrefixStore, Shared, share
 
 _PASS_TOKENS = 2_048
@@ -63,11 +63,12 @@ class CachedDecoder:
         stop_ids: Collection[int],
         weights: int = 0,
         open_keys: Collection[int] = (),
+        on_end: Callable[[Row, Decoded], None] | None = None,
     ) -> list[Decoded | None]:
         """Generate for every row until a stop token or the row's limit; None for a row that was cancelled.
 
-        `open_keys` are the sessions that may come again. The model must be in eval mode. Raises EngineError when its
-        logits are not numbers, and UnsupportedModelError.
+        `on_end` is told of each row when it ends. `open_keys` are the sessions that may come again. The model must be
+        in eval mode. Raises EngineError when its logits are not numbers, and UnsupportedModelError.
         """
         if weights != self._weights:
             self.clear()
@@ -75,18 +76,22 @@ class CachedDecoder:
         self._store.begin(open_keys)
         try:
             with packed_attention(model) as layers:
-                live = self._begin(rows, layers)
-                while running := [each for each in live if not each.ended]:
-                    _advance(model, layers, running, stop_ids)
+                batch = _Batch(model, layers, stop_ids, self._begin(rows, layers))
+                while batch.running:
+                    for each in batch.advance():
+                        if each.row.key in open_keys:
+                            ids = tuple(each.ids[: each.content.length])
+                            self._store.put(each.row.key, ids, each.content, each.content.size)
+                        each.decoded = decoded(each.ids[len(each.row.prompt_ids) :], each.logprobs, stop_ids)
+                        if on_end is not None:
+                            on_end(each.row, each.decoded)
         except BaseException:
             self.clear()
             raise
-        for each in live:
-            if each.row.key in open_keys and not each.row.cancelled.is_set():
-                content = each.content
-                self._store.put(each.row.key, tuple(each.ids[: content.length]), content, content.size)
-        self._store.trim()
-        return [each.result(stop_ids) for each in live]
+        if self._store.trim():
+            for content in self._store.contents():
+                content.move_out()
+        return [each.decoded for each in batch.rows]
 
     def _begin(self, rows: Sequence[Row], layers: int) -> list[_LiveRow]:
         live = [_LiveRow(row, self._known(row) or KeysValues(layers)) for row in rows]
@@ -117,11 +122,13 @@ class _LiveRow:
         self.logprobs: list[float] = []
         self._uniforms = uniforms(row)
         self._source: tuple[_LiveRow, int] | None = None
-        self._stopped = False
+        self.complete = False
+        self.decoded: Decoded | None = None
 
     @property
     def ended(self) -> bool:
-        return self._stopped or self.row.cancelled.is_set()
+        """Whether nothing more is to be done for the row: it is complete, or nobody wants it."""
+        return self.complete or self.row.cancelled.is_set()
 
     @property
     def uniform(self) -> float:
@@ -146,32 +153,60 @@ class _LiveRow:
     def add(self, token: int, logprob: float, stop_ids: Collection[int]) -> None:
         self.ids.append(token)
         self.logprobs.append(logprob)
-        self._stopped = token in stop_ids or len(self.logprobs) == self.row.max_new_tokens
-
-    def result(self, stop_ids: Collection[int]) -> Decoded | None:
-        if self.row.cancelled.is_set():
-            return None
-        return decoded(self.ids[len(self.row.prompt_ids) :], self.logprobs, stop_ids)
+        self.complete = token in stop_ids or len(self.logprobs) == self.row.max_new_tokens
 
 
-def _advance(model: PreTrainedModel, layers: int, running: Sequence[_LiveRow], stop_ids: Collection[int]) -> None:
-    """One pass: each row that waits for none reads what it has not read, and gets a token when that was all."""
-    room = _PASS_TOKENS
-    reading: list[_LiveRow] = []
-    new: list[list[int]] = []
-    for each in running:
-        if room and not each.waits():
-            reading.append(each)
-            new.append(each.ids[each.content.length : each.content.length + room])
-            room -= len(new[-1])
-    logits = forward(model, layers, new, [each.content for each in reading])
-    ready = [index for index, each in enumerate(reading) if each.content.length == len(each.ids)]
-    if not ready:
-        return
-    chosen = [reading[index] for index in ready]
-    tokens, logprobs = draw(logits[ready], *_choices(chosen, logits.device))
-    for each, token, logprob in zip(chosen, tokens.tolist(), logprobs.tolist(), strict=True):
-        each.add(token, logprob, stop_ids)
+class _Batch:
+    """Rows on their way through a model."""
+
+    def __init__(
+        self, model: PreTrainedModel, layers: int, stop_ids: Collection[int], rows: Sequence[_LiveRow]
+    ) -> None:
+        self.rows = rows
+        self._model = model
+        self._layers = layers
+        self._stop_ids = stop_ids
+        self._side_by_side: SideBySide | None = None
+
+    @property
+    def running(self) -> list[_LiveRow]:
+        """The rows that have not ended."""
+        return [each for each in self.rows if not each.ended]
+
+    def advance(self) -> list[_LiveRow]:
+        """One pass: each row that waits for none reads what it has not read, and gets a token when that was all.
+
+        Returns the rows that are complete with it.
+        """
+        room = _PASS_TOKENS
+        reading: list[_LiveRow] = []
+        new: list[list[int]] = []
+        for each in self.running:
+            if room and not each.waits():
+                reading.append(each)
+                new.append(each.ids[each.content.length : each.content.length + room])
+                room -= len(new[-1])
+        if not reading:  # all were cancelled just now
+            return []
+        contents = [each.content for each in reading]
+        goes_on = all(each.logprobs for each in reading) and len(reading) > 1
+        beside = self._laid_out(contents) if goes_on else None
+        logits = forward(self._model, self._layers, new, contents, beside)
+        ready = [index for index, each in enumerate(reading) if each.content.length == len(each.ids)]
+        if not ready:
+            return []
+        chosen = [reading[index] for index in ready]
+        tokens, logprobs = draw(logits[ready], *_choices(chosen, logits.device))
+        for each, token, logprob in zip(chosen, tokens.tolist(), logprobs.tolist(), strict=True):
+            each.add(token, logprob, self._stop_ids)
+        return [each for each in chosen if each.complete]
+
+    def _laid_out(self, contents: Sequence[KeysValues]) -> SideBySide:
+        """The rows side by side, for one token each; laid so anew where they are not, or few are left."""
+        if self._side_by_side is None or not self._side_by_side.suits(contents):
+            self._side_by_side = None  # what it alone holds can go first
+            self._side_by_side = SideBySide(contents, self._layers)
+        return self._side_by_side
 
 
 def _choices(rows: Sequence[_LiveRow], device: torch.device) -> tuple[Tensor, Tensor]:

@@ -20,6 +20,7 @@ Invariants:
 6. A completion carries the policy version that was set when its batch started: whoever changes the weights calls
    `set_policy_version`, and nothing that was kept before is used after it.
 7. Nothing is kept when no session is open.
+8. A row that has ended is handed over at once, so that its environment steps while others are still generated.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import math
 import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Self
@@ -47,6 +48,7 @@ from inference.hf.packed import UnsupportedModelError, refusal
 from inference.out_of_memory import is_out_of_memory, release
 
 _LOG = logging.getLogger(__name__)
+_OnEnd = Callable[[Row, Decoded], None]
 
 KV_CACHE_BYTES = 4 * 2**30
 """What an engine keeps between turns, unless told otherwise: 93,000 tokens of SmolLM2-135M in float32."""
@@ -244,11 +246,21 @@ class HFEngine:
     def _start(self, state: _LoopState, keys: Sequence[int]) -> None:
         state.running = [state.waiting.pop(key) for key in keys]
         rows = [request.row for request in state.running]
-        decoding = partial(self._decode, rows, self._weights, state.batcher.open_keys)
-        state.batch = state.loop.run_in_executor(self._executor, decoding)
-        state.batch.add_done_callback(partial(self._finish, state, self._version))
+        requests = {id(request.row): request for request in state.running}
+        version = self._version
 
-    def _decode(self, rows: Sequence[Row], weights: int, open_keys: Collection[int]) -> list[Decoded | None]:
+        def on_end(row: Row, decoded: Decoded) -> None:
+            """Hand a row over while others go on; in the worker thread."""
+            with suppress(RuntimeError):  # nobody waits in a loop that is closed
+                state.loop.call_soon_threadsafe(self._deliver, requests[id(row)], decoded, version)
+
+        decoding = partial(self._decode, rows, self._weights, state.batcher.open_keys, on_end)
+        state.batch = state.loop.run_in_executor(self._executor, decoding)
+        state.batch.add_done_callback(partial(self._finish, state, version))
+
+    def _decode(
+        self, rows: Sequence[Row], weights: int, open_keys: Collection[int], on_end: _OnEnd
+    ) -> list[Decoded | None]:
         """Run one batch; in the worker thread."""
         with self._generation_context() as model, evaluating(model), _on_device(model.device):
             decoded: list[Decoded | None] = []
@@ -256,7 +268,7 @@ class HFEngine:
                 part = rows[len(decoded) : len(decoded) + self._max_rows]
                 others = self._cached.kept_besides([row.key for row in part]) if self._cached is not None else 0
                 try:
-                    decoded += self._decode_part(model, part, weights, open_keys)
+                    decoded += self._decode_part(model, part, weights, open_keys, on_end)
                     continue
                 except UnsupportedModelError as error:
                     self._read_whole_prompts(str(error))
@@ -269,11 +281,18 @@ class HFEngine:
             return decoded
 
     def _decode_part(
-        self, model: PreTrainedModel, rows: Sequence[Row], weights: int, open_keys: Collection[int]
+        self,
+        model: PreTrainedModel,
+        rows: Sequence[Row],
+        weights: int,
+        open_keys: Collection[int],
+        on_end: _OnEnd,
     ) -> list[Decoded | None]:
         if self._cached is None:
             return decode(model, rows, stop_ids=self._stop_ids, pad_id=self._pad_id)
-        return self._cached.decode(model, rows, stop_ids=self._stop_ids, weights=weights, open_keys=open_keys)
+        return self._cached.decode(
+            model, rows, stop_ids=self._stop_ids, weights=weights, open_keys=open_keys, on_end=on_end
+        )
 
     def _use_less_memory(self, rows: int, others: int, words: str) -> None:
         """After `rows` did not fit beside `others` bytes that are kept of other sessions: keep less, or take fewer."""

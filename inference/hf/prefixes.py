@@ -12,7 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Generic, TypeVar
@@ -131,13 +131,18 @@ class PrefixStore(Generic[T]):
         self._puts += 1
         self._entries[key] = _Entry(ids, content, size, (self._batch, -self._puts))
 
-    def trim(self) -> None:
-        """Let go of what is beyond the limit."""
-        size = self.size
+    def trim(self) -> bool:
+        """Let go of what is beyond the limit; tell whether anything was."""
+        size, before = self.size, len(self)
         for key in sorted(self._entries, key=lambda key: self._entries[key].rank):
             if size <= self.limit:
-                return
+                break
             size -= self._entries.pop(key).size
+        return len(self) < before
+
+    def contents(self) -> Iterator[T]:
+        """All that is kept."""
+        return (entry.content for entry in self._entries.values())
 
     def clear(self) -> None:
         """Forget everything."""

@@ -210,6 +210,29 @@ def test_a_row_that_has_ended_costs_nothing_more() -> None:
     reads.stop()
 
 
+def test_long_turns_of_many_rows_equal_whole_prompts() -> None:
+    """Longer than the room that rows are given when they are laid side by side, and most rows end long before."""
+    model = build()
+    rng = random.Random(9)
+    rows = [Row(ids(rng, 3 + key), 150 if key < 2 else 4 * key, 1.0, key, key) for key in range(12)]
+    got = CachedDecoder(ROOM).decode(model, rows, stop_ids=(), open_keys=range(12))
+    expected = generate.decode(model, rows, stop_ids=(), pad_id=0)
+    assert [d.token_ids for d in got if d is not None] == [d.token_ids for d in expected if d is not None]
+
+
+def test_what_is_kept_within_the_limit_keeps_nothing_else_alive() -> None:
+    model = build()
+    rng = random.Random(10)
+    rows = [Row(ids(rng, 20), 4, 1.0, key, key) for key in range(4)]
+    decoder = CachedDecoder(ROOM)
+    decoder.decode(model, rows, stop_ids=(), open_keys=range(4))
+    decoder.limit = decoder.kept_besides([]) // 4
+    decoder.decode(model, rows, stop_ids=(), open_keys=range(4))
+    (content,) = decoder._store.contents()
+    buffers = [tensor for layer in range(2) for tensor in content.buffers(layer)]
+    assert sum(tensor.untyped_storage().nbytes() for tensor in buffers) == content.size <= decoder.limit
+
+
 def test_a_row_whose_source_is_cancelled_reads_its_own_prompt() -> None:
     model = build()
     rng = random.Random(5)

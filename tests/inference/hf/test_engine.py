@@ -432,6 +432,27 @@ async def test_a_turn_reads_what_is_new_in_its_prompt_alone() -> None:
     await engine.aclose()
 
 
+async def test_a_row_that_has_ended_is_handed_over_while_others_go_on() -> None:
+    model = tiny()
+    handed_over = threading.Event()
+    passes: list[bool] = []
+
+    def wait_in_the_third_pass(*_: object) -> None:
+        passes.append(handed_over.wait(timeout=60) if len(passes) == 2 else True)
+
+    model.get_input_embeddings().register_forward_pre_hook(wait_in_the_third_pass)
+    engine = engine_of(model)
+    async with engine.session(0) as session, engine.session(1) as other:
+        going_on = asyncio.create_task(other.generate((5, 6), Sampling(8), 1))
+        await session.generate((5, 7), Sampling(1), 0)
+        assert not going_on.done()
+        handed_over.set()
+        await going_on
+    assert len(passes) > 2
+    assert all(passes)
+    await engine.aclose()
+
+
 async def test_new_weights_do_not_meet_old_keys_and_values() -> None:
     model = tiny()
     engine = engine_of(model)
