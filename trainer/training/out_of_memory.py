@@ -37,7 +37,8 @@ from trl import GRPOConfig
 
 from env_server.errors import SQLEnvError
 from inference.out_of_memory import is_out_of_memory, release
-from trainer.training.trained_tokens import Scores, TrainedTokensTrainer
+from trainer.training.one_pass import OnePassTrainer
+from trainer.training.trained_tokens import Scores
 
 _LOG = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class TrainingMemoryError(SQLEnvError):
     """Memory is too small for this run; the text says what makes it fit."""
 
 
-class HalvingTrainer(TrainedTokensTrainer):
+class HalvingTrainer(OnePassTrainer):
     """Takes smaller micro-batches when memory runs out. Raises TrainingMemoryError."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""Training on the trained tokens alone: the loss, the gradients and all that is measured are TRL's own."""
+"""Training on the trained tokens alone, in one pass: the loss, the gradients and all that is measured are TRL's own."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import pytest
 import torch
 from peft import LoraConfig
 from torch import Tensor, nn
+from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 from trl import GRPOTrainer
 
 from benchmarks.server_process import ROOT
-from tests.trainer.training.made_up import SHARED, STEPS, Train, require_equal
+from tests.trainer.training.made_up import SHARED, STEPS, WINDOW, Train, require_equal
 from trainer.training import scoring
-from trainer.training.trained_tokens import TrainedTokensTrainer
+from trainer.training.one_pass import OnePassTrainer
 
 DESCENT = {"optim": "sgd", "learning_rate": 0.1}
 """Plain descent: Adam divides by a gradient's size, and makes rounding as large as the rest."""
@@ -36,6 +37,7 @@ FLAGS: list[dict[str, Any]] = [
     {"vllm_importance_sampling_mode": "sequence_truncate", "vllm_importance_sampling_clip_max": 2.0},
     {"vllm_importance_sampling_mode": "sequence_mask", "off_policy_mask_threshold": 0.5},
     {"vllm_importance_sampling_correction": False, "delta": 4.0},
+    {"gradient_accumulation_steps": 4, "steps_per_generation": 2, "vllm_importance_sampling_mode": "token_mask"},
     {"gradient_checkpointing": True, "pad_to_multiple_of": 16, "cast_lm_head_to_fp32": True},
 ]
 
@@ -43,7 +45,7 @@ FLAGS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("flags", FLAGS, ids=str)
 def test_a_run_is_trls_own_to_rounding(train: Train, flags: dict[str, Any]) -> None:
     stock, played = train(GRPOTrainer, **DESCENT | flags)
-    ours, again = train(TrainedTokensTrainer, **DESCENT | flags)
+    ours, again = train(OnePassTrainer, **DESCENT | flags)
     assert again.batches == played.batches
     require_equal(ours, stock)
 
@@ -52,7 +54,7 @@ def test_a_run_is_trls_own_to_rounding(train: Train, flags: dict[str, Any]) -> N
 def test_an_adapter_is_trained_the_same(train: Train, beta: float) -> None:
     adapter = {"target_modules": "all-linear", "r": 4, "task_type": "CAUSAL_LM", "init_lora_weights": "gaussian"}
     runs = []
-    for kind in (GRPOTrainer, TrainedTokensTrainer):
+    for kind in (GRPOTrainer, OnePassTrainer):
         torch.manual_seed(0)
         runs.append(train(kind, peft_config=LoraConfig(**adapter), beta=beta, **DESCENT)[0])
     require_equal(*runs)
@@ -87,22 +89,45 @@ def counted_tokens() -> Iterator[list[int]]:
 
 def test_what_rows_share_is_read_once_and_padding_hardly(train: Train) -> None:
     with counted_tokens() as read:
-        _, played = train(TrainedTokensTrainer)
+        _, played = train(OnePassTrainer)
     own = 0
     for batch in played.batches:
         for prompt, mask in zip(batch["prompt_ids"], batch["env_mask"], strict=True):
             last = max((place for place, said in enumerate(mask) if said), default=None)
             own += 0 if last is None else len(prompt) - SHARED + last
-    passes = 2 * 2 * STEPS  # two micro-batches, each scored and then trained on
-    assert sum(read) <= passes * SHARED + 2 * own + passes * scoring.PASS_TOKENS
-    assert sum(read) >= passes * SHARED + 2 * own
+    most = WINDOW * STEPS
+    assert own < sum(read) <= own + most * (SHARED + scoring.PASS_TOKENS)
+
+
+def test_a_batch_is_read_before_it_is_trained_on_only_where_that_tells_something(train: Train) -> None:
+    def passes_without_gradients(**flags: Any) -> int:
+        found = 0
+        forward = Qwen3MLP.forward
+
+        def counting(self: Qwen3MLP, hidden: Tensor) -> Tensor:
+            nonlocal found
+            found += not torch.is_grad_enabled()
+            output: Tensor = forward(self, hidden)
+            return output
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Qwen3MLP, "forward", counting)
+            train(OnePassTrainer, **flags)
+        return found
+
+    assert passes_without_gradients() == 0
+    assert passes_without_gradients(gradient_accumulation_steps=4, steps_per_generation=2) == 0
+    assert passes_without_gradients(num_iterations=2) > 0, "the second iteration's weights are others"
+    assert passes_without_gradients(steps_per_generation=4) > 0, "the second step's weights are others"
+    dropout = LoraConfig(target_modules="all-linear", r=4, task_type="CAUSAL_LM", lora_dropout=0.1)
+    assert passes_without_gradients(peft_config=dropout) > 0, "two passes differ"
 
 
 def test_a_batch_without_trained_tokens_changes_nothing_and_fails_nothing(train: Train) -> None:
     """Its gradients are zeros, and not missing: ranks add them up."""
     rollouts: list[Any] = []
 
-    class Untrained(TrainedTokensTrainer):
+    class Untrained(OnePassTrainer):
         def _generate(self, prompts: list[Any]) -> Any:
             prompt_ids, completion_ids, masks, *rest = super()._generate(prompts)
             silent = [[0] * len(mask) for mask in masks]

@@ -20,8 +20,8 @@ from trl.trainer.utils import add_fused_lm_head
 from tests.integration.training import surroundings_in
 from tests.trainer.training.made_up import require_equal, train_on
 from trainer.tiny import BASE_CHECKPOINT
+from trainer.training.one_pass import OnePassTrainer
 from trainer.training.scoring import IGNORED, read_less
-from trainer.training.trained_tokens import TrainedTokensTrainer
 
 
 def shared_out(ids: Tensor, labels: Tensor, *, less: bool) -> tuple[Tensor, Tensor]:
@@ -47,7 +47,7 @@ def main(folder: Path) -> None:
         flags = {"optim": "sgd", "learning_rate": 0.1, "loss_type": "dapo"}
         runs = [
             train_on(BASE_CHECKPOINT, tokenizer, folder / kind.__name__, kind, **flags)[0]
-            for kind in (GRPOTrainer, TrainedTokensTrainer)
+            for kind in (GRPOTrainer, OnePassTrainer)
         ]
     assert runs[0].accelerator.num_processes == 2
     require_equal(runs[1], runs[0])
