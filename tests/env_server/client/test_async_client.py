@@ -99,6 +99,7 @@ async def test_connecting_is_not_needed_and_not_done_twice(server: PlayingServer
     await remote.reset(question_id="cats")
     on.append(remote.server)
     await remote.connect()
+    assert (await remote.state()).step_count == 0
     assert server.opened == 1
     await remote.close()
     on.append(remote.server)

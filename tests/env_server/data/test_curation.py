@@ -27,6 +27,7 @@ LONG_ROW = ", ".join(["printf('%070d', 7)"] * 3)
 OUTCOMES = [
     # (gold SQL, reason in value mode, reason in sql mode); "" is usable
     ("SELECT count(*) FROM farm", "", ""),
+    ("SELECT count(*) FROM farm WHERE id > = 2", "", ""),
     ("SELECT 0", "", ""),
     ("SELECT ''", "", ""),
     ("SELECT owner FROM farm ORDER BY id", "", ""),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import apsw
 import platformdirs
 import pytest
 
@@ -14,7 +15,7 @@ from env_server.data.synthetic import VERSION
 from env_server.dataset import Split
 from env_server.errors import DataError
 from env_server.factory import EnvironmentFactory
-from env_server.settings import DisplaySettings, EnvSettings
+from env_server.settings import DisplaySettings, EnvSettings, SandboxSettings
 from env_server.types import AnswerMode, SQLAction
 from tests.env_server.data.folders import add_database, spider_entry, write_entries
 
@@ -54,18 +55,26 @@ def test_generated_data_are_split_by_database_and_kept_under_their_seed(
     assert [q.gold_sql for q in other.questions] != [q.gold_sql for q in first.questions]
 
 
+SLOW = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 20000) SELECT max(i) FROM n"
+
+
 def test_settings_answer_mode_and_progress_reach_the_curation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add_database(tmp_path, "data/database/t.sqlite", "CREATE TABLE t (a); INSERT INTO t VALUES (1), (2), (3);")
-    golds = ("SELECT a FROM t", "SELECT a FROM people", "SELECT count(*) FROM t")
+    golds = ("SELECT a FROM t", "SELECT a FROM people", "SELECT count(*) FROM t", SLOW)
     write_entries(tmp_path, [spider_entry("t", query=sql) for sql in golds], "data/train_spider.json")
     monkeypatch.setenv("HOME", str(tmp_path))
     settings = EnvSettings(display=DisplaySettings(max_rows=2))
     seen: list[tuple[int, int]] = []
     small = load_dataset("spider:~/data", settings=settings, progress=lambda *counts: seen.append(counts))
     assert [e.reason.value for e in small.excluded] == ["gold_too_large", "gold_fails"]
-    assert seen == [(3, 3)]
+    assert seen == [(4, 4)]
     typed = load_dataset("spider:~/data", settings=settings, answer_mode=AnswerMode.SQL)
     assert [e.detail for e in typed.excluded] == ["missing: no such table: people"]
+    sandbox = SandboxSettings(vm_steps=10_000, heap_bytes=SandboxSettings().heap_bytes // 2)
+    short = load_dataset("spider:~/data", settings=EnvSettings(sandbox=sandbox))
+    assert [e.reason.value for e in short.excluded] == ["gold_fails", "gold_too_slow"]
+    assert apsw.hard_heap_limit(-1) == sandbox.heap_bytes
+    load_dataset("spider:~/data")  # bounds the memory of this process as before
 
 
 def test_a_folder_of_ones_own_by_name_and_by_path(
@@ -86,6 +95,13 @@ def test_an_unknown_name_lists_the_known_ones(spec: str) -> None:
         load_dataset(spec)
     assert repr(spec) in str(raised.value)
     assert "synthetic[:SEED], scrambled[:SEED], spider:PATH, bird:PATH, or the PATH of a folder" in str(raised.value)
+
+
+def test_a_name_is_a_folder_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match="'file' names no data set and no folder"):
+        load_dataset("file")
 
 
 @pytest.mark.parametrize("spec", ["synthetic:x", "scrambled:-1", "synthetic:1.5", "synthetic:²"])

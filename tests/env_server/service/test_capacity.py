@@ -125,8 +125,15 @@ AT_ONCE = """
 import os
 from env_server.service.capacity import Capacity, PlaceTable
 
+class Crowded(PlaceTable):
+    # Another process comes between looking and counting.
+    def total(self, column):
+        found = super().total(column)
+        os.sched_yield()
+        return found
+
 workers, limit, rounds = 4, 1, 500
-table = PlaceTable(workers)
+table = Crowded(workers)
 pids = []
 for worker in range(workers):
     pid = os.fork()
@@ -150,6 +157,13 @@ print("done")
 def test_never_too_many_are_open_whatever_the_workers_do_at_the_same_time() -> None:
     done = subprocess.run([sys.executable, "-c", AT_ONCE], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("done\n", "")
+
+
+def test_a_dead_worker_holds_nothing(table: PlaceTable) -> None:
+    columns = (0, 1)  # those who play, those who wait
+    assert all(table.take(worker, column, 2) for worker in (0, 1) for column in columns)
+    assert table.clear(1) == 1
+    assert [table.total(column) for column in columns] == [1, 1]
 
 
 class Workers(RuleBasedStateMachine):
