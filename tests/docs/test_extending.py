@@ -87,18 +87,13 @@ class Copy:
         assert done.returncode == 0, done.stderr[-4000:]
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
 def titles() -> Sequence[str]:
     return re.findall(r"^## (.*)$", PAGE, re.MULTILINE)
 
 
 @pytest.mark.parametrize("title", titles())
-def test_a_section_works_as_it_is_written(title: str, tmp_path: Path, cache: Path) -> None:
-    copy = Copy(title, tmp_path, cache)
+def test_a_section_works_as_it_is_written(title: str, tmp_path: Path, generated_cache: Path) -> None:
+    copy = Copy(title, tmp_path, generated_cache)
     copy.run_scripts()
     if title == "A reward function":
         assert 0 <= copy.train()["rewards/reward_look_first/mean"] <= 1

@@ -99,8 +99,8 @@ RECIPES = list(recipes())
 
 
 @pytest.fixture(scope="module", autouse=True)
-def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with surroundings_in(tmp_path_factory.mktemp("cache")):
+def surroundings(generated_cache: Path) -> Iterator[None]:
+    with surroundings_in(generated_cache):
         yield
 
 
