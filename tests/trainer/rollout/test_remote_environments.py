@@ -7,10 +7,13 @@ killed, in `tests/integration/test_training.py`.
 from __future__ import annotations
 
 import asyncio
+import shutil
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -184,17 +187,48 @@ def test_a_call_ends_before_the_rollout_gives_it_up() -> None:
     assert RemoteSettings().request_s < RemoteSettings().call_s < rollout.environment_timeout_s
 
 
-async def test_servers_that_disagree_are_a_loud_error(
-    connect: Connect, servers: list[PlayingServer], pets: Dataset
+async def test_an_episode_is_rebuilt_without_what_its_session_played_before(
+    connect: Connect, servers: list[PlayingServer]
 ) -> None:
-    others = replace(pets, questions=tuple(replace(q, text=q.text + "!") for q in pets.questions))
-    with running_server(others) as liar:
+    async with connect(*servers).session() as session:
+        await session.reset("cats", "e")
+        await session.step(action("SAMPLE owners"))
+        await session.reset("oldest", "f")
+        first = in_use(servers)
+        first.die()
+        assert (await session.step(action("ANSWER Max"))).reward > 0
+    (other,) = (server for server in servers if server is not first)
+    assert [len(other.played(kind)) for kind in ("reset", "step")] == [1, 1]
+
+
+def other_texts(pets: Dataset, folder: Path) -> Dataset:
+    return replace(pets, questions=tuple(replace(q, text=q.text + "!") for q in pets.questions))
+
+
+def other_rows(pets: Dataset, folder: Path) -> Dataset:
+    file = Path(shutil.copy(pets.databases["pets"], folder))
+    with closing(sqlite3.connect(file)) as connection, connection:
+        connection.execute("UPDATE owners SET city = 'Rome'")
+    return replace(pets, databases={"pets": file})
+
+
+@pytest.mark.parametrize(("changed", "step"), [(other_texts, 0), (other_rows, 1)])
+async def test_servers_that_disagree_are_a_loud_error(
+    connect: Connect,
+    servers: list[PlayingServer],
+    pets: Dataset,
+    tmp_path: Path,
+    changed: Callable[[Dataset, Path], Dataset],
+    step: int,
+) -> None:
+    with running_server(changed(pets, tmp_path)) as liar:
         liar.served = servers[0].served
         remote = connect(servers[0], liar)
         async with remote.session() as session:
             await session.reset("cats", "e")
+            await session.step(action("SAMPLE owners"))
             in_use([servers[0], liar]).die()
-            with pytest.raises(DifferentObservationError, match="episode e was moved here, and step 0 shows something"):
+            with pytest.raises(DifferentObservationError, match=f"episode e was moved here, and step {step} shows"):
                 await session.step(action("ANSWER 2"))
 
 
