@@ -10,8 +10,8 @@ Promises:
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -109,21 +109,41 @@ def split(timings: Iterable[EpisodeTiming]) -> dict[Part, float]:
     So what all wait for counts in full, and what one waits for while others generate counts for little; the last
     episode alone counts in full again.
     """
-    changes: list[tuple[float, Part, int]] = []
-    for timing in timings:
-        changes += [(timing.asked, Part.CLIENT, 1), (timing.ended, Part.CLIENT, -1)]
-        for span in timing.spans:
-            part = PARTS[span.wait]
-            # Whoever waits is not in the client's hands meanwhile.
-            changes += [(span.start, part, 1), (span.start, Part.CLIENT, -1)]
-            changes += [(span.end, part, -1), (span.end, Part.CLIENT, 1)]
+    batch = list(timings)
+    share = _Share(batch)
     seconds = dict.fromkeys(Part, 0.0)
-    waiting: Counter[Part] = Counter()
-    before = 0.0
-    for now, part, change in sorted(changes):
-        if everyone := waiting.total():
-            for one, count in waiting.items():
-                seconds[one] += (now - before) * count / everyone
-        before = now
-        waiting[part] += change
+    for timing in batch:
+        left = share.between(timing.asked, timing.ended)
+        for span in timing.spans:
+            part = share.between(span.start, span.end)
+            seconds[PARTS[span.wait]] += part
+            left -= part
+        seconds[Part.CLIENT] += max(0.0, left)
     return seconds
+
+
+class _Share:
+    """How much of the time one episode of a batch is given: a second in which N have not ended is 1/N of a second."""
+
+    def __init__(self, batch: Sequence[EpisodeTiming]) -> None:
+        changes = sorted([(one.asked, 1) for one in batch] + [(one.ended, -1) for one in batch])
+        self._moments: list[float] = []
+        self._given: list[float] = []
+        """Up to each moment."""
+        self._rates: list[float] = []
+        """From each moment on."""
+        given, everyone, before = 0.0, 0, 0.0
+        for now, change in changes:
+            given += (now - before) / everyone if everyone else 0.0
+            everyone += change
+            before = now
+            self._moments.append(now)
+            self._given.append(given)
+            self._rates.append(1 / everyone if everyone else 0.0)
+
+    def between(self, start: float, end: float) -> float:
+        return self._until(end) - self._until(start)
+
+    def _until(self, moment: float) -> float:
+        last = bisect_right(self._moments, moment) - 1
+        return self._given[last] + (moment - self._moments[last]) * self._rates[last]
