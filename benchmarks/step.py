@@ -1,4 +1,4 @@
-"""How much faster the training part of a GRPO step is than with TRL's trainer as it is, on the same rows.
+"""How much faster the training part of a step, GRPO's or a warm-up's, is than with TRL's trainer as it is.
 
 The training part is everything after the rollout: old logprobs, loss, gradients, optimizer. Rows are episodes that were
 really played, by the oracle and by a player who stumbles, a group to a question, as a chat format writes them. Each
@@ -10,6 +10,7 @@ One JSON line: tokens a second of both sides, their ratio, memory, and how far l
 
     python -m benchmarks.step                  # SmolLM2-135M, bfloat16 autocast; needs Spider in SQLENV_SPIDER_DIR
     python -m benchmarks.step --policy tiny    # the demo's policy and configuration
+    python -m benchmarks.step --warmup         # a step of `sqlenv warmup` instead of one of `sqlenv train`
     python -m benchmarks.step --quick          # a few short episodes of the tiny policy
 """
 
@@ -32,7 +33,7 @@ from typing import Any
 import torch
 from datasets import Dataset as HubDataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
 from env_server.cache import default_cache_dir
 from env_server.data.loading import load_dataset
@@ -45,11 +46,15 @@ from trainer.rollout.players import OraclePlayer, play
 from trainer.tiny import BASE_CHECKPOINT
 from trainer.training.grpo import use_engine
 from trainer.training.out_of_memory import HalvingTrainer
+from trainer.warmup.data import IGNORED
 from trainer.warmup.demonstrations import StumblingPlayer
+from trainer.warmup.training import WarmupTrainer
 
 SMALL_MODEL = default_cache_dir() / "models" / "smollm2-135m-instruct"
 GROUP = 8
-SIDES: dict[str, type[GRPOTrainer]] = {"stock": GRPOTrainer, "ours": HalvingTrainer}
+SIDES = ("stock", "ours")
+GRPO: dict[str, type[GRPOTrainer]] = {"stock": GRPOTrainer, "ours": HalvingTrainer}
+WARMUP: dict[str, type[SFTTrainer]] = {"stock": SFTTrainer, "ours": WarmupTrainer}
 
 
 class _Weights:
@@ -66,6 +71,14 @@ class _Watch(TrainerCallback):  # type: ignore[misc]  # transformers carries no 
         self.began = (0.0, 0.0)
         self.seconds: list[tuple[float, float]] = []
         self.gradients: torch.Tensor | None = None
+
+    def start(self) -> None:
+        """Start the clock."""
+        self.began = (time.perf_counter(), time.process_time())
+
+    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+        """A warm-up's step begins here; a rollout starts the clock again."""
+        self.start()
 
     def on_pre_optimizer_step(self, *args: Any, model: torch.nn.Module, **kwargs: Any) -> None:
         """Copy the gradients; it takes a small part of a step, on both sides."""
@@ -109,52 +122,85 @@ def play_rows(data: str, policy: str, episodes: int, seed: int, longest: int) ->
     return {name: lists[:episodes] for name, lists in rows.items()}
 
 
-def take_steps(side: str, rows: dict[str, list[list[int]]], arguments: argparse.Namespace, keep: Path) -> None:
-    """Train on the rows with one of the trainers; writes what was measured, and the gradients."""
-    os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
-    torch.set_num_threads(arguments.threads)
-    watch = _Watch()
+def grpo_trainer(
+    side: str, rows: dict[str, list[list[int]]], arguments: argparse.Namespace, common: dict[str, Any], watch: _Watch
+) -> GRPOTrainer:
+    """One of the trainers, with a rollout that returns the rows."""
     draw = random.Random(0)
     logprobs = [[-draw.uniform(0.1, 2.0) for _ in ids] for ids in rows["completion_ids"]]
 
     def rollout(prompts: Sequence[Any], _trainer: GRPOTrainer) -> dict[str, Any]:
-        watch.began = (time.perf_counter(), time.process_time())
+        watch.start()
         return rows | {"logprobs": logprobs, "worth": [float(index % 3) for index in range(len(prompts))]}
 
     def reward(worth: list[float], **_: Any) -> list[float]:
         return worth
 
-    count = len(rows["prompt_ids"])
+    grpo = GRPOConfig(
+        **common,
+        num_generations=GROUP,
+        max_completion_length=max(len(ids) for ids in rows["completion_ids"]),
+        loss_type=arguments.loss_type,
+        beta=arguments.beta,
+        vllm_importance_sampling_mode="token_truncate",
+    )
+    trainer = GRPO[side](
+        model=AutoModelForCausalLM.from_pretrained(arguments.policy, dtype=torch.float32),
+        reward_funcs=reward,
+        args=grpo,
+        train_dataset=HubDataset.from_list([{"prompt": [{"role": "user", "content": "?"}]}] * len(logprobs)),
+        processing_class=AutoTokenizer.from_pretrained(arguments.policy),
+        rollout_func=rollout,
+        callbacks=[watch],
+    )
+    use_engine(trainer, _Weights())
+    return trainer
+
+
+def warmup_trainer(
+    side: str, rows: dict[str, list[list[int]]], arguments: argparse.Namespace, common: dict[str, Any], watch: _Watch
+) -> SFTTrainer:
+    """One of the trainers, on the rows as demonstrations."""
+    demonstrations = [
+        {
+            "input_ids": prompt + completion,
+            "labels": [IGNORED] * len(prompt)
+            + [token if said else IGNORED for token, said in zip(completion, mask, strict=True)],
+        }
+        for prompt, completion, mask in zip(*rows.values(), strict=True)
+    ]
+    sft = SFTConfig(**common, max_length=None, train_sampling_strategy="group_by_length")
+    return WARMUP[side](
+        model=AutoModelForCausalLM.from_pretrained(arguments.policy, dtype=torch.float32),
+        args=sft,
+        train_dataset=HubDataset.from_list(demonstrations),
+        processing_class=AutoTokenizer.from_pretrained(arguments.policy),
+        callbacks=[watch],
+    )
+
+
+def take_steps(side: str, rows: dict[str, list[list[int]]], arguments: argparse.Namespace, keep: Path) -> None:
+    """Train on the rows with one of the trainers; writes what was measured, and the gradients."""
+    os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
+    torch.set_num_threads(arguments.threads)
+    watch = _Watch()
     with tempfile.TemporaryDirectory() as folder:
-        grpo = GRPOConfig(
-            output_dir=folder,
-            per_device_train_batch_size=arguments.micro_batch,
-            gradient_accumulation_steps=count // arguments.micro_batch,
-            num_generations=GROUP,
-            max_steps=arguments.steps,
-            max_completion_length=max(len(ids) for ids in rows["completion_ids"]),
-            bf16=arguments.autocast,
-            use_cpu=True,
-            gradient_checkpointing=False,
-            max_grad_norm=0.0,
-            loss_type=arguments.loss_type,
-            beta=arguments.beta,
-            save_strategy="no",
-            report_to="none",
-            logging_steps=1,
-            disable_tqdm=True,
-            vllm_importance_sampling_mode="token_truncate",
-        )
-        trainer = SIDES[side](
-            model=AutoModelForCausalLM.from_pretrained(arguments.policy, dtype=torch.float32),
-            reward_funcs=reward,
-            args=grpo,
-            train_dataset=HubDataset.from_list([{"prompt": [{"role": "user", "content": "?"}]}] * count),
-            processing_class=AutoTokenizer.from_pretrained(arguments.policy),
-            rollout_func=rollout,
-            callbacks=[watch],
-        )
-        use_engine(trainer, _Weights())
+        common: dict[str, Any] = {
+            "output_dir": folder,
+            "per_device_train_batch_size": arguments.micro_batch,
+            "gradient_accumulation_steps": len(rows["prompt_ids"]) // arguments.micro_batch,
+            "max_steps": arguments.steps,
+            "bf16": arguments.autocast,
+            "use_cpu": True,
+            "gradient_checkpointing": False,
+            "max_grad_norm": 0.0,
+            "save_strategy": "no",
+            "report_to": "none",
+            "logging_steps": 1,
+            "disable_tqdm": True,
+        }
+        make = warmup_trainer if arguments.warmup else grpo_trainer
+        trainer = make(side, rows, arguments, common, watch)
         trainer.train()
     torch.save(watch.gradients, keep / f"{side}.pt")
     measured = {
@@ -181,9 +227,10 @@ def main() -> None:
     parser.add_argument("--float32", action="store_true", help="no autocast; the tiny policy never has any")
     parser.add_argument("--loss_type", default="dapo")
     parser.add_argument("--beta", type=float, default=0.0)
+    parser.add_argument("--warmup", action="store_true", help="a step of supervised warm-up, in micro-batches of 4")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="16 episodes of the tiny policy")
-    parser.add_argument("--side", choices=list(SIDES), help=argparse.SUPPRESS)
+    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--keep", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.quick:
@@ -195,7 +242,9 @@ def main() -> None:
     arguments.policy = {"tiny": str(BASE_CHECKPOINT), "smollm2": str(SMALL_MODEL)}.get(
         arguments.policy, arguments.policy
     )
-    arguments.micro_batch = min(arguments.micro_batch or (16 if small else 8), arguments.episodes)
+    arguments.micro_batch = min(
+        arguments.micro_batch or (4 if arguments.warmup else 16 if small else 8), arguments.episodes
+    )
     arguments.threads = arguments.threads or (1 if small else 2)
     if arguments.side:
         take_steps(arguments.side, json.loads((arguments.keep / "rows.json").read_text()), arguments, arguments.keep)
@@ -231,7 +280,7 @@ def main() -> None:
                 "micro_batch": arguments.micro_batch,
                 "threads": arguments.threads,
                 "autocast": arguments.autocast,
-                "loss_type": arguments.loss_type,
+                "loss_type": "nll" if arguments.warmup else arguments.loss_type,
                 "policy": arguments.policy,
             }
         )

@@ -14,8 +14,9 @@ steps need less.
   Qwen layers. Attention through torch's SDPA keeps no matrix of scores, so the term in the square of the length that
   Korthikanti et al. (2022) have is only the mask's. With gradient checkpointing each layer keeps its input, and one
   layer at a time the rest.
-- **Logits**: TRL's fused head never holds rows x positions x vocabulary. It computes tiles of at most 4,096 positions
-  and 32,768 words, turns gradients into float32, and, when the head is trained, collects its gradient in float32.
+- **Logits**: TRL's fused head never holds rows x positions x vocabulary, and is given the trained positions alone, at
+  most a whole completion. It computes tiles of at most 4,096 positions and 32,768 words, 8,192 on a CPU, turns
+  gradients into float32, and, when the head is trained, collects its gradient in float32.
 - **Generation** in the trainer's process: the key-value cache of all episodes in flight, and one pass over their whole
   context, since each turn begins by reading it.
 """
@@ -30,6 +31,8 @@ from peft import PeftConfig, get_peft_model
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
+from trainer.training.scoring import TILE_WORDS, TILE_WORDS_CPU
+
 GIB = 2**30
 
 RUNTIME = GIB
@@ -37,8 +40,8 @@ RUNTIME = GIB
 FRAGMENTATION = 0.05
 """What torch's allocator holds and cannot use, as a share of what is in use."""
 
-TILE_TOKENS, TILE_WORDS = 4_096, 32_768
-"""TRL's tiles of the logits."""
+TILE_TOKENS = 4_096
+"""Positions of a tile of logits; its words are told to TRL's head in `trainer.training.scoring`."""
 CPU_TILES = 6
 """Without Triton, the head's backward pass holds this many float32 tiles at once."""
 
@@ -200,8 +203,8 @@ def activations(shape: ModelShape, load: Load) -> float:
 
 def logits(shape: ModelShape, load: Load) -> float:
     """Bytes of the head's pass and its backward pass."""
-    positions = load.rows * (load.completion if load.on_gpu else load.width)
-    tile = min(positions, TILE_TOKENS) * min(shape.vocabulary, TILE_WORDS)
+    positions = load.rows * load.completion
+    tile = min(positions, TILE_TOKENS) * min(shape.vocabulary, TILE_WORDS if load.on_gpu else TILE_WORDS_CPU)
     tiles = tile * (load.compute_bytes if load.on_gpu else load.compute_bytes + CPU_TILES * FLOAT32)
     states = positions * shape.hidden * (FLOAT32 + 2 * load.compute_bytes)
     gradient = 0 if shape.adapted else shape.vocabulary * shape.hidden * FLOAT32

@@ -29,6 +29,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedType
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import DynamicCache, PreTrainedModel
@@ -45,6 +47,12 @@ MOST_TOKENS = 8_192
 TILE_WORDS_CPU, TILE_WORDS = 8_192, 32_768
 """Words of a tile of logits; on a CPU a tile should stay in its cache."""
 _READ = {"input_ids", "attention_mask", "labels"}
+
+
+def passes_are_collectives(accelerator: Accelerator) -> bool:
+    """Whether ranks must take the same number of passes: layers are shared out among them (FSDP, DeepSpeed)."""
+    whole = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
+    return accelerator.distributed_type not in whole
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from accelerate.utils import DistributedType
 from peft import PeftModel
 from torch import Tensor, nn
 from trl import GRPOTrainer
 
-from trainer.training.scoring import IGNORED, read_less
+from trainer.training.scoring import IGNORED, passes_are_collectives, read_less
 
 _LOG = logging.getLogger(__name__)
 
@@ -33,8 +32,7 @@ class TrainedTokensTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL carries no
         super().__init__(*args, **kwargs)
         self._trained: Tensor | None = None
         """Which tokens of the completions at hand are the policy's, (rows, completion); None: all."""
-        whole_passes = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
-        one_pass = self.accelerator.distributed_type not in whole_passes
+        one_pass = passes_are_collectives(self.accelerator)
         for model in (self.model, self.ref_model):
             if model is None:
                 continue

@@ -28,7 +28,7 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
-from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config, get_quantization_config
+from trl import ModelConfig, SFTConfig, get_peft_config, get_quantization_config
 
 from env_server.types import AnswerMode
 from trainer.chat.format import ChatFormat, ChatSettings, Conversation
@@ -44,6 +44,7 @@ from trainer.tiny.tokenizer import build_tokenizer
 from trainer.training.arguments import parse_warmup_arguments
 from trainer.training.optimizers import MuonAdamW
 from trainer.warmup.data import encode, play_demonstrations
+from trainer.warmup.training import WarmupTrainer
 
 LARGE_VOCABULARY = 8_192
 """In tokens; from there on, the output head is what a warm-up on a CPU takes its time for."""
@@ -153,7 +154,7 @@ def _warm_up(
         step_budget=arguments.step_budget,
     )
     continued = hasattr(model, "peft_config")
-    trainer = SFTTrainer(
+    trainer = WarmupTrainer(
         model=model,
         args=sft,
         train_dataset=HubDataset.from_list(rows),

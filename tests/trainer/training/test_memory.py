@@ -150,7 +150,9 @@ def test_the_head_is_computed_in_tiles_however_many_rows_there_are() -> None:
     assert one == tile * 2 + 4_096 * 64 * 8
     assert many - one == 63 * 4_096 * 64 * 8, "states alone grow with the rows"
     assert logits(replace(wide, adapted=False), Load(1, 0, 4_096, 2)) - one == 150_000 * 64 * 4
-    assert logits(wide, Load(1, 0, 4_096, 2, on_gpu=False)) - one == tile * 6 * 4
+    on_cpu = logits(wide, Load(1, 0, 4_096, 2, on_gpu=False))
+    assert on_cpu - one == 4_096 * 8_192 * (2 + 6 * 4) - tile * 2, "smaller tiles, more of them"
+    assert logits(wide, Load(1, 900, 4_096, 2, on_gpu=False)) == on_cpu, "prompts are not scored"
 
 
 def test_training_and_generation_take_turns() -> None:

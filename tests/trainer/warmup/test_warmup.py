@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,6 +39,7 @@ from trainer.rollout.transcript import TokenBudget
 from trainer.tiny import BASE_CHECKPOINT
 from trainer.tiny.tokenizer import build_tokenizer
 from trainer.warmup.data import IGNORED, encode, play_demonstrations
+from trainer.warmup.training import WarmupTrainer
 from trainer.warmup.warmup import Deadline, _stop_where_turns_end, scoring_labels_alone
 
 CHAT = ChatFormat(build_tokenizer(["How many cats are there pets owners name"]))
@@ -109,7 +110,7 @@ def test_only_the_words_of_the_policy_are_learned(opening: str, turns: list[tupl
     assert row["labels"][-1] == CHAT.stop_ids[0], "it learns to stop"
 
 
-def test_the_trainer_learns_from_the_labels_as_they_are_also_where_it_scores_them_alone(
+def test_the_trainer_learns_from_the_labels_as_they_are_however_little_it_reads(
     random_policy: Callable[..., Qwen3ForCausalLM], tmp_path: Path
 ) -> None:
     """TRL neither tokenises again nor makes labels of its own."""
@@ -120,18 +121,22 @@ def test_the_trainer_learns_from_the_labels_as_they_are_also_where_it_scores_the
         Conversation("How?", ((act("ANSWER", "3"), ""),)),
     ]
     rows = [encode(conversation, chat) for conversation in conversations]
-    found, scored = [], []
-    for context in (nullcontext(), scoring_labels_alone()):
+    found, scored, measured = [], [], []
+    ways: list[tuple[type[SFTTrainer], AbstractContextManager[None]]] = [
+        (SFTTrainer, nullcontext()),
+        (SFTTrainer, scoring_labels_alone()),
+        (WarmupTrainer, nullcontext()),
+    ]
+    for kind, context in ways:
         model = random_policy(tokenizer)
         sft = SFTConfig(str(tmp_path), use_cpu=True, bf16=False, report_to="none", gradient_checkpointing=False)
-        sft_trainer = SFTTrainer(
-            model=model, args=sft, train_dataset=HubDataset.from_list(rows), processing_class=tokenizer
-        )
+        sft_trainer = kind(model=model, args=sft, train_dataset=HubDataset.from_list(rows), processing_class=tokenizer)
         (batch,) = sft_trainer.get_train_dataloader()
         with context:
             scored.append(trl.trainer.utils._use_triton(torch.device("cpu")))
             sft_trainer.compute_loss(sft_trainer.model, batch).backward()
         found.append([parameter.grad for parameter in model.parameters()])
+        measured.append({name: values[-1] for name, values in sft_trainer._metrics["eval"].items()})
     shown = list(zip(batch["input_ids"].tolist(), batch["labels"].tolist(), strict=True))
     assert len(shown) == len(rows)
     for row in rows:
@@ -139,10 +144,14 @@ def test_the_trainer_learns_from_the_labels_as_they_are_also_where_it_scores_the
         (labels,) = (labels for ids, labels in shown if ids[:length] == row["input_ids"])
         assert labels[:length] == row["labels"]
         assert set(labels[length:]) <= {IGNORED}
-    assert scored == [False, True]
+    assert scored == [False, True, False]
     assert not trl.trainer.utils._use_triton(torch.device("cpu"))
-    for whole, alone in zip(*found, strict=True):
-        torch.testing.assert_close(alone, whole)
+    for whole, *others in zip(*found, strict=True):
+        for alone in others:
+            torch.testing.assert_close(alone, whole)
+    assert measured[0].keys() >= {"entropy", "mean_token_accuracy", "num_tokens"}
+    for numbers in measured[1:]:
+        assert numbers == pytest.approx(measured[0])
 
 
 def test_every_training_question_is_played_once_and_no_other(pets: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
