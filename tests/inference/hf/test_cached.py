@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from peft import LoraConfig, get_peft_model
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
@@ -287,9 +288,28 @@ def test_autocast_keeps_what_attention_works_in_and_equals_whole_prompts() -> No
                 logits = model(input_ids=sequence, use_cache=False).logits[0, len(row.prompt_ids) - 1 : -1].float()
             chosen = torch.log_softmax(logits, -1).gather(1, torch.tensor(d.token_ids)[:, None])[:, 0]
             assert d.logprobs == pytest.approx(chosen.tolist(), abs=0.15)
-    CachedDecoder.clear(decoder)
+    decoder.clear()
     decoder.decode(model, rows, stop_ids=(), open_keys=range(4))
     assert decoder.kept_besides([]) == 2 * in_bfloat16
+
+
+def test_an_adapter_beside_its_base_equals_whole_prompts() -> None:
+    torch.manual_seed(11)
+    model = get_peft_model(
+        build(), LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    ).eval()
+    assert refusal(model) is None
+    rng = random.Random(11)
+    decoder = CachedDecoder(ROOM)
+    rows = [Row(ids(rng, 20), 4, 1.0, key, key) for key in range(3)]
+    for turn in range(2):
+        got = decoder.decode(model, rows, stop_ids=(STOP,), open_keys=range(3))
+        check(model.get_base_model(), rows, got)  # which holds the adapter's layers
+        rows = [
+            Row(row.prompt_ids + d.token_ids + ids(rng, 5), 4, 1.0, turn, row.key)
+            for row, d in zip(rows, got, strict=True)
+            if d is not None
+        ]
 
 
 def test_the_model_attends_as_before_afterwards() -> None:
