@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from transformers import TrainerControl, TrainerState
 from trl import GRPOConfig, ModelConfig
 
+from inference.vllm.engine import VLLMEngine
 from trainer.config import ConfigError, SQLEnvArguments
-from trainer.training.engines import check_vllm_flags, server_urls
+from trainer.training.engines import LogPressure, check_vllm_flags, server_urls
 
 
 @pytest.fixture
@@ -39,3 +44,28 @@ def test_what_cannot_work_is_refused(grpo: GRPOConfig, transport: str, complaint
 def test_what_works_is_not_refused(grpo: GRPOConfig) -> None:
     check_vllm_flags(SQLEnvArguments(), grpo, ModelConfig())
     check_vllm_flags(SQLEnvArguments(weight_sync="lora"), grpo, ModelConfig(use_peft=True))
+
+
+def test_what_servers_said_in_a_step_is_logged_with_it(grpo: GRPOConfig) -> None:
+    engine = VLLMEngine(["http://127.0.0.1:9"], stop_ids=[1], vocab_size=10)
+    metrics: dict[str, list[float]] = defaultdict(list)
+    trainer: Any = SimpleNamespace(_metrics={"train": metrics})
+    log = LogPressure(engine, trainer)
+
+    def look(waiting: int, queries: int) -> None:
+        names = ("num_requests_waiting", "kv_cache_usage_perc", "num_preemptions_total")
+        texts = [f'vllm:{name}{{engine="0"}} {waiting}' for name in names]
+        texts += [f'vllm:prefix_cache_{name}_total{{engine="0"}} {queries}' for name in ("queries", "hits")]
+        engine.pressure.add("a", "\n".join(texts))
+
+    look(waiting=9, queries=0)
+    log.on_step_begin(grpo, TrainerState(), TrainerControl())
+    log.on_step_end(grpo, TrainerState(), TrainerControl())
+    assert not metrics, "what was before the step is an evaluation's, and nobody looked in it"
+    look(waiting=1, queries=0)
+    log.on_step_end(grpo, TrainerState(), TrainerControl())
+    look(waiting=2, queries=10)
+    log.on_step_end(grpo, TrainerState(), TrainerControl())
+    assert metrics["engine/waiting"] == metrics["engine/kv_cache"] == [1, 2]
+    assert metrics["engine/preemptions"] == [1, 1]
+    assert metrics["engine/prefix_hits"] == [1.0], "in the step that had prompts"
