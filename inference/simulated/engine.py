@@ -19,6 +19,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Self
 
 from inference.engine import (
@@ -79,6 +80,8 @@ class SimulatedEngine:
         self._server_timeout_s = server_timeout_s
         self._replicas = [_Server(index, Replica(profile), self._faults) for index in range(replicas)]
         self._version = 0
+        # Scripts say the same again and again; the engine's work is not to be in the way of the client's.
+        self._logprobs = lru_cache(maxsize=8_192)(_logprobs)
         self._closed = False
         self._state: _LoopState | None = None
 
@@ -152,7 +155,7 @@ class SimulatedEngine:
         if not said:
             raise EngineError(f"the policy says nothing in turn {asked.turn} of session {asked.key}")
         reason = FinishReason.STOP if said[-1] in self._stop_ids else FinishReason.LENGTH
-        return Completion(said, tuple(map(_logprob, said)), reason, self._version)
+        return Completion(said, self._logprobs(said), reason, self._version)
 
 
 class _Server:
@@ -395,6 +398,6 @@ def shared(one: Sequence[int], other: Sequence[int]) -> int:
     return min(len(one), len(other))
 
 
-def _logprob(token: int) -> float:
-    """A logprob that looks like one, and is the token's own: -0.02 to -1.27."""
-    return -0.02 - (token * 2_654_435_761 % 1_000) / 800
+def _logprobs(said: tuple[int, ...]) -> tuple[float, ...]:
+    """Logprobs that look like some, each its token's own: -0.02 to -1.27."""
+    return tuple(-0.02 - (token * 2_654_435_761 % 1_000) / 800 for token in said)

@@ -117,10 +117,12 @@ class Transcript:
         for index, turn in enumerate(self._turns):
             trained = index >= self._context_turns
             row.completion_ids.extend(turn.token_ids)
-            for logprob in turn.logprobs:
-                learned = trained and logprob is not None
-                row.logprobs.append(logprob if learned and logprob is not None else 0.0)
-                row.env_mask.append(int(learned))
+            if trained:
+                row.logprobs.extend([0.0 if logprob is None else logprob for logprob in turn.logprobs])
+                row.env_mask.extend([int(logprob is not None) for logprob in turn.logprobs])
+            else:
+                row.logprobs.extend([0.0] * len(turn.logprobs))
+                row.env_mask.extend([0] * len(turn.logprobs))
             if turn is not self._turns[-1]:
                 row.completion_ids.extend(turn.reply_ids)
                 row.logprobs.extend([0.0] * len(turn.reply_ids))

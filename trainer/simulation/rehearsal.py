@@ -57,7 +57,8 @@ class Played:
     """What happened. Times in seconds, on the clock of the rehearsal."""
 
     deployment: Deployment
-    episodes: list[Episode]
+    # asyncio shows a task's result where it sets signal handlers; thousands of episodes take it seconds.
+    episodes: list[Episode] = field(repr=False)
     seconds: float
     client_s: float
     """Of the processor, for the client's event loop."""
