@@ -96,7 +96,7 @@ def main() -> None:
     deployment = Deployment(
         PRESET.server,
         replicas=max(1, round(concurrency / SEQUENCES)),
-        environments=EnvironmentProfile(servers=8, workers=8, call_s=0.05, network_s=0.005),
+        environments=EnvironmentProfile(servers=16, workers=8, call_s=0.05, network_s=0.005),
         max_concurrency=concurrency,
     )
     load = Load(made_up(chat, PRESET.lengths, 512, 0, 15), episodes, TokenBudget(16_384, 32_768, 2_048))

@@ -31,6 +31,7 @@ from env_server.types import ActionType, SQLObservation, Verdict
 from inference.engine import Completion, ContextOverflowError, Engine, EngineError, Sampling, Session
 from trainer.chat.format import ChatFormat
 from trainer.chat.prompts import first_message
+from trainer.rollout.collector import rare_collections
 from trainer.rollout.environments import Environments, EnvironmentSession
 from trainer.rollout.episodes import Episode, Outcome, Turn, turn_of
 from trainer.rollout.failures import RolloutError, check_failures
@@ -121,12 +122,13 @@ class RolloutClient:
         bug and comes out in an ExceptionGroup.
         """
         slots = asyncio.Semaphore(self._settings.max_concurrency)
+        begin = asyncio.Lock()
         failures: list[str] = []
 
         async def play_one(index: int, request: EpisodeRequest) -> Episode:
             watch = Stopwatch(asyncio.get_running_loop().time)
             async with slots:
-                episode = await self._play_or_fail(index, request, watch)
+                episode = await self._play_or_fail(index, request, watch, begin)
             if episode.outcome is Outcome.FAILED:
                 failures.append(episode.failure)
                 check_failures(failures, batch or len(requests), self.max_failure_share)
@@ -135,8 +137,9 @@ class RolloutClient:
             return episode
 
         try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(play_one(i, request)) for i, request in enumerate(requests)]
+            with rare_collections():
+                async with asyncio.TaskGroup() as group:
+                    tasks = [group.create_task(play_one(i, request)) for i, request in enumerate(requests)]
         except ExceptionGroup as errors:
             stopped, bugs = errors.split(RolloutError)
             if stopped is None or bugs is not None:
@@ -144,11 +147,13 @@ class RolloutClient:
             raise stopped.exceptions[0] from None
         return [task.result() for task in tasks]
 
-    async def _play_or_fail(self, index: int, request: EpisodeRequest, watch: Stopwatch) -> Episode:
+    async def _play_or_fail(
+        self, index: int, request: EpisodeRequest, watch: Stopwatch, begin: asyncio.Lock
+    ) -> Episode:
         """Turn the failures that a machine can have into a masked episode; anything else is a bug and raises."""
         watch.started()
         try:
-            episode = await self._play(index, request, watch)
+            episode = await self._play(index, request, watch, begin)
         except (EngineError, SQLEnvError, TimeoutError, OSError) as error:
             episode = _failed_episode(request, self._chat, f"{type(error).__name__}: {error}")
         episode = replace(episode, timing=watch.timing())
@@ -156,14 +161,14 @@ class RolloutClient:
             self._trace.write_episode(episode)
         return episode
 
-    async def _play(self, index: int, request: EpisodeRequest, watch: Stopwatch) -> Episode:
+    async def _play(self, index: int, request: EpisodeRequest, watch: Stopwatch, begin: asyncio.Lock) -> Episode:
         async with AsyncExitStack() as stack:
             with watch.waiting(Wait.SESSION):
                 async with _deadline(self._settings.environment_timeout_s, "the environment opened no session"):
                     environment = await stack.enter_async_context(self._environments.session())
                 async with _deadline(self._settings.engine_timeout_s, "the engine opened no session"):
                     engine = await stack.enter_async_context(self._engine.session(index))
-            return await _EpisodePlayer(request, environment, engine, self._chat, self._settings, watch).play()
+            return await _EpisodePlayer(request, environment, engine, self._chat, self._settings, watch).play(begin)
 
 
 class _EpisodePlayer:
@@ -187,13 +192,17 @@ class _EpisodePlayer:
         self._turns: list[Turn] = []
         self._policy_version = 0
 
-    async def play(self) -> Episode:
+    async def play(self, begin: asyncio.Lock) -> Episode:
+        """Play to the end. `begin` is shared by the episodes of a batch."""
         request = self._request
         episode_id = f"{request.question_id}#{request.seed}"
         with self._watch.waiting(Wait.RESET):
             async with _deadline(self._settings.environment_timeout_s, "the environment did not answer a reset"):
                 observation = await self._environment.reset(request.question_id, episode_id)
-        transcript = Transcript(self._chat.prompt_ids(first_message(observation)), self._settings.budget)
+        async with begin:
+            # Thousands of resets may come back together. One prompt a round of the event loop: nobody else is held up.
+            await asyncio.sleep(0)
+            transcript = Transcript(self._chat.prompt_ids(first_message(observation)), self._settings.budget)
         limit = self._settings.budget.max_context
         while not observation.done and (room := transcript.room()):
             try:
@@ -231,7 +240,7 @@ class _EpisodePlayer:
             sampling = Sampling(max_new_tokens=tokens, temperature=settings.temperature)
             seed = derive_seed(self._request.seed, number, *([part] if part else []))
             async with _deadline(settings.engine_timeout_s, "the engine did not finish a turn"):
-                return await self._engine.generate((*view, *said), sampling, seed)
+                return await self._engine.generate((*view, *said) if said else view, sampling, seed)
 
         with self._watch.waiting(Wait.GENERATION, number):
             turn = await generate_turn(generate, chat, settings.budget.max_turn, room)

@@ -1,0 +1,29 @@
+"""The garbage collector while episodes are played: set apart, and afterwards as it was."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from trainer.rollout.collector import THRESHOLDS, rare_collections
+
+
+def test_it_is_as_before_afterwards_whatever_happens() -> None:
+    before, frozen = gc.get_threshold(), gc.get_freeze_count()
+    with pytest.raises(KeyError), rare_collections():
+        assert gc.get_threshold() == THRESHOLDS != before
+        assert gc.get_freeze_count() > frozen
+        raise KeyError
+    assert (gc.get_threshold(), gc.get_freeze_count()) == (before, 0)
+
+
+def test_what_is_thrown_away_meanwhile_is_found_afterwards() -> None:
+    class Cycle:
+        def __init__(self) -> None:
+            self.me = self
+
+    with rare_collections():
+        Cycle()
+    gc.collect()
+    assert not [thing for thing in gc.get_objects() if type(thing) is Cycle]

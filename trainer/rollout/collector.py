@@ -1,0 +1,32 @@
+"""Python's garbage collector while thousands of episodes are in flight: rarely, and not over what was there before.
+
+A full collection looks at every object of the process, torch's and transformers' among them, and at each number of each
+list of token ids: half a second and more, in which no episode goes on. While episodes are played, what was there before
+is left out, and collections come when there is much to find. They are the process's: another thread's garbage waits, too.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+THRESHOLDS = (2_000, 5, 200)
+"""New objects before the youngest generation is looked at, and how many such looks before the older ones are.
+
+Measured with 2,000 episodes in flight: looks at 10,000 new objects take 100 ms, since each sees every id of the prompts
+that were made meanwhile; the full ones that come by Python's own numbers took 500 ms each.
+"""
+
+
+@contextmanager
+def rare_collections() -> Iterator[None]:
+    """Collect rarely while the block lasts, then as before."""
+    before = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(*THRESHOLDS)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
