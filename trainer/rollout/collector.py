@@ -1,8 +1,9 @@
 """Python's garbage collector while thousands of episodes are in flight: rarely, and not over what was there before.
 
-A full collection looks at every object of the process, torch's and transformers' among them, and at each number of each
-list of token ids: half a second and more, in which no episode goes on. While episodes are played, what was there before
-is left out, and collections come when there is much to find. They are the process's: another thread's garbage waits, too.
+A full collection looks at every object of the process, torch's and transformers' among them, and at each number of
+each list of token ids: half a second and more, in which no episode goes on. While episodes are played, what was there
+before is left out, and collections come when there is much to find. They are the process's: another thread's garbage
+waits, too.
 """
 
 from __future__ import annotations
