@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -40,11 +41,11 @@ class Shortage:
         self.places: list[str] = []
         forward = Qwen3Model.forward
 
+        @functools.wraps(forward)  # the trainer looks at the signature
         def broken_forward(model: Qwen3Model, *args: Any, **kwargs: Any) -> Any:
-            if not torch.is_grad_enabled():
-                self._run_out("generation" if kwargs["use_cache"] else "scoring")
+            self._run_out("generation" if "packed_rows" in kwargs else "forward")
             output = forward(model, *args, **kwargs)
-            if output.last_hidden_state.requires_grad and "generation" in self.places and "scoring" in self.places:
+            if output.last_hidden_state.requires_grad and "generation" in self.places and "forward" in self.places:
                 model.embed_tokens.weight.register_hook(lambda _: self._run_out("backward"))
             return output
 
@@ -71,10 +72,10 @@ def test_a_run_that_is_short_of_memory_everywhere_is_the_run_that_never_was(
     with pytest.MonkeyPatch.context() as patch:
         shortage = Shortage(patch)
         short = train("short")
-    assert shortage.places == ["generation", "scoring", "backward"]
+    assert shortage.places == ["generation", "forward", "backward"]
     assert short.episodes_path.read_bytes() == whole.episodes_path.read_bytes()
     weights, expected = (load_file(run.path / "model" / "model.safetensors") for run in (short, whole))
-    torch.testing.assert_close(weights, expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(weights, expected, rtol=0, atol=1e-5)  # of steps of 1e-3
     said = [record.getMessage() for record in caplog.records]
     for line, words in zip(
         said,
