@@ -102,13 +102,14 @@ class OnePassTrainer(TrainedTokensTrainer):
             outside = (ratio < (-math.inf if low is None else low)) | (ratio > (math.inf if high is None else high))
             ratio = ratio.masked_fill(outside, 0.0)
         inputs["importance_sampling_ratio"] = ratio
-        if inputs is self._buffered_inputs[-1]:
-            self._measure_sampling()
+        batches = self._buffered_inputs or []
+        if batches and inputs is batches[-1]:
+            self._measure_sampling(batches)
 
-    def _measure_sampling(self) -> None:
+    def _measure_sampling(self, batches: list[dict[str, Any]]) -> None:
         """Replace the metrics of the batch, which were those of the stand-in."""
         deltas, ratios = [], []
-        for inputs in self._buffered_inputs:
+        for inputs in batches:
             mask = _mask(inputs).bool()
             delta = (inputs["old_per_token_logps"] - inputs["sampling_per_token_logps"]).abs()
             deltas.append(delta[mask & ~delta.isnan()])

@@ -4,6 +4,10 @@
 completion's, without what the environment said), labels no others, and has the model read no more than that takes
 (`trainer.training.scoring`). Logprobs and entropies of all other tokens are zero, and TRL multiplies them by zero.
 Loss and gradients are TRL's to rounding.
+
+Rows of like length share a micro-batch: within one optimizer step, and where the loss does not depend on which rows do
+(a sum over tokens, or a mean over as many rows in each). What TRL logs as a mean over micro-batches, such as the
+entropy, then differs as it would with another shuffle.
 """
 
 from __future__ import annotations
@@ -21,12 +25,17 @@ from trainer.training.scoring import IGNORED, passes_are_collectives, read_less
 
 _LOG = logging.getLogger(__name__)
 
+ANY_ROWS = frozenset({"grpo", "dr_grpo", "dapo", "cispo", "vespo", "sapo", "luspo"})
+"""Losses that are sums over an optimizer step, whichever rows share a micro-batch; `bnpo` is a mean over its tokens."""
+
 Scores = tuple[Tensor, Tensor | None, Tensor | None]
 """Logprobs (rows, completion), entropies (rows, completion), and a mixture of experts' load-balancing loss."""
 
 
 class TrainedTokensTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL carries no types
     """TRL's trainer, scoring the trained tokens alone."""
+
+    _buffered_inputs: list[dict[str, Any]] | None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -42,6 +51,25 @@ class TrainedTokensTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL carries no
             why_not = read_less(model, temperature=self.temperature, in_float32=cast, one_pass=one_pass)
             if why_not:
                 _LOG.warning("rows are scored whole, padding and all: %s", why_not)
+
+    def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
+        before = self._buffered_inputs
+        inputs: dict[str, Any] = super()._prepare_inputs(generation_batch)
+        if self._buffered_inputs is None or self._buffered_inputs is before:
+            return inputs
+        self._buffered_inputs = self._dealt(self._buffered_inputs)
+        dealt: dict[str, Any] = self._buffered_inputs[self._step % self.args.steps_per_generation]
+        return dealt
+
+    def _dealt(self, batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Deal the rows of each optimizer step out again, by their length; or leave them where that is not the same."""
+        sums = self.loss_type in ANY_ROWS and not self._entropy_bonus_enabled and not self.aux_loss_enabled
+        step = min(self.args.gradient_accumulation_steps, len(batches))
+        whole = len(batches) % step == 0 and self.args.gradient_accumulation_steps % step == 0
+        plain = all(isinstance(value, Tensor) for value in batches[0].values())
+        if not (sums and whole and plain and self.top_entropy_quantile == 1.0):
+            return batches
+        return [dealt for begin in range(0, len(batches), step) for dealt in by_length(batches[begin : begin + step])]
 
     def _generate(self, prompts: list[Any]) -> Any:
         generated = super()._generate(prompts)
@@ -112,3 +140,19 @@ class TrainedTokensTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL carries no
                 parts.append(model(input_ids=ids, attention_mask=mask, labels=wanted, fused_lm_head=True))
         logps = torch.cat([part.log_probs[:, -logits_to_keep:] for part in parts])
         return logps, torch.cat([part.entropy[:, -logits_to_keep:] for part in parts]) if entropy else None, None
+
+
+def by_length(batches: Sequence[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+    """Deal rows out again, the shortest first; a row is as long as it is read, up to its last trained token."""
+    rows = len(batches[0]["completion_ids"])
+    whole = {
+        name: torch.cat([batch[name] for batch in batches]) if value.dim() else value
+        for name, value in batches[0].items()
+    }
+    mask = whole["completion_mask"] * whole.get("tool_mask", torch.ones_like(whole["completion_mask"]))
+    ends = torch.arange(1, mask.shape[1] + 1, device=mask.device)
+    order = (whole["prompt_mask"].sum(1) + (mask * ends).amax(1)).argsort(stable=True)
+    return [
+        {name: value[part] if value.dim() else value for name, value in whole.items()}
+        for part in torch.split(order, rows)
+    ]

@@ -17,12 +17,23 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 from trl import GRPOTrainer
 
 from benchmarks.server_process import ROOT
-from tests.trainer.training.made_up import SHARED, STEPS, WINDOW, Train, require_equal
+from tests.trainer.training.made_up import SHARED, STEPS, WINDOW, Train, measured, require_equal, weights
 from trainer.training import scoring
 from trainer.training.one_pass import OnePassTrainer
 
 DESCENT = {"optim": "sgd", "learning_rate": 0.1}
 """Plain descent: Adam divides by a gradient's size, and makes rounding as large as the rest."""
+
+PER_MICRO_BATCH = ("entropy", "kl", "clip_ratio", "cispo_clip_ratio", "vespo")
+"""Metrics that TRL takes the mean of over micro-batches, whatever they hold."""
+
+
+class Undealt(OnePassTrainer):
+    """Leaves the rows in the micro-batches in which TRL put them."""
+
+    def _dealt(self, batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return batches
+
 
 FLAGS: list[dict[str, Any]] = [
     {"loss_type": "dapo"},
@@ -45,19 +56,75 @@ FLAGS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("flags", FLAGS, ids=str)
 def test_a_run_is_trls_own_to_rounding(train: Train, flags: dict[str, Any]) -> None:
     stock, played = train(GRPOTrainer, **DESCENT | flags)
-    ours, again = train(OnePassTrainer, **DESCENT | flags)
+    ours, again = train(Undealt, **DESCENT | flags)
     assert again.batches == played.batches
     require_equal(ours, stock)
+    dealt, again = train(OnePassTrainer, **DESCENT | flags)
+    assert again.batches == played.batches
+    torch.testing.assert_close(weights(dealt), weights(stock), rtol=0, atol=1e-6)
+    for row, expected in zip(measured(dealt), measured(stock), strict=True):
+        assert {k: v for k, v in row.items() if not k.startswith(PER_MICRO_BATCH)} == pytest.approx(
+            {k: v for k, v in expected.items() if not k.startswith(PER_MICRO_BATCH)}, abs=1e-5, nan_ok=True
+        )
+
+
+@pytest.mark.parametrize(
+    ("flags", "windows"),
+    [
+        ({}, [2]),
+        ({"loss_type": "bnpo"}, []),
+        ({"entropy_coef": 0.1}, []),
+        ({"top_entropy_quantile": 0.5}, []),
+        ({"gradient_accumulation_steps": 4, "steps_per_generation": 2}, [2]),
+        ({"gradient_accumulation_steps": 2, "steps_per_generation": 4}, [2, 2]),
+        ({"gradient_accumulation_steps": 4, "steps_per_generation": 6}, []),
+    ],
+    ids=str,
+)
+def test_rows_of_like_length_share_a_micro_batch_within_an_optimizer_step(
+    train: Train, flags: dict[str, Any], windows: list[int]
+) -> None:
+    """Where the loss is the same."""
+    batches: list[tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]] = []
+
+    class Watched(OnePassTrainer):
+        def _dealt(self, given: list[dict[str, Any]]) -> list[dict[str, Any]]:
+            dealt = super()._dealt(given)
+            batches.append((given, dealt))
+            return dealt
+
+    train(Watched, max_steps=1, **flags)
+    given, dealt = batches[0]
+    if not windows:
+        assert dealt is given
+    for window in range(len(windows)):
+        begin, end = sum(windows[:window]), sum(windows[: window + 1])
+        before, after = (
+            [(int(i), int(m.sum())) for b in side[begin:end] for i, m in zip(rows_in(b), b["prompt_mask"], strict=True)]
+            for side in (given, dealt)
+        )
+        assert sorted(before) == sorted(after), "no row is lost, and none leaves its step"
+        lengths = [
+            int(prompt.sum()) + max([place + 1 for place, said in enumerate(own) if said], default=0)
+            for batch in dealt[begin:end]
+            for prompt, own in zip(batch["prompt_mask"], batch["completion_mask"] * batch["tool_mask"], strict=True)
+        ]
+        assert lengths == sorted(lengths)
+
+
+def rows_in(batch: dict[str, Tensor]) -> list[int]:
+    """Something that tells rows apart."""
+    return [hash(tuple(ids.tolist())) for ids in torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)]
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.1])
 def test_an_adapter_is_trained_the_same(train: Train, beta: float) -> None:
     adapter = {"target_modules": "all-linear", "r": 4, "task_type": "CAUSAL_LM", "init_lora_weights": "gaussian"}
     runs = []
-    for kind in (GRPOTrainer, OnePassTrainer):
+    for kind in (GRPOTrainer, Undealt):
         torch.manual_seed(0)
         runs.append(train(kind, peft_config=LoraConfig(**adapter), beta=beta, **DESCENT)[0])
-    require_equal(*runs)
+    require_equal(runs[1], runs[0])
 
 
 def test_two_ranks_are_trls_own_to_rounding(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from trl import GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
 from tests.integration.training import surroundings_in
-from tests.trainer.training.made_up import require_equal, train_on
+from tests.trainer.training.made_up import train_on, weights
 from trainer.tiny import BASE_CHECKPOINT
 from trainer.training.one_pass import OnePassTrainer
 from trainer.training.scoring import IGNORED, read_less
@@ -50,7 +50,7 @@ def main(folder: Path) -> None:
             for kind in (GRPOTrainer, OnePassTrainer)
         ]
     assert runs[0].accelerator.num_processes == 2
-    require_equal(runs[1], runs[0])
+    torch.testing.assert_close(weights(runs[1]), weights(runs[0]), rtol=0, atol=1e-6)
 
     draw = torch.Generator().manual_seed(dist.get_rank())
     ids = torch.randint(4, 100, (3, 20 + 9 * dist.get_rank()), generator=draw)
