@@ -92,6 +92,7 @@ def main() -> None:
     concurrency, episodes, rounds = args.concurrency, args.episodes, args.rounds
     if args.quick:
         concurrency, episodes, rounds = min(concurrency, 50), min(episodes, 100), 1
+    turns = 2 if args.quick else 15
     chat = ChatFormat(tokenizer_of(resolve_policy(args.policy)))
     deployment = Deployment(
         PRESET.server,
@@ -99,7 +100,7 @@ def main() -> None:
         environments=EnvironmentProfile(servers=16, workers=8, call_s=0.05, network_s=0.005),
         max_concurrency=concurrency,
     )
-    load = Load(made_up(chat, PRESET.lengths, 512, 0, 15), episodes, TokenBudget(16_384, 32_768, 2_048))
+    load = Load(made_up(chat, PRESET.lengths, 512, 0, turns), episodes, TokenBudget(16_384, 32_768, 2_048))
     print("the ideal", file=sys.stderr, flush=True)
     ideal = figures(rehearse(chat, load, deployment, counts_work=False))
     shown: list[Round] = []
