@@ -68,6 +68,9 @@ def prompt_in(path: str) -> str:
     return text
 
 
+QUESTION_SAMPLERS = ("epochs", "measured")
+
+
 @contextmanager
 def config_errors() -> Iterator[None]:
     """Raise what a parser makes of bad arguments, or of a missing file, as a one-line ConfigError."""
@@ -157,6 +160,34 @@ class SQLEnvArguments(EpisodeArguments):
             "together, a hundred episodes of them."
         },
     )
+    staleness: int = field(
+        default=0,
+        metadata={
+            "help": "With --use_vllm, updates of the weights that a token may be old when it is trained on. 0: "
+            "rollouts and training take turns. 1: the next batch is played while this one is trained on."
+        },
+    )
+    refill: float = field(
+        default=0.0,
+        metadata={
+            "help": "Groups whose episodes all got the same reward teach nothing: they are replaced by further "
+            "questions', up to so many for each group of a batch (0: none are)."
+        },
+    )
+    question_sampler: str = field(
+        default="epochs",
+        metadata={
+            "help": "How questions are drawn: 'epochs' (each once in an epoch, shuffled) or 'measured' (the more "
+            "often, the likelier it is that a group's episodes differ, by the results so far)."
+        },
+    )
+    curriculum: int = field(
+        default=0,
+        metadata={
+            "help": "Batches over which hard and extra hard questions come in, after easy and medium ones (0: all from "
+            "the start)."
+        },
+    )
     env_threads: int = field(default=4, metadata={"help": "Threads that run SQL when the environment is in process."})
     torch_threads: int = field(
         default=0,
@@ -194,7 +225,11 @@ class SQLEnvArguments(EpisodeArguments):
         for name in ("step_budget", "max_concurrency", "max_turn_length", "env_threads", "weight_sync_timeout"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"--{name} must be positive, not {getattr(self, name)}")
-        for name in ("few_shot", "max_thinking_length"):
+        if self.question_sampler not in QUESTION_SAMPLERS:
+            raise ConfigError(
+                f"--question_sampler must be one of {list(QUESTION_SAMPLERS)}, not {self.question_sampler!r}"
+            )
+        for name in ("few_shot", "max_thinking_length", "staleness", "refill", "curriculum"):
             if (getattr(self, name) or 0) < 0:
                 raise ConfigError(f"--{name} must not be negative, not {getattr(self, name)}")
         if self.dry_run_gpu is not None and (not self.dry_run or self.dry_run_gpu <= 0):

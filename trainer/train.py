@@ -10,7 +10,6 @@ an evaluation. Rank 0 alone writes and speaks. SIGTERM stops a run so that it ca
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
@@ -41,6 +40,7 @@ from trainer.report.report import write_report
 from trainer.results.run_files import RunFolder, versions
 from trainer.results.statistics import EvaluationSummary
 from trainer.results.summary_table import difficulty_table, summary_table
+from trainer.rollout.background import RolloutLoop
 from trainer.rollout.client import RolloutClient, RolloutSettings
 from trainer.rollout.environments import AnyEnvironments, open_environments
 from trainer.rollout.examples import Examples
@@ -51,11 +51,13 @@ from trainer.shipping.hub import Destination
 from trainer.stopping import StopAfterStep, Stopping
 from trainer.tiny import BASE_NOTES
 from trainer.training.arguments import advise, parse_arguments, require_questions
+from trainer.training.batches import Batches, BatchSettings
 from trainer.training.dry_run import dry_run
 from trainer.training.engines import PolicyEngine, hf_policy, vllm_policy
 from trainer.training.evaluating import EvaluateAtStart, SQLEnvTrainer
-from trainer.training.grpo import SQLEnvRollout, build_trainer, stop_at_turns_ends, sync_weights, use_engine
+from trainer.training.grpo import build_trainer, stop_at_turns_ends, use_engine
 from trainer.training.out_of_memory import memory_errors
+from trainer.training.questions import SaveQuestions, question_order
 from trainer.training.run_log import RunLog
 from trainer.training.trackers import writing_into
 
@@ -131,17 +133,19 @@ class Training:
         grpo = self._grpo
         with ExitStack() as stack:
             environments = stack.enter_context(closing(self._open_environments()))
-            runner = stack.enter_context(asyncio.Runner())
-            rollout = SQLEnvRollout(self._dataset, grpo.seed, self._env_settings.reward, self._ranks, runner)
+            loop = stack.enter_context(RolloutLoop())
             questions = self._examples.without(self._dataset.select(Split.TRAIN))
+            order = question_order(self._arguments, grpo, questions)
+            filled = BatchSettings(self._arguments.staleness, self._arguments.refill)
+            batches = Batches(self._dataset, order, grpo, self._env_settings.reward, self._ranks, loop, filled)
             trainer = build_trainer(
-                grpo, self._model_config, self._tokenizer, questions, self._evaluations.questions, rollout
+                grpo, self._model_config, self._tokenizer, questions, self._evaluations.questions, batches
             )
             chat = ChatFormat(self._tokenizer, self._chat, self._examples.conversations)
             stop_at_turns_ends(trainer, chat)
             settings = self._settings(trainer, chat)
-            policy = self._open_engine(trainer, chat, settings)
-            stack.callback(lambda: runner.run(policy.aclose()))
+            policy = self._open_engine(trainer, chat, settings, loop)
+            stack.callback(lambda: loop.run(policy.aclose()))
             use_engine(trainer, trainer.times.timing(policy))
             # Made only now, so that a run which cannot start leaves no folder behind.
             log = self._open_log(stack) if self._ranks.is_main else None
@@ -151,21 +155,22 @@ class Training:
             play = self._play_settings(settings)
             trainer.add_callback(StopAfterStep(self._stopping))
             trainer.add_callback(SavePlaySettings(play))
+            trainer.add_callback(SaveQuestions(order))
             client = RolloutClient(policy.engine, environments, chat, settings, trace)
-            rollout.play_with(client, log and log.write_batch)
+            batches.play_with(client, log and log.write_batch)
             greedy = RolloutClient(policy.engine, environments, chat, replace(settings, temperature=0.0), trace)
 
             def evaluate(label: str, name: str) -> EvaluationSummary | None:
                 policy.sync_weights()
-                return self._evaluations.policy(label, name, trainer.state.global_step, greedy, runner)
+                return self._evaluations.policy(label, name, trainer.state.global_step, greedy, loop)
 
             def evaluate_on_the_way() -> EvaluationSummary | None:
                 step = trainer.state.global_step
                 known = self._evaluations.known(step)
                 if known is not None:
                     return known
-                sync_weights(trainer)
-                summary = self._evaluations.during_training(step, greedy, runner, self._stopping)
+                trainer.sync_engine()
+                summary = self._evaluations.during_training(step, greedy, loop, self._stopping)
                 if self._stopping.agreed():
                     self._stopping.stop_training(trainer.args, trainer.state, trainer.control)
                 return summary
@@ -177,11 +182,13 @@ class Training:
         if self._ranks.is_main and whole:
             self._conclude()
 
-    def _open_engine(self, trainer: GRPOTrainer, chat: ChatFormat, settings: RolloutSettings) -> PolicyEngine:
+    def _open_engine(
+        self, trainer: GRPOTrainer, chat: ChatFormat, settings: RolloutSettings, loop: RolloutLoop
+    ) -> PolicyEngine:
         """What generates, for training and evaluation alike."""
         if self._use_vllm:
             say = partial(self._console.print, highlight=False, soft_wrap=True)
-            return vllm_policy(trainer, chat, settings, self._arguments, self._ranks, say)
+            return vllm_policy(trainer, chat, settings, self._arguments, self._ranks, loop, say)
         return hf_policy(trainer, self._tokenizer, chat, settings)
 
     def _open_log(self, stack: ExitStack) -> RunLog:

@@ -135,6 +135,20 @@ class VLLMEngine:
                     )
                 await asyncio.sleep(FIRST_PAUSE_S)
 
+    async def hold(self, *, drain: bool) -> None:
+        """Start no more requests, since the weights are about to change; `drain`: wait for those in flight to end."""
+        self.fleet.held = True
+        for replica in self.fleet.replicas:
+            replica.is_ready, replica.reason = False, "it is getting new weights"
+        if self._state is not None:
+            await self._state.quiet(drain=drain)
+
+    async def release(self) -> None:
+        """Go on, with the servers that are ready."""
+        self.fleet.held = False
+        if self._state is not None:
+            self._state.look()
+
     async def bring_up(self, server: VLLMServer, replica: Replica) -> None:
         """Ask a server that is not ready whether it is well, and have it brought to the current weights.
 
@@ -240,6 +254,8 @@ class _LoopState:
         self._client = engine.client()
         self._changed = asyncio.Event()
         self._requests: dict[Replica, set[asyncio.Task[ServerCompletion]]] = {r: set() for r in engine.fleet.replicas}
+        self._look = asyncio.Event()
+        self._bringing = 0
         self._watch = asyncio.create_task(self._watch_servers())
         self._watch.add_done_callback(lambda _: self._changed.set())
         self._closed = False
@@ -253,6 +269,17 @@ class _LoopState:
             task.cancel()
         await asyncio.wait(tasks)
         await self._client.aclose()
+
+    def look(self) -> None:
+        """Have requests that wait for a server, and the watch, look at the fleet anew."""
+        self._changed.set()
+        self._look.set()
+
+    async def quiet(self, *, drain: bool) -> None:
+        """Return when no server is being brought up, and, to drain, no request is in flight."""
+        while self._bringing or (drain and any(self._requests.values())):
+            self._changed.clear()
+            await self._changed.wait()
 
     async def ready_replica(self, preferred: Replica | None) -> Replica:
         """Wait for a replica. Raises EngineUnavailableError, EngineClosedError."""
@@ -292,6 +319,8 @@ class _LoopState:
         finally:
             replica.in_flight -= 1
             tasks.discard(task)
+            if not tasks:
+                self._changed.set()
             if not task.done():
                 task.cancel()
                 await asyncio.wait([task])
@@ -315,15 +344,22 @@ class _LoopState:
                 await asyncio.gather(*work)
                 self._changed.set()
             wake = min(look_at, fleet.next_due() or math.inf)
-            await asyncio.sleep(max(0.0, wake - time.monotonic()))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, wake - time.monotonic())):
+                    await self._look.wait()
+            self._look.clear()
 
     async def _bring_up(self, replica: Replica) -> None:
+        self._bringing += 1
         try:
             await self._engine.bring_up(VLLMServer(replica.url, self._client), replica)
         except ReplicaUnavailableError:
             return  # the fleet says when to try again
         except EngineError as error:
             logger.error("inference server %s cannot be used: %s", replica.url, error)
+        finally:
+            self._bringing -= 1
+            self._changed.set()
 
     async def _look_at(self, replica: Replica) -> None:
         timeout_s = self._engine.settings.health_timeout_s

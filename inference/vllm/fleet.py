@@ -66,6 +66,8 @@ class Fleet:
 
     replicas: Sequence[Replica]
     chance: random.Random = field(default_factory=random.Random)
+    held: bool = False
+    """Nobody is tried again before this ends: all are about to get new weights."""
 
     @classmethod
     def of(cls, urls: Iterable[str]) -> Fleet:
@@ -100,10 +102,14 @@ class Fleet:
 
     def due(self, now: float) -> list[Replica]:
         """Return those that are down and should be tried again."""
+        if self.held:
+            return []
         return [replica for replica in self.replicas if not replica.is_ready and replica.retry_at <= now]
 
     def next_due(self) -> float | None:
-        """Return when the next one should be tried again; None when all are ready."""
+        """Return when the next one should be tried again; None when all are ready, or held."""
+        if self.held:
+            return None
         return min((replica.retry_at for replica in self.replicas if not replica.is_ready), default=None)
 
     def reasons(self) -> str:

@@ -1,10 +1,14 @@
 """Weight sync: every server gets the trainer's weights before it gets requests, and what it got is proved.
 
-A push gathers the weights (every rank takes part), then, on the main rank, goes to all servers at once: pause, send,
-forget the prefix cache, mark the version, resume, generate a probe. The probe's logprobs are compared with the
-trainer's own.
+A push gathers the weights (every rank takes part). No rank starts another request, and those in flight end first,
+unless the settings let them go on. Then the main rank goes to all servers at once: pause, send, forget the prefix
+cache, mark the version, resume, generate a probe. The probe's logprobs are compared with the trainer's own.
 
 Promises:
+- Episodes may be in flight. A turn is stamped with the version that its request began under: no token is newer than the
+  trainer believes, and with the pause `wait` none is older.
+- A server that comes back is brought to the last weights when the trainer waits, and not while it changes them: then
+  the next push does it.
 - No server generates with earlier weights while another has the new ones: one that fails is left out until it has
   been brought up to date. When all fail, the push waits for one to come back, then gives up with one message.
 - The first push proves the transport (`proof`): a server that takes only some of the tensors would pass a comparison of
@@ -20,10 +24,10 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import httpx
 import torch
@@ -72,6 +76,28 @@ class OneRank:
         return value
 
 
+class Loop(Protocol):
+    """The event loop that requests are made on, seen from the thread that trains."""
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run the coroutine there and wait for it."""
+
+    def caller_waits(self) -> AbstractContextManager[bool]:
+        """Tell whether that thread waits in `run`, so that the model is at rest; it does until the block ends."""
+
+
+class OwnLoop:
+    """A loop for each coroutine, in the calling thread."""
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run the coroutine."""
+        return asyncio.run(coroutine)
+
+    def caller_waits(self) -> AbstractContextManager[bool]:
+        """It always does: it is the caller that runs the coroutine."""
+        return nullcontext(True)
+
+
 @dataclass(frozen=True, slots=True)
 class PushSettings:
     """How to push."""
@@ -95,6 +121,7 @@ class WeightPusher:
 
     `logprobs` are the model's own; they are compared on what the servers generate after `probe`, a prompt.
     `unrounded` are those without autocast, where there is any.
+    `loop` is where the engine's sessions are.
     `has_weights`: this rank holds them before the model is sharded. `on_proof` is told, on the main rank, what the
     proof at the start found.
     """
@@ -109,6 +136,7 @@ class WeightPusher:
         *,
         unrounded: Logprobs | None = None,
         ranks: Ranks | None = None,
+        loop: Loop | None = None,
         settings: PushSettings | None = None,
         has_weights: bool = True,
         on_proof: Callable[[Sequence[Evidence]], None] = lambda _: None,
@@ -120,6 +148,7 @@ class WeightPusher:
         self._probe = tuple(probe)
         self._unrounded = unrounded or logprobs
         self._ranks = ranks or OneRank()
+        self._loop = loop or OwnLoop()
         self._settings = settings or PushSettings()
         self._has_weights = has_weights
         self._on_proof = on_proof
@@ -151,16 +180,19 @@ class WeightPusher:
 
     async def restore(self, server: VLLMServer, replica: Replica) -> None:
         """Bring a server that was away to the weights that were pushed last. The engine's `Restore`."""
-        try:
-            async with asyncio.timeout(self._settings.timeout_s):
-                sample = await self._bring(server, replica)
-        except TimeoutError:
-            limit = self._settings.timeout_s
-            text = f"it did not take the weights within {limit:g} s (--weight_sync_timeout)"
-            raise ReplicaUnavailableError(server.url, text) from None
-        if self._has_weights and not is_shared_out(self._model()):
-            self._check(sample)
-        self._samples.append(sample)
+        with self._loop.caller_waits() as at_rest:
+            if not at_rest:
+                raise ReplicaUnavailableError(server.url, "it gets the weights with the next push")
+            try:
+                async with asyncio.timeout(self._settings.timeout_s):
+                    sample = await self._bring(server, replica)
+            except TimeoutError:
+                limit = self._settings.timeout_s
+                text = f"it did not take the weights within {limit:g} s (--weight_sync_timeout)"
+                raise ReplicaUnavailableError(server.url, text) from None
+            if self._has_weights and not is_shared_out(self._model()):
+                self._check(sample)
+            self._samples.append(sample)
 
     def _prove(self, version: int) -> None:
         """Measure the noise, then push changed weights and compare; see `proof`. Raises EngineError."""
@@ -223,19 +255,24 @@ class WeightPusher:
     def _push(self, version: int, label: str) -> tuple[Sample, ...]:
         """Push to all servers; returns what each that took the weights generated. Raises WeightSyncError."""
         self._transport.prepare(version)
-        self._stamp = self._ranks.broadcast(f"{self._run}/{label}")
-        self._version = version
-        self._samples.clear()
-        failure = ""
-        if self._ranks.is_main:
-            try:
-                asyncio.run(self._send_to_all())
-            except EngineError as error:
-                failure = str(error)
-        outcome = self._ranks.broadcast(self._outcome(failure))
-        if outcome.failure:
-            raise WeightSyncError(outcome.failure)
-        self._adopt(outcome)
+        self._loop.run(self._engine.hold(drain=self._settings.pause is Pause.WAIT))
+        try:
+            # Every rank has come to rest before any gets past this.
+            self._stamp = self._ranks.broadcast(f"{self._run}/{label}")
+            self._version = version
+            self._samples.clear()
+            failure = ""
+            if self._ranks.is_main:
+                try:
+                    self._loop.run(self._send_to_all())
+                except EngineError as error:
+                    failure = str(error)
+            outcome = self._ranks.broadcast(self._outcome(failure))
+            if outcome.failure:
+                raise WeightSyncError(outcome.failure)
+            self._adopt(outcome)
+        finally:
+            self._loop.run(self._engine.release())
         if is_shared_out(self._model()):
             for sample in outcome.samples:
                 self._check(sample)
@@ -244,8 +281,6 @@ class WeightPusher:
     async def _send_to_all(self) -> None:
         """Send to every server; wait for one when there is none. Raises EngineError."""
         fleet, limit = self._engine.fleet, self._engine.settings.server_timeout_s
-        for replica in fleet.replicas:
-            replica.is_ready = False
         deadline = time.monotonic() + limit
         async with self._engine.client() as client:
             while True:

@@ -20,7 +20,7 @@ from benchmarks.server_process import ROOT
 from env_server.cache import CACHE_VARIABLE
 from tests.integration.training import save_policy, surroundings_in
 from trainer.results.run_files import RunFolder
-from trainer.training.grpo import SQLEnvRollout
+from trainer.training.batches import Batches
 
 FLAGS = [
     *("--data", "synthetic", "--eval_episodes", "0", "--step_budget", "4", "--max_turn_length", "16"),
@@ -52,7 +52,7 @@ def test_checkpointing_keeps_its_settings_after_a_rollout(
     policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[set[tuple[bool, bool | None]]] = []
-    play = SQLEnvRollout.__call__
+    play = Batches.__call__
 
     def settings(model: nn.Module) -> set[tuple[bool, bool | None]]:
         layers = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
@@ -60,12 +60,12 @@ def test_checkpointing_keeps_its_settings_after_a_rollout(
             (x.gradient_checkpointing, x._gradient_checkpointing_func.keywords["preserve_rng_state"]) for x in layers
         }
 
-    def watched(self: SQLEnvRollout, prompts: Any, trainer: GRPOTrainer) -> dict[str, Any]:
+    def watched(self: Batches, prompts: Any, trainer: GRPOTrainer) -> dict[str, Any]:
         rows = play(self, prompts, trainer)
         seen.append(settings(trainer.model))
         return rows
 
-    monkeypatch.setattr(SQLEnvRollout, "__call__", watched)
+    monkeypatch.setattr(Batches, "__call__", watched)
     kwargs = '{"use_reentrant": false, "preserve_rng_state": false}'
     flags = ["--gradient_checkpointing", "true", "--gradient_checkpointing_kwargs", kwargs]
     command = ["train", *FLAGS, *flags, "--model_name_or_path", str(policy), "--output_dir", str(tmp_path / "run")]

@@ -184,7 +184,7 @@ def test_one_of_two_replicas_is_gone_in_the_middle_of_a_batch(
     finally:
         victim.thaw()
     assert all_whole(player, episodes)
-    assert {each.policy_version for each in episodes} == {3}
+    assert {each.policy_versions for each in episodes} == {(3, 3)}
     assert [each.row.completion_ids for each in episodes] == [each.row.completion_ids for each in undisturbed]
     assert any(f"{victim.url}" in message and "1 others are ready" in message for message in caplog.messages)
 

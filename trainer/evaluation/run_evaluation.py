@@ -22,6 +22,7 @@ from trainer.ranks import Ranks
 from trainer.results.run_files import Evaluation, RunFolder
 from trainer.results.statistics import EvaluationSummary, compare, summarize
 from trainer.results.summary_table import interval_text, percent
+from trainer.rollout.background import RolloutLoop
 from trainer.rollout.client import RolloutClient, derive_seed, request_for
 from trainer.rollout.environments import AnyEnvironments
 from trainer.rollout.episodes import Episode, EpisodeRecord, Outcome, record
@@ -79,7 +80,7 @@ class RunEvaluations:
         self._judge(_About(policy, policy), [record(e) for e in episodes])
 
     def policy(
-        self, label: str, policy: str, step: int, client: RolloutClient, runner: asyncio.Runner
+        self, label: str, policy: str, step: int, client: RolloutClient, loop: RolloutLoop
     ) -> EvaluationSummary | None:
         """Play with the policy as it is after `step`, and keep what all ranks played. Collective: every rank calls it.
 
@@ -87,10 +88,10 @@ class RunEvaluations:
         """
         if not self.questions:
             return None
-        return self._judge(_About(label, policy, step), self._play(label, client, runner))
+        return self._judge(_About(label, policy, step), self._play(label, client, loop))
 
     def during_training(
-        self, step: int, client: RolloutClient, runner: asyncio.Runner, stopping: Stopping
+        self, step: int, client: RolloutClient, loop: RolloutLoop, stopping: Stopping
     ) -> EvaluationSummary | None:
         """Play after a step, unless the run is to stop: then leave it, on all ranks, and return None.
 
@@ -99,7 +100,7 @@ class RunEvaluations:
         if stopping.agreed():
             return None
         about = _About(step_label(step), f"step {step}", step, during=True)
-        records = self._play(about.label, client, runner, stopping)
+        records = self._play(about.label, client, loop, stopping)
         return self._judge(about, records) if len(records) == len(self.questions) else None
 
     def go_on_from(self, step: int) -> None:
@@ -140,7 +141,7 @@ class RunEvaluations:
             yield lambda _: progress.advance(bar)
 
     def _play(
-        self, label: str, client: RolloutClient, runner: asyncio.Runner, stopping: Stopping | None = None
+        self, label: str, client: RolloutClient, loop: RolloutLoop, stopping: Stopping | None = None
     ) -> list[EpisodeRecord]:
         """Play, and return the episodes of all ranks; those of a rank that was told to stop are missing.
 
@@ -150,7 +151,7 @@ class RunEvaluations:
         mine = self._ranks.share(requests)
         with self._progress(label, len(mine)) as advance:
             playing = client.play(mine, advance, batch=len(requests))
-            episodes = runner.run(playing if stopping is None else _unless_stopped(playing, stopping))
+            episodes = loop.run(playing if stopping is None else _unless_stopped(playing, stopping))
         records = self._ranks.gather([record(e) for e in episodes])
         check_failures(_causes(records), len(requests), client.max_failure_share)
         return records

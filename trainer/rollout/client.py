@@ -34,7 +34,7 @@ from trainer.chat.prompts import first_message
 from trainer.rollout.collector import rare_collections
 from trainer.rollout.environments import Environments, EnvironmentSession
 from trainer.rollout.episodes import Episode, Outcome, Turn, turn_of
-from trainer.rollout.failures import RolloutError, check_failures
+from trainer.rollout.failures import Failures, rollout_error_alone
 from trainer.rollout.timings import Stopwatch, Wait
 from trainer.rollout.trace import Trace
 from trainer.rollout.transcript import TokenBudget, Transcript, masked_row
@@ -49,7 +49,7 @@ class RolloutSettings:
     temperature: float = 1.0
     """0 plays greedily."""
     max_concurrency: int = 64
-    """Episodes in flight."""
+    """Episodes in flight, of all batches together."""
     max_failure_share: float = 0.1
     """Share of failed episodes in a batch of all ranks above which a rollout raises."""
     engine_timeout_s: float = 300.0
@@ -87,7 +87,10 @@ def request_for(question: Question, seed: int) -> EpisodeRequest:
 
 
 class RolloutClient:
-    """Plays batches of episodes; keeps no state between them. `trace` is told of each episode that ends."""
+    """Plays batches of episodes, several at once where the trainer asks ahead; keeps no state between them.
+
+    `trace` is told of each episode that ends.
+    """
 
     def __init__(
         self,
@@ -102,6 +105,8 @@ class RolloutClient:
         self._chat = chat
         self._settings = settings
         self._trace = trace
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._free = asyncio.Semaphore(settings.max_concurrency)
 
     @property
     def max_failure_share(self) -> float:
@@ -114,38 +119,41 @@ class RolloutClient:
         on_episode: Callable[[Episode], None] | None = None,
         *,
         batch: int | None = None,
+        failures: Failures | None = None,
+        first: int = 0,
     ) -> list[Episode]:
         """Play every request and return the episodes in the same order.
 
         `on_episode` is called as each one ends (progress). `batch` is the number of episodes that all ranks play
-        together, where there are others. Raises RolloutError; anything that is not a failure of the machinery is a
-        bug and comes out in an ExceptionGroup.
+        together, where there are others. A batch that is played in several calls has `failures` of its own, and
+        `first` numbers the requests of this one on. Raises RolloutError; anything that is not a failure of the
+        machinery is a bug and comes out in an ExceptionGroup.
         """
-        slots = asyncio.Semaphore(self._settings.max_concurrency)
+        failures = failures or Failures(batch or len(requests), self.max_failure_share)
+        slots = self._slots()
         begin = asyncio.Lock()
-        failures: list[str] = []
 
         async def play_one(index: int, request: EpisodeRequest) -> Episode:
             watch = Stopwatch(asyncio.get_running_loop().time)
             async with slots:
                 episode = await self._play_or_fail(index, request, watch, begin)
             if episode.outcome is Outcome.FAILED:
-                failures.append(episode.failure)
-                check_failures(failures, batch or len(requests), self.max_failure_share)
+                failures.add(episode.failure)
             if on_episode is not None:
                 on_episode(episode)
             return episode
 
-        try:
-            with rare_collections():
-                async with asyncio.TaskGroup() as group:
-                    tasks = [group.create_task(play_one(i, request)) for i, request in enumerate(requests)]
-        except ExceptionGroup as errors:
-            stopped, bugs = errors.split(RolloutError)
-            if stopped is None or bugs is not None:
-                raise
-            raise stopped.exceptions[0] from None
+        with rare_collections(), rollout_error_alone():
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(play_one(first + i, request)) for i, request in enumerate(requests)]
         return [task.result() for task in tasks]
+
+    def _slots(self) -> asyncio.Semaphore:
+        """What bounds the episodes in flight, of all batches that are played at once."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._loop, self._free = loop, asyncio.Semaphore(self._settings.max_concurrency)
+        return self._free
 
     async def _play_or_fail(
         self, index: int, request: EpisodeRequest, watch: Stopwatch, begin: asyncio.Lock
@@ -190,7 +198,6 @@ class _EpisodePlayer:
         self._settings = settings
         self._watch = watch
         self._turns: list[Turn] = []
-        self._policy_version = 0
 
     async def play(self, begin: asyncio.Lock) -> Episode:
         """Play to the end. `begin` is shared by the episodes of a batch."""
@@ -228,7 +235,6 @@ class _EpisodePlayer:
             turns=tuple(self._turns),
             row=transcript.row(),
             truncated_turns=transcript.dropped_turns,
-            policy_version=self._policy_version,
         )
 
     async def _take_turn(self, transcript: Transcript, room: int) -> SQLObservation:
@@ -244,7 +250,6 @@ class _EpisodePlayer:
 
         with self._watch.waiting(Wait.GENERATION, number):
             turn = await generate_turn(generate, chat, settings.budget.max_turn, room)
-        self._policy_version = turn.policy_version
         transcript.add_turn(turn.token_ids, turn.logprobs)
         text = chat.text_of(turn.token_ids)
         parsed = chat.parse(text)
@@ -252,7 +257,7 @@ class _EpisodePlayer:
         with self._watch.waiting(Wait.ANSWER if is_answer else Wait.STEP, number):
             async with _deadline(settings.environment_timeout_s, "the environment did not answer a step"):
                 observation = await self._environment.step(parsed.action)
-        self._turns.append(turn_of(text, parsed.action, observation, parsed.parseable))
+        self._turns.append(turn_of(text, parsed.action, observation, parsed.parseable, turn.policy_version))
         if not observation.done:
             transcript.add_reply(chat.reply_ids(observation, closed=turn.closed))
         return observation

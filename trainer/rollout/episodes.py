@@ -38,9 +38,13 @@ class Turn:
     result: str
     error: str
     reward: RewardComponents
+    policy_version: int = 0
+    """Updates that the weights had had which the turn was sampled under: the oldest, where it was more than one."""
 
 
-def turn_of(text: str, action: SQLAction, observation: SQLObservation, parseable: bool = True) -> Turn:
+def turn_of(
+    text: str, action: SQLAction, observation: SQLObservation, parseable: bool = True, policy_version: int = 0
+) -> Turn:
     """The record of one action and the observation it led to."""
     return Turn(
         text=text,
@@ -50,6 +54,7 @@ def turn_of(text: str, action: SQLAction, observation: SQLObservation, parseable
         result=observation.result,
         error=observation.error,
         reward=RewardComponents.model_validate(observation.metadata["reward_components"]),
+        policy_version=policy_version,
     )
 
 
@@ -84,9 +89,14 @@ class Episode:
     """Oldest turns that were dropped from the row because the context was full."""
     failure: str = ""
     """For FAILED: the error's class and text."""
-    policy_version: int = 0
     timing: EpisodeTiming | None = field(default=None, compare=False, repr=False)
     """Where a policy played; it says nothing about what was played."""
+
+    @property
+    def policy_versions(self) -> tuple[int, int]:
+        """The oldest and the newest version of the weights that its turns were sampled under. It has a turn."""
+        versions = [turn.policy_version for turn in self.turns]
+        return min(versions), max(versions)
 
     @property
     def correct(self) -> bool:

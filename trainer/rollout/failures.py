@@ -11,7 +11,8 @@ Promises:
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from env_server.errors import SQLEnvError
 
@@ -35,6 +36,35 @@ def check_failures(causes: Sequence[str], episodes: int, allowed_share: float, o
         f"{len(causes)} of {episodes} episodes failed{of}, more than the share of {allowed_share:.0%} that "
         f"--max_failure_share allows{_kinds(causes)}; the first cause: {causes[0]}"
     )
+
+
+class Failures:
+    """The failed episodes of a batch of `episodes`, of which at most `allowed_share` may fail."""
+
+    def __init__(self, episodes: int, allowed_share: float) -> None:
+        self._causes: list[str] = []
+        self._episodes = episodes
+        self._allowed_share = allowed_share
+
+    def add(self, cause: str) -> None:
+        """Count one more. Raises RolloutError when that is too many."""
+        self._causes.append(cause)
+        check_failures(self._causes, self._episodes, self._allowed_share)
+
+
+@contextmanager
+def rollout_error_alone() -> Iterator[None]:
+    """Raise the first RolloutError out of a task group that ended by it; a bug goes through as it is."""
+    try:
+        yield
+    except ExceptionGroup as errors:
+        stopped, bugs = errors.split(RolloutError)
+        if stopped is None or bugs is not None:
+            raise
+        first: BaseException = stopped
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        raise first from None
 
 
 class FailureWindow:

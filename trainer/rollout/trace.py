@@ -86,9 +86,10 @@ class Trace:
                 "turns": len(episode.turns),
                 "tokens": sum(episode.row.env_mask),
                 "reward": round(episode.reward, 4),
-                "policy_version": episode.policy_version,
                 "queued_s": round(timing.started - timing.asked, 3),
             }
+            if episode.turns:
+                about["oldest_weights"], about["newest_weights"] = episode.policy_versions
             if episode.failure:
                 about["failure"] = episode.failure[:300]
             self._write(

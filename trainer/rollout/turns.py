@@ -40,10 +40,13 @@ async def generate_turn(generate: Generate, chat: ChatFormat, max_words: int, ro
         if not chat.is_thinking(first.token_ids):
             if ended:
                 return _turn(first)
-            return _turn(await generate(first.token_ids, words, 1), first.token_ids, first.logprobs)
+            return _turn(
+                await generate(first.token_ids, words, 1), first.token_ids, first.logprobs, first.policy_version
+            )
         kept = len(first.token_ids) - ended  # the end of a turn within a thought is not kept
         ids = (*first.token_ids[:kept], *chat.closing_ids)
-        return _turn(await generate(ids, words, 1), ids, (*first.logprobs[:kept], *(None,) * closing))
+        logprobs = (*first.logprobs[:kept], *(None,) * closing)
+        return _turn(await generate(ids, words, 1), ids, logprobs, first.policy_version)
     if chat.renderer.opened_thought and room > closing:
         words = min(max_words, room - closing)
         return _turn(await generate(chat.closing_ids, words, 0), chat.closing_ids, (None,) * closing)
@@ -51,11 +54,14 @@ async def generate_turn(generate: Generate, chat: ChatFormat, max_words: int, ro
 
 
 def _turn(
-    completion: Completion, before: tuple[int, ...] = (), logprobs: tuple[float | None, ...] = ()
+    completion: Completion,
+    before: tuple[int, ...] = (),
+    logprobs: tuple[float | None, ...] = (),
+    version: int | None = None,
 ) -> GeneratedTurn:
     return GeneratedTurn(
         (*before, *completion.token_ids),
         (*logprobs, *completion.logprobs),
         completion.finish_reason is FinishReason.STOP,
-        completion.policy_version,
+        completion.policy_version if version is None else min(version, completion.policy_version),
     )

@@ -22,6 +22,7 @@ from trainer.flags.defaults import Machine, train_defaults, warmup_defaults
 from trainer.flags.given import read_given
 from trainer.flags.table import TRAIN_FLAGS, WARMUP_FLAGS
 from trainer.policy.loading import resolve_policy
+from trainer.training.batches import BatchSettings, check_batches
 from trainer.training.engines import check_vllm_flags
 from trainer.training.evaluating import settle_evaluation
 from trainer.training.starting_point import implied_flags, starting_line
@@ -54,6 +55,7 @@ def parse_arguments(argv: Sequence[str]) -> tuple[SQLEnvArguments, GRPOConfig, M
         raise ConfigError("name the policy to train with --model_name_or_path (a folder or a model on the Hub)")
     if grpo.use_vllm:
         check_vllm_flags(arguments, grpo, model_config)
+    check_batches(grpo, BatchSettings(arguments.staleness, arguments.refill))
     settle_evaluation(grpo, arguments.eval_episodes)
     advice += TRAIN_FLAGS.check_needs(given, vars(arguments) | vars(grpo) | vars(model_config))
     advise("sqlenv train", [*advice, *check_combinations(arguments, grpo, model_config)])

@@ -58,6 +58,7 @@ from trainer.chat.format import ChatFormat
 from trainer.config import ConfigError, SQLEnvArguments
 from trainer.evaluation.evaluate import in_process_engine
 from trainer.ranks import require_whole_model
+from trainer.rollout.background import RolloutLoop
 from trainer.rollout.client import RolloutSettings
 from trainer.training.transport_choice import choose_weight_sync
 
@@ -200,6 +201,7 @@ def vllm_policy(
     settings: RolloutSettings,
     arguments: SQLEnvArguments,
     ranks: Ranks,
+    loop: RolloutLoop,
     say: Callable[[str], None],
 ) -> VLLMPolicy:
     """Put the servers' engine and its weight sync together. Collective: every rank calls it.
@@ -237,6 +239,7 @@ def vllm_policy(
         logprobs,
         chat.renderer.prompt_ids([{"role": "user", "content": PROBE}]),
         ranks=ranks,
+        loop=loop,
         settings=PushSettings(arguments.weight_sync_timeout, arguments.pause),
         unrounded=unrounded,
         on_proof=report,

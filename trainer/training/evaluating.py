@@ -19,11 +19,13 @@ from typing import Any, Protocol
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy, SchedulerType
 from trl import GRPOConfig
+from trl.extras.profiling import profiling_context
 
 from trainer.config import ConfigError
 from trainer.results.statistics import EvaluationSummary
+from trainer.training.batches import Batches
 from trainer.training.out_of_memory import HalvingTrainer
-from trainer.training.step_times import StepTimes
+from trainer.training.step_times import StepTimes, Wait
 
 PREFIX = "eval_"
 """What transformers tells evaluations by; trackers and metrics.jsonl show `eval/` instead."""
@@ -118,16 +120,41 @@ def _is_due(args: TrainingArguments, state: TrainerState) -> bool:
 
 
 class SQLEnvTrainer(HalvingTrainer):
-    """TRL's trainer, with our evaluation and times; `evaluate_with` must come before `train`."""
+    """TRL's trainer, with our batches, evaluation and times.
+
+    `train_on` and `evaluate_with` must come before `train`.
+    """
 
     control: TrainerControl
+    _batches: Batches
     _evaluate_policy: Evaluate
+    _last_loaded_step: int
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         # TRL averages them until its next log, with its own: the run's log and every tracker get both.
         self.times = StepTimes(lambda name, seconds: self._metrics["train"][name].append(seconds))
         self.add_callback(self.times)
+
+    def train_on(self, batches: Batches) -> None:
+        """Train on these batches, whatever the training data set's loader draws."""
+        self._batches = batches
+
+    def sync_engine(self) -> None:
+        """Bring the engine to the weights of now, unless it has them. Collective: every rank calls it."""
+        if self._last_loaded_step != self.state.global_step:
+            with profiling_context(self, "sync_weights"):
+                self.vllm_generation.sync_weights()
+            self._last_loaded_step = self.state.global_step
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        self.sync_engine()
+        with self.times.waiting(Wait.ROLLOUT):
+            prompts = self._batches.prepare(self)
+        self.times.played(self._batches.waits)
+        played = [{**row, "prompt": prompt} for row, prompt in zip(inputs, prompts, strict=True)]
+        scored: dict[str, Any] = super()._generate_and_score_completions(played)
+        return scored
 
     def evaluate_with(self, evaluate: Evaluate) -> None:
         """Evaluate so from here on."""

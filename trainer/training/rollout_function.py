@@ -15,7 +15,6 @@ beside it, its folder, evaluations and restarts, is theirs to bring. Several ran
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -31,14 +30,15 @@ from env_server.types import AnswerMode
 from trainer.chat.format import ChatFormat, ChatSettings
 from trainer.config import SQLEnvArguments, token_of
 from trainer.ranks import Ranks
+from trainer.rollout.background import RolloutLoop
 from trainer.rollout.client import RolloutClient, RolloutSettings, derive_seed, request_for
 from trainer.rollout.environments import open_environments
 from trainer.rollout.episodes import Episode
 from trainer.rollout.examples import Examples
-from trainer.rollout.rewards import reward_fields
 from trainer.rollout.transcript import TokenBudget
+from trainer.training.batches import trl_rows
 from trainer.training.engines import PolicyEngine, hf_policy, vllm_policy
-from trainer.training.grpo import stop_at_turns_ends, use_engine
+from trainer.training.grpo import prompt_rows, stop_at_turns_ends, use_engine
 
 _LOG = logging.getLogger(__name__)
 
@@ -80,17 +80,14 @@ class RolloutFunction:
             arguments.env_threads,
         )
         self._opened.callback(self._environments.close)
-        self._runner = self._opened.enter_context(asyncio.Runner())
+        self._loop = self._opened.enter_context(RolloutLoop())
         self._client: RolloutClient | None = None
         self._ranks = Ranks()
         self._batches = 0
 
     def rows(self, questions: Sequence[Question]) -> HubDataset:
         """Return questions as a `train_dataset`: the message carries the question's id."""
-        shown = self._examples.without(questions)
-        return HubDataset.from_list(
-            [{"prompt": [{"role": "user", "content": q.text, "question_id": q.question_id}]} for q in shown]
-        )
+        return prompt_rows(self._examples.without(questions))
 
     def __call__(self, prompts: list[list[dict[str, Any]]], trainer: GRPOTrainer) -> dict[str, Any]:
         """Play one episode per prompt, and return one row for each, in order. Raises RolloutError."""
@@ -100,18 +97,11 @@ class RolloutFunction:
             request_for(self._dataset.question(prompt[-1]["question_id"]), derive_seed(*place, index))
             for index, prompt in enumerate(prompts)
         ]
-        episodes = self._runner.run(client.play(requests))
+        episodes = self._loop.run(client.play(requests))
         self._batches += 1
         if self._on_batch is not None:
             self._on_batch(episodes)
-        rows = [episode.row for episode in episodes]
-        return {
-            "prompt_ids": [row.prompt_ids for row in rows],
-            "completion_ids": [row.completion_ids for row in rows],
-            "logprobs": [row.logprobs for row in rows],
-            "env_mask": [row.env_mask for row in rows],
-            **reward_fields(episodes, self._settings.reward),
-        }
+        return trl_rows(episodes, self._settings.reward)
 
     def close(self) -> None:
         """Release everything; closing twice is allowed."""
@@ -145,10 +135,10 @@ class RolloutFunction:
         self._ranks = Ranks.of(grpo)
         policy: PolicyEngine
         if self._use_vllm:
-            policy = vllm_policy(trainer, chat, settings, arguments, self._ranks, _LOG.info)
+            policy = vllm_policy(trainer, chat, settings, arguments, self._ranks, self._loop, _LOG.info)
         else:
             policy = hf_policy(trainer, trainer.processing_class, chat, settings)
-        self._opened.callback(lambda: self._runner.run(policy.aclose()))
+        self._opened.callback(lambda: self._loop.run(policy.aclose()))
         use_engine(trainer, policy)
         # TRL syncs before a rollout, and before this one it knew of no engine.
         policy.sync_weights()

@@ -23,6 +23,7 @@ from trainer.chat.format import ChatFormat
 from trainer.evaluation.run_evaluation import RunEvaluations
 from trainer.ranks import Ranks
 from trainer.results.run_files import RunFolder
+from trainer.rollout.background import RolloutLoop
 from trainer.rollout.client import RolloutClient, RolloutSettings
 from trainer.rollout.environments import LocalEnvironments
 from trainer.rollout.transcript import TokenBudget
@@ -87,7 +88,7 @@ class Evaluating:
         self.evaluations = RunEvaluations(
             self.folder, pets, "pets", self.questions, AnswerMode.VALUE, 0, ranks, Console(file=self.said)
         )
-        self.runner = asyncio.Runner()
+        self.loop = RolloutLoop()
         self.environments = LocalEnvironments(pets, threads=1)
         self._engine = engine
         self._tokenizer = tokenizer
@@ -98,13 +99,13 @@ class Evaluating:
         return RolloutClient(engine, self.environments, ChatFormat(self._tokenizer), settings)
 
     def during(self, step: int, stopping: Stopping, happen: Callable[[], None] | None = None) -> bool:
-        return self.evaluations.during_training(step, self.client(happen), self.runner, stopping) is not None
+        return self.evaluations.during_training(step, self.client(happen), self.loop, stopping) is not None
 
     def files(self) -> set[str]:
         return {path.name for path in self.folder.evaluations_path.iterdir()}
 
     def close(self) -> None:
-        self.runner.close()
+        self.loop.close()
         self.environments.close()
 
 
@@ -125,7 +126,7 @@ def training() -> Iterator[Stopping]:
 
 
 def test_evaluations_during_training_stand_beside_the_others(evaluating: Evaluating, training: Stopping) -> None:
-    evaluating.evaluations.policy("before", "base", 0, evaluating.client(), evaluating.runner)
+    evaluating.evaluations.policy("before", "base", 0, evaluating.client(), evaluating.loop)
     assert evaluating.during(2, training)
     assert evaluating.during(10, training)
     assert [e.label for e in evaluating.folder.evaluations()] == ["before"]
@@ -142,7 +143,7 @@ def test_evaluations_during_training_stand_beside_the_others(evaluating: Evaluat
 def test_what_is_known_is_told_and_taken_over(evaluating: Evaluating, training: Stopping) -> None:
     evaluations = evaluating.evaluations
     assert evaluations.known(0) is None
-    evaluations.policy("before", "base", 0, evaluating.client(), evaluating.runner)
+    evaluations.policy("before", "base", 0, evaluating.client(), evaluating.loop)
     evaluating.during(2, training)
     ((_, kept),) = evaluating.folder.evaluations_during()
     assert evaluations.known(0) == evaluations.known(2) == kept.summary
@@ -167,7 +168,7 @@ def test_an_evaluation_is_left_when_the_run_is_to_stop(evaluating: Evaluating, t
     assert evaluating.files() == set()
     assert training.agreed()
     assert not evaluating.during(2, training), "nor is it begun then"
-    assert evaluating.evaluations.policy("after", "model", 2, evaluating.client(), evaluating.runner) is not None
+    assert evaluating.evaluations.policy("after", "model", 2, evaluating.client(), evaluating.loop) is not None
 
 
 def test_an_end_at_once_is_none_of_an_evaluations_business(evaluating: Evaluating, training: Stopping) -> None:

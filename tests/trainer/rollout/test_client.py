@@ -531,7 +531,7 @@ async def test_an_episode_from_the_prompt_to_the_last_word(
     assert all(turn.parseable for turn in episode.turns)
     assert episode.question == pets.question("cats").text
     assert episode.reward > 1.0
-    assert episode.policy_version == 3
+    assert episode.policy_versions == (3, 3)
 
 
 async def test_a_turn_that_the_limit_cut_is_closed_before_the_reply(

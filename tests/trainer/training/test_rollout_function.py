@@ -60,7 +60,7 @@ def test_a_stock_trainer_trains_on_our_rows(
     episodes = [episode for batch in batches for episode in batch]
     assert len({episode.episode_id for episode in episodes}) == 24, "no seed comes twice"
     assert Outcome.FAILED not in {episode.outcome for episode in episodes}
-    assert [{episode.policy_version for episode in batch} for batch in batches] == [{0}, {1}, {2}]
+    assert [{episode.policy_versions for episode in batch} for batch in batches] == [{(0, 0)}, {(1, 1)}, {(2, 2)}]
     logged = [entry for entry in trainer.state.log_history if "reward" in entry]
     assert len(logged) == 3
     for entry in logged:  # the rows are those that the trainer's own model would have sampled

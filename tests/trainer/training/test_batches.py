@@ -1,0 +1,550 @@
+"""The batches that TRL gets: one row for each row it asks for, numbered, seeded, as old as allowed, and told about."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
+from trl import GRPOConfig
+from trl.trainer.utils import RepeatSampler
+
+from env_server.dataset import Dataset, Question
+from env_server.settings import RewardSettings
+from env_server.types import ActionType, RewardComponents
+from inference.engine import EngineError
+from inference.hf.engine import HFEngine
+from trainer.chat.format import ChatFormat
+from trainer.config import ConfigError
+from trainer.ranks import Ranks
+from trainer.rollout.background import RolloutLoop
+from trainer.rollout.client import EpisodeRequest, RolloutClient, RolloutSettings
+from trainer.rollout.environments import LocalEnvironments
+from trainer.rollout.episodes import Episode, Outcome, TokenRow, Turn
+from trainer.rollout.failures import RolloutError
+from trainer.rollout.rewards import REWARD_FUNCTIONS
+from trainer.rollout.transcript import TokenBudget
+from trainer.tiny.tokenizer import build_tokenizer
+from trainer.training.batches import (
+    Batches,
+    BatchSettings,
+    BatchShape,
+    StaleError,
+    check_batches,
+    group_teaches,
+    prompt_of,
+)
+from trainer.training.questions import EpochOrder, QuestionOrder
+
+Told = tuple[int, list[Episode]]
+
+
+def config(
+    rows: int = 4,
+    generations: int = 2,
+    *,
+    accumulation: int = 1,
+    steps_per_generation: int | None = None,
+    seed: int = 0,
+    use_vllm: bool = False,
+    **more: Any,
+) -> GRPOConfig:
+    per_batch = accumulation if steps_per_generation is None else steps_per_generation
+    return GRPOConfig(
+        output_dir="unused",
+        use_cpu=True,
+        bf16=False,
+        per_device_train_batch_size=rows,
+        gradient_accumulation_steps=accumulation,
+        steps_per_generation=per_batch,
+        num_generations=generations,
+        seed=seed,
+        use_vllm=use_vllm,
+        report_to=[],
+        **more,
+    )
+
+
+def trainer_at(step: int, steps: int = 100) -> Any:
+    """What batches read of a GRPOTrainer, and where they leave their metrics."""
+    state = SimpleNamespace(global_step=step, max_steps=steps)
+    return SimpleNamespace(state=state, _metrics={"train": defaultdict(list)})
+
+
+def episode_of(
+    question_id: str, seed: int, *, correct: bool = True, version: int = 0, outcome: Outcome | None = None
+) -> Episode:
+    result = outcome or (Outcome.CORRECT if correct else Outcome.WRONG)
+    reward = RewardComponents(terminal=float(correct), total=float(correct))
+    turns = (Turn("ANSWER 1", ActionType.ANSWER, "1", True, "", "", reward, version),)
+    return Episode(
+        episode_id=f"{question_id}#{seed}",
+        question_id=question_id,
+        db_id="d",
+        question="",
+        hardness="easy",
+        family="f",
+        outcome=result,
+        turns=() if result is Outcome.FAILED else turns,
+        row=TokenRow([1], [2], [0.0], [1]),
+        failure="gone" if result is Outcome.FAILED else "",
+    )
+
+
+class Script:
+    """Plays what it is told to, and remembers what it was asked for, in order. Stands for the rollout client."""
+
+    max_failure_share = 1.0
+
+    def __init__(self, play: Callable[[EpisodeRequest], Episode]) -> None:
+        self._play = play
+        self.asked: list[list[EpisodeRequest]] = []
+
+    async def play(self, requests: Sequence[EpisodeRequest], **_: Any) -> list[Episode]:
+        self.asked.append(list(requests))
+        return [self._play(request) for request in requests]
+
+
+class Dealt:
+    """Questions q0, q1, ... in the order of batches; keeps what it is told."""
+
+    def __init__(self, count: int = 1000) -> None:
+        self._count = count
+        self.observed: list[tuple[int, list[Any]]] = []
+
+    def draw(self, batch: int, count: int) -> Sequence[str]:
+        ids = [f"q{index}" for index in range(self._count)]
+        start = batch * count
+        return [*ids[start : start + count], *ids[:start], *ids[start + count :]]
+
+    def observe(self, batch: int, results: Sequence[Any]) -> None:
+        self.observed.append((batch, list(results)))
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: Any) -> None:
+        pass
+
+
+class AnyQuestion:
+    """A data set that has every question."""
+
+    def question(self, question_id: str) -> Question:
+        return SimpleNamespace(  # type: ignore[return-value]
+            question_id=question_id, db_id="d", hardness=SimpleNamespace(value="easy"), family="f", text=question_id
+        )
+
+
+@pytest.fixture
+def loop() -> Iterator[RolloutLoop]:
+    with RolloutLoop() as loop:
+        yield loop
+
+
+def batches_of(
+    script: Any,
+    loop: RolloutLoop,
+    grpo: GRPOConfig | None = None,
+    filled: BatchSettings | None = None,
+    order: QuestionOrder | None = None,
+    ranks: Ranks | None = None,
+    told: list[Told] | None = None,
+) -> Batches:
+    batches = Batches(
+        AnyQuestion(),  # type: ignore[arg-type]
+        order or Dealt(),
+        grpo or config(),
+        RewardSettings(),
+        ranks or Ranks(),
+        loop,
+        filled,
+    )
+    batches.play_with(script, None if told is None else lambda step, episodes: told.append((step, list(episodes))))
+    return batches
+
+
+def questions_of(prompts: Sequence[Sequence[dict[str, str]]]) -> list[str]:
+    return [prompt[-1]["question_id"] for prompt in prompts]
+
+
+def test_a_batch_is_played_when_it_is_asked_for_and_handed_over_once(loop: RolloutLoop) -> None:
+    told: list[Told] = []
+    script = Script(lambda request: episode_of(request.question_id, request.seed, version=3))
+    batches = batches_of(script, loop, told=told)
+    trainer = trainer_at(3)
+    prompts = batches.prepare(trainer)
+    assert questions_of(prompts) == ["q6", "q6", "q7", "q7"]
+    assert len(script.asked) == 1, "nothing is played ahead"
+    rows = batches(prompts, trainer)
+    assert set(rows) == {
+        *("prompt_ids", "completion_ids", "logprobs", "env_mask"),
+        *("correctness", "progress", "operational", "format_share"),
+    }
+    assert {len(values) for values in rows.values()} == {4}
+    ((step, episodes),) = told
+    assert step == 4, "the step that these episodes are for"
+    assert [e.question_id for e in episodes] == questions_of(prompts)
+    with pytest.raises(RuntimeError, match="0 rows"):
+        batches(prompts, trainer)
+
+
+@pytest.mark.parametrize(
+    ("accumulation", "steps_per_generation", "steps"),
+    [(1, 1, [0, 1, 2, 3]), (4, 4, [0, 1, 2, 3]), (4, 2, [0, 0, 1, 1, 2]), (1, 2, [0, 2, 4]), (2, 4, [0, 2, 4])],
+)
+def test_the_batches_of_a_run_and_of_one_that_resumes_are_the_same(
+    accumulation: int, steps_per_generation: int, steps: list[int], loop: RolloutLoop
+) -> None:
+    grpo = config(accumulation=accumulation, steps_per_generation=steps_per_generation)
+    shape = BatchShape.of(grpo)
+    assert [shape.step_of(batch) for batch in range(len(steps))] == steps
+
+    def played(from_batch: int) -> list[list[EpisodeRequest]]:
+        script = Script(lambda request: episode_of(request.question_id, request.seed, version=steps[-1]))
+        batches = batches_of(script, loop, grpo)
+        for step in steps[from_batch:]:
+            batches.prepare(trainer_at(step))
+        return script.asked
+
+    whole = played(0)
+    seeds = [request.seed for requests in whole for request in requests]
+    assert len(set(seeds)) == len(seeds) == len(steps) * shape.rows
+    for first in range(1, len(steps)):
+        if steps[first] != steps[first - 1]:
+            assert played(first) == whole[first:]
+
+
+def test_ranks_share_a_batch_and_its_groups_without_a_seed_twice(loop: RolloutLoop) -> None:
+    class Rank(Ranks):
+        def gather(self, items: Sequence[Any]) -> list[Any]:
+            return list(items) * self.count
+
+    grpo = config(rows=3, generations=3)
+    grpo.num_generations = 2  # so TRL's check is that of four ranks
+    asked = []
+    for index in range(4):
+        script = Script(lambda request: episode_of(request.question_id, request.seed))
+        batches_of(script, loop, grpo, ranks=Rank(index, 4)).prepare(trainer_at(0))
+        asked += script.asked[0]
+    assert [request.question_id for request in asked] == [f"q{row // 2}" for row in range(12)]
+    assert len({request.seed for request in asked}) == 12
+
+
+def test_the_epochs_questions_are_those_of_trls_own_loader(loop: RolloutLoop) -> None:
+    ids = [f"q{index}" for index in range(11)]
+    script = Script(lambda request: episode_of(request.question_id, request.seed, version=100))
+    batches = batches_of(script, loop, order=EpochOrder(ids, seed=7))
+    mine = [questions_of(batches.prepare(trainer_at(step))) for step in range(13)]
+    sampler = RepeatSampler(ids, mini_repeat_count=2, batch_size=2, repeat_count=1, shuffle=True, seed=7)
+    theirs = [index for _ in range(3) for index in sampler][: 13 * 4]
+    assert [q for batch in mine for q in batch] == [ids[index] for index in theirs]
+
+
+class Held(Script):
+    """Plays a batch when it is let go on, and fails where it is told to."""
+
+    def __init__(self, versions: Callable[[], int]) -> None:
+        super().__init__(lambda request: episode_of(request.question_id, request.seed, version=versions()))
+        self.let: dict[int, Future[None]] = {}
+
+    async def play(self, requests: Sequence[EpisodeRequest], **_: Any) -> list[Episode]:
+        number = len(self.asked)
+        self.asked.append(list(requests))
+        episodes = [self._play(request) for request in requests]
+        await asyncio.wrap_future(self.let.setdefault(number, Future()))
+        return episodes
+
+    def release(self, number: int) -> None:
+        self.let.setdefault(number, Future()).set_result(None)
+
+
+def test_the_next_batch_is_begun_before_this_one_has_ended(loop: RolloutLoop) -> None:
+    pushed = 0
+    script = Held(lambda: pushed)
+    batches = batches_of(script, loop, filled=BatchSettings(staleness=1))
+    script.release(0)
+    batches.prepare(trainer_at(0, steps=3))
+    assert [request.question_id for request in script.asked[1]] == ["q2", "q2", "q3", "q3"]
+    assert 1 not in script.let or not script.let[1].done(), "this one has ended, and that one has not"
+    script.release(1)
+    pushed = 1
+    trainer = trainer_at(1, steps=3)
+    batches.prepare(trainer)
+    assert trainer._metrics["train"]["rollout/staleness/max"] == [1]
+    script.release(2)
+    batches.prepare(trainer_at(2, steps=3))
+    assert len(script.asked) == 3, "nothing is begun that no step will train on"
+
+
+def test_a_token_that_is_too_old_ends_the_run(loop: RolloutLoop) -> None:
+    script = Script(lambda request: episode_of(request.question_id, request.seed, version=1))
+    batches = batches_of(script, loop, filled=BatchSettings(staleness=1))
+    batches.prepare(trainer_at(2))
+    with pytest.raises(StaleError, match="sampled 2 updates before it"):
+        batches.prepare(trainer_at(3))
+
+
+def test_what_fails_ahead_is_raised_when_its_batch_is_due(loop: RolloutLoop) -> None:
+    class Failing(Script):
+        async def play(self, requests: Sequence[EpisodeRequest], **more: Any) -> list[Episode]:
+            if self.asked:
+                raise RolloutError("3 of 4 episodes failed")
+            return await super().play(requests, **more)
+
+    batches = batches_of(Failing(lambda r: episode_of(r.question_id, r.seed)), loop, filled=BatchSettings(staleness=1))
+    batches.prepare(trainer_at(0))
+    with pytest.raises(RolloutError, match="3 of 4"):
+        batches.prepare(trainer_at(1))
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_nothing_is_older_than_allowed_and_no_group_is_lost_or_doubled(data: st.DataObject) -> None:
+    """Random schedules: how long batches take, where a run stops and resumes, which episodes fail."""
+    staleness = data.draw(st.integers(0, 3))
+    steps = data.draw(st.integers(1, 8))
+    refill = data.draw(st.sampled_from([0.0, 1.0]))
+    failing = data.draw(st.sets(st.integers(0, 40), max_size=6))
+    stops = data.draw(st.sets(st.integers(1, 8), max_size=3))
+    delays = data.draw(st.lists(st.integers(0, 5), min_size=1, max_size=8))
+    pushed = 0
+
+    def outcome_of(request: EpisodeRequest) -> Episode:
+        place = int(request.question_id[1:])
+        failed = Outcome.FAILED if place in failing else None
+        return episode_of(
+            request.question_id, request.seed, correct=bool(request.seed % 2), version=pushed, outcome=failed
+        )
+
+    class Slow(Script):
+        async def play(self, requests: Sequence[EpisodeRequest], **more: Any) -> list[Episode]:
+            episodes = await super().play(requests, **more)
+            for _ in range(delays[len(self.asked) % len(delays)]):
+                await asyncio.sleep(0)
+            return episodes
+
+    def run(stopping: set[int]) -> list[list[str]]:
+        nonlocal pushed
+        trained: list[list[str]] = []
+        script = Slow(outcome_of)
+        loop = RolloutLoop()
+        batches = batches_of(script, loop, filled=BatchSettings(staleness, refill))
+        for step in range(steps):
+            if step in stopping:
+                loop.close()  # whatever is in flight is gone
+                loop = RolloutLoop()
+                batches = batches_of(script, loop, filled=BatchSettings(staleness, refill))
+            pushed = step
+            told: list[Told] = []
+            batches.play_with(script, lambda step, episodes, told=told: told.append((step, list(episodes))))  # type: ignore[misc, arg-type]
+            prompts = batches.prepare(trainer_at(step, steps))
+            rows = batches(prompts, trainer_at(step))
+            assert len(rows["prompt_ids"]) == 4
+            ((_, episodes),) = told
+            ages = [step - turn.policy_version for episode in episodes for turn in episode.turns]
+            assert all(0 <= age <= staleness for age in ages)
+            groups = questions_of(prompts)
+            assert groups[0::2] == groups[1::2]
+            assert len(set(groups)) == 2
+            ids = [episode.episode_id for episode in episodes]
+            assert len(set(ids)) == len(ids)
+            trained.append([episode.episode_id for episode in episodes[:4]])
+        loop.close()
+        return trained
+
+    assert run(stops) == run(set()), "a run that stops and resumes trains on the same episodes"
+
+
+def test_groups_that_teach_nothing_are_replaced_and_the_estimate_is_of_those_drawn_first(loop: RolloutLoop) -> None:
+    def play(request: EpisodeRequest) -> Episode:
+        place = int(request.question_id[1:])
+        return episode_of(
+            request.question_id, request.seed, correct=place != 0 and (place == 1 or request.seed % 2 == 0)
+        )
+
+    told: list[Told] = []
+    order = Dealt(40)
+    script = Script(play)
+    grpo = config(rows=8, generations=4)
+    batches = batches_of(script, loop, grpo, BatchSettings(refill=20.0), order, told=told)
+    trainer = trainer_at(0)
+    kept = questions_of(batches.prepare(trainer))
+    assert not {"q0", "q1"} & set(kept), "never and always solved"
+    metrics = trainer._metrics["train"]
+    assert metrics["rollout/success_rate"] == [0.5], "q0 and q1"
+    ((_, episodes),) = told
+    assert len(episodes) == 8 + 4 * metrics["rollout/replaced"][0]
+    ((batch, results),) = order.observed
+    assert batch == 0
+    assert len(results) == len(episodes) // 4
+
+
+def test_failed_episodes_neither_teach_nor_hide_that_others_do() -> None:
+    right, wrong = (episode_of("q", seed, correct=bool(seed)) for seed in (1, 0))
+    failed = episode_of("q", 2, outcome=Outcome.FAILED)
+    weights = [1.0, 0.0, 0.0, 0.0]
+    assert group_teaches(RewardSettings(), weights, False, [right, wrong, failed])
+    assert not group_teaches(RewardSettings(), weights, False, [right, right, failed])
+    assert not group_teaches(RewardSettings(), weights, False, [failed, failed])
+    assert not group_teaches(RewardSettings(), [0.0, 1.0, 1.0, 1.0], False, [right, wrong])
+
+
+def test_rewards_that_are_scaled_one_by_one_teach_where_their_sum_does_not() -> None:
+    plain = episode_of("q", 0)
+    (turn,) = plain.turns
+    wordy = Turn(turn.text, turn.action_type, turn.argument, False, "", "", RewardComponents(operational=1.0))
+    other = Episode(
+        **{name: getattr(plain, name) for name in ("episode_id", "question_id", "db_id", "question")},
+        hardness="easy",
+        family="f",
+        outcome=Outcome.CORRECT,
+        turns=(wordy,),
+        row=plain.row,
+    )
+    weights = [1.0, 0.0, 1.0, 1.0]
+    assert not group_teaches(RewardSettings(), weights, False, [plain, other])
+    assert group_teaches(RewardSettings(), weights, True, [plain, other])
+
+
+@pytest.mark.parametrize(
+    ("grpo", "filled", "words"),
+    [
+        (config(steps_per_generation=2, use_vllm=True), BatchSettings(staleness=1), "--steps_per_generation 2"),
+        (config(), BatchSettings(staleness=1), "Hugging Face generate"),
+        (
+            config(use_vllm=True, vllm_importance_sampling_correction=False),
+            BatchSettings(staleness=1),
+            "--vllm_importance_sampling_correction false",
+        ),
+    ],
+)
+def test_what_cannot_be_kept_is_refused(grpo: GRPOConfig, filled: BatchSettings, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check_batches(grpo, filled)
+
+
+def test_groups_that_span_ranks_are_not_judged() -> None:
+    grpo = config(rows=3, generations=3)
+    grpo.num_generations = 2  # as it may be on two ranks
+    with pytest.raises(ConfigError, match="whole groups"):
+        check_batches(grpo, BatchSettings(refill=1))
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerBase:
+    return build_tokenizer(["How many cats are there pets owners"])
+
+
+@pytest.fixture(scope="module")
+def engine(tokenizer: PreTrainedTokenizerBase, random_policy: Callable[..., Qwen3ForCausalLM]) -> Iterator[HFEngine]:
+    engine = HFEngine(random_policy(tokenizer), stop_ids=[3], pad_id=0, linger_s=1e6)
+    yield engine
+    asyncio.run(engine.aclose())
+
+
+@pytest.fixture
+def environments(pets: Dataset) -> Iterator[LocalEnvironments]:
+    local = LocalEnvironments(pets, threads=1)
+    yield local
+    local.close()
+
+
+def real_batches(
+    pets: Dataset, client: RolloutClient, loop: RolloutLoop, told: list[Told], rows: int = 4, ranks: Ranks | None = None
+) -> Batches:
+    order = EpochOrder([q.question_id for q in pets.questions], 0)
+    batches = Batches(pets, order, config(rows=rows), RewardSettings(), ranks or Ranks(), loop)
+    batches.play_with(client, lambda step, episodes: told.append((step, list(episodes))))
+    return batches
+
+
+def test_real_episodes_become_the_rows_that_trl_reads(
+    pets: Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    engine: HFEngine,
+    environments: LocalEnvironments,
+    loop: RolloutLoop,
+) -> None:
+    told: list[Told] = []
+    client = RolloutClient(engine, environments, ChatFormat(tokenizer), RolloutSettings(TokenBudget(60, 512, 8)))
+    batches = real_batches(pets, client, loop, told)
+    trainer = trainer_at(0)
+    prompts = batches.prepare(trainer)
+    rows = batches(prompts, trainer)
+    ((_, episodes),) = told
+    for index, episode in enumerate(episodes):
+        assert prompts[index] == prompt_of(pets.question(episode.question_id))
+        assert rows["prompt_ids"][index] == episode.row.prompt_ids
+        assert rows["completion_ids"][index] == episode.row.completion_ids
+        assert rows["logprobs"][index] == episode.row.logprobs
+        assert rows["env_mask"][index] == episode.row.env_mask
+        assert len(episode.row.completion_ids) == len(episode.row.logprobs) == len(episode.row.env_mask) > 0
+    rewards = [function(**rows) for function in REWARD_FUNCTIONS]
+    assert all(len(values) == 4 and None not in values for values in rewards)
+
+
+def test_failed_episodes_are_rows_without_rewards_until_there_are_too_many(
+    pets: Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    engine: HFEngine,
+    environments: LocalEnvironments,
+    loop: RolloutLoop,
+) -> None:
+    class Refusing:
+        """Refuses every other session."""
+
+        def session(self, key: int) -> Any:
+            if key % 2:
+                raise EngineError("no memory")
+            return engine.session(key)
+
+        async def aclose(self) -> None:
+            pass
+
+    def batches_with(share: float, told: list[Told]) -> Batches:
+        played = RolloutSettings(TokenBudget(60, 512, 8), max_failure_share=share)
+        return real_batches(pets, RolloutClient(Refusing(), environments, ChatFormat(tokenizer), played), loop, told)
+
+    told: list[Told] = []
+    lenient, strict = batches_with(0.5, told), batches_with(0.25, told)
+    trainer = trainer_at(0)
+    rows = lenient(lenient.prepare(trainer), trainer)
+    for function in REWARD_FUNCTIONS:
+        assert [value is None for value in function(**rows)] == [False, True, False, True]
+    assert [set(mask) for mask in rows["env_mask"]][1::2] == [{0}, {0}]
+    assert trainer._metrics["train"]["rollout/failed"] == [2]
+    with pytest.raises(RolloutError, match="EngineError: no memory"):
+        strict.prepare(trainer_at(0))
+    assert len(told) == 1
+
+
+def test_a_batch_is_that_of_all_ranks_and_as_slow_as_the_slowest(loop: RolloutLoop) -> None:
+    peers = [episode_of("peer", seed) for seed in range(4)]
+
+    class SecondOfTwo(Ranks):
+        """A rank whose peer has had its episodes already, in 1000 seconds."""
+
+        def gather(self, items: Sequence[Any]) -> list[Any]:
+            if items and isinstance(items[0], Episode):
+                return [*peers, *items]
+            return [1000.0, *items]
+
+    told: list[Told] = []
+    script = Script(lambda request: episode_of(request.question_id, request.seed))
+    batches = batches_of(script, loop, ranks=SecondOfTwo(1, 2), told=told)
+    trainer = trainer_at(0)
+    prompts = batches.prepare(trainer)
+    assert questions_of(prompts) == ["q2", "q2", "q3", "q3"], "TRL gets the rows of this rank alone"
+    ((_, episodes),) = told
+    assert episodes[:4] == peers
+    metrics = trainer._metrics["train"]
+    assert metrics["rollout/seconds"] == [1000.0]
+    assert metrics["rollout/trained_tokens"] == [8]

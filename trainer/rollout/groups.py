@@ -1,0 +1,80 @@
+"""Groups that teach: a group whose episodes all got the same reward is replaced by another question's.
+
+GRPO compares the episodes of a group with each other. Where they all got the same reward, every advantage is 0 and the
+group's tokens are paid for in vain. Promises:
+
+1. A batch has `count` groups. Each one that teaches nothing is replaced by the next question's, until `extra` further
+   groups have been drawn; then it stays.
+2. Judged on the whole group: nothing is decided before its last episode has ended, and every group that was drawn is
+   waited for. So which groups are kept does not depend on how fast they were played, and slow episodes are kept as
+   often as fast ones.
+3. Every episode is in what is returned, once: in the groups that are kept, or in those that were replaced.
+4. Groups are in the order in which they were drawn. The first `count` that were drawn are a sample of the questions
+   that no result has chosen, so what is estimated from them is not biased by the replacement.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from trainer.rollout.client import EpisodeRequest, RolloutClient
+from trainer.rollout.episodes import Episode
+from trainer.rollout.failures import Failures, rollout_error_alone
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The episodes of one question. `number`: the group was the so manieth to be drawn, from 0."""
+
+    number: int
+    episodes: tuple[Episode, ...]
+    teaches: bool
+    """Its rewards differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedGroups:
+    """What was played for a batch: the groups it consists of, and those that were replaced."""
+
+    kept: tuple[Group, ...]
+    replaced: tuple[Group, ...]
+
+
+async def play_groups(
+    client: RolloutClient,
+    draw: Callable[[int], Sequence[EpisodeRequest]],
+    count: int,
+    extra: int,
+    teaches: Callable[[Sequence[Episode]], bool],
+    failures: Failures,
+) -> PlayedGroups:
+    """Play `count` groups, and up to `extra` more in the place of those that teach nothing.
+
+    `draw(number)` gives the requests of the group with that number; all have the same length. Raises RolloutError.
+    """
+    groups: list[Group] = []
+    drawn = count
+
+    async def play(number: int) -> None:
+        nonlocal drawn
+        requests = draw(number)
+        episodes = await client.play(requests, failures=failures, first=number * len(requests))
+        groups.append(Group(number, tuple(episodes), teaches(episodes)))
+        if not groups[-1].teaches and drawn < count + extra:
+            number, drawn = drawn, drawn + 1
+            await play(number)
+
+    with rollout_error_alone():
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(count):
+                tasks.create_task(play(number))
+    return choose_groups(groups, count)
+
+
+def choose_groups(groups: Sequence[Group], count: int) -> PlayedGroups:
+    """Return those that teach, of which there are at most `count`, and the first drawn of the others to fill up."""
+    ranked = sorted(groups, key=lambda group: (not group.teaches, group.number))
+    kept, replaced = ranked[:count], ranked[count:]
+    return PlayedGroups(*(tuple(sorted(part, key=lambda group: group.number)) for part in (kept, replaced)))

@@ -1,0 +1,340 @@
+"""The batches that GRPOTrainer trains on: whose questions they ask, when they are played, and what of them is kept.
+
+TRL asks for a batch when it needs one. `Batches` numbers them, draws their questions, has them played, and hands over
+exactly one row for each row that TRL asks for. Promises:
+
+1. Nothing older than `staleness` updates is trained on. A batch is not begun before the weights of the step that is
+   `staleness` before its own are on the servers; each turn keeps the version that it was sampled under, and a batch
+   with an older one raises.
+2. With a staleness of 0, a batch is played when TRL asks for it, with the weights that it is trained on. Above, the
+   coming batches are played while the trainer trains on this one; new weights arrive while they are in flight.
+3. A batch's questions and the seeds of its episodes depend on the run's seed, its number, and results of batches that
+   had ended when it may have been begun. So a run that resumes asks for the same batches under the same seeds, those
+   that were in flight when it stopped among them.
+4. Every rank plays its own rows. What is told about a batch is about the episodes of all ranks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from math import ceil
+from operator import itemgetter
+from typing import Any
+
+from trl import GRPOConfig, GRPOTrainer
+
+from env_server.dataset import Dataset, Question
+from env_server.settings import RewardSettings
+from trainer.config import ConfigError
+from trainer.ranks import Ranks
+from trainer.rollout.background import RolloutLoop
+from trainer.rollout.client import (
+    EpisodeRequest,
+    RolloutClient,
+    derive_seed,
+    request_for,
+)
+from trainer.rollout.episodes import Episode, Outcome
+from trainer.rollout.failures import Failures, FailureWindow
+from trainer.rollout.groups import Group, PlayedGroups, play_groups
+from trainer.rollout.rewards import REWARD_FUNCTIONS, reward_fields
+from trainer.rollout.timings import Part, split
+from trainer.training.questions import GroupResult, QuestionOrder
+from trainer.training.rollout_metrics import BatchTimes, drawn_metrics, rollout_metrics
+
+SAME_REWARD = 1e-6
+"""Rewards that are nearer to each other than this are the same."""
+
+OnBatch = Callable[[int, Sequence[Episode]], None]
+"""Called with the training step and the episodes of all ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchShape:
+    """How TRL cuts training into batches. A step is one update of the weights."""
+
+    rows: int
+    """Of one rank, in a batch."""
+    generations: int
+    """Episodes of a group."""
+    batches_per_step: int
+    steps_per_batch: int
+    """One of the two is 1."""
+
+    @classmethod
+    def of(cls, grpo: GRPOConfig) -> BatchShape:
+        """The shape of a run's batches."""
+        micro_batches = grpo.steps_per_generation * grpo.num_iterations
+        accumulated = grpo.gradient_accumulation_steps
+        return cls(
+            rows=grpo.per_device_train_batch_size * grpo.steps_per_generation,
+            generations=grpo.num_generations,
+            batches_per_step=max(1, accumulated // micro_batches),
+            steps_per_batch=ceil(micro_batches / accumulated),
+        )
+
+    def step_of(self, batch: int) -> int:
+        """The first step that trains on a batch."""
+        return batch // self.batches_per_step * self.steps_per_batch
+
+    def first_batch(self, step: int) -> int:
+        """The first batch that is generated in a step, or that the step is in the midst of."""
+        return step // self.steps_per_batch * self.batches_per_step
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSettings:
+    """How batches are filled."""
+
+    staleness: int = 0
+    """Updates that a token may be old when it is trained on."""
+    refill: float = 0.0
+    """Groups that may be played in the place of those that teach nothing, for each group of a batch."""
+
+
+def check_batches(grpo: GRPOConfig, settings: BatchSettings) -> None:
+    """Refuse what the settings cannot keep their promises with. Raises ConfigError."""
+    shape = BatchShape.of(grpo)
+    if settings.staleness and shape.steps_per_batch > 1:
+        raise ConfigError(
+            f"--staleness {settings.staleness} needs batches that are trained on in one update, and here it is "
+            f"{shape.steps_per_batch} (--steps_per_generation {grpo.steps_per_generation}, --num_iterations "
+            f"{grpo.num_iterations}, --gradient_accumulation_steps {grpo.gradient_accumulation_steps}); leave the "
+            "first two out, or --staleness"
+        )
+    if settings.staleness and not grpo.use_vllm:
+        raise ConfigError(
+            f"--staleness {settings.staleness} has rollouts and training at the same time, and Hugging Face generate "
+            "uses the very model that is trained; add --use_vllm true, or leave --staleness out"
+        )
+    if settings.staleness and not grpo.vllm_importance_sampling_correction:
+        raise ConfigError(
+            f"--staleness {settings.staleness} trains on samples of earlier weights, which "
+            "--vllm_importance_sampling_correction false leaves uncorrected; leave one of them out"
+        )
+    if settings.refill and shape.rows % shape.generations:
+        raise ConfigError(
+            f"--refill judges whole groups, and each rank has {shape.rows} rows, no multiple of --num_generations "
+            f"{shape.generations}; change --per_device_train_batch_size or --gradient_accumulation_steps"
+        )
+
+
+class StaleError(Exception):
+    """A token is older than allowed; a bug of the machinery, since a batch is not begun before its time."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Played:
+    """What one rank played of a batch, on the clock of `time.perf_counter`."""
+
+    rows: list[Episode]
+    groups: PlayedGroups | None
+    """Where groups were judged; else the rows are all there is, and a group may have some on another rank."""
+    began: float
+    ended: float
+
+
+class Batches:
+    """TRL's `rollout_func`, and the source of the prompts of its batches: see `SQLEnvTrainer`.
+
+    TRL wants its rollout function before it makes the model that an engine generates with, so the client comes
+    later, by `play_with`.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        order: QuestionOrder,
+        grpo: GRPOConfig,
+        rewards: RewardSettings,
+        ranks: Ranks,
+        loop: RolloutLoop,
+        settings: BatchSettings | None = None,
+    ) -> None:
+        self._dataset = dataset
+        self._order = order
+        self._shape = BatchShape.of(grpo)
+        self._seed = grpo.seed
+        self._teaches = partial(
+            group_teaches, rewards, grpo.reward_weights, grpo.multi_objective_aggregation == "normalize_then_sum"
+        )
+        self._rewards = rewards
+        self._ranks = ranks
+        self._loop = loop
+        self._settings = settings or BatchSettings()
+        self._client: RolloutClient | None = None
+        self._failures: FailureWindow
+        self.waits: Mapping[Part, float] = {}
+        """What the episodes of the last batch waited for, in seconds; of several ranks, the slowest one's."""
+        self._on_batch: OnBatch | None = None
+        self._next: int | None = None
+        self._begun: dict[int, Future[_Played]] = {}
+        self._rows: list[Episode] = []
+
+    def play_with(self, client: RolloutClient, on_batch: OnBatch | None) -> None:
+        """Play with `client`, and tell `on_batch` of each batch; None on ranks that keep no log."""
+        self._client, self._on_batch = client, on_batch
+        self._failures = FailureWindow(client.max_failure_share)
+
+    def prepare(self, trainer: GRPOTrainer) -> list[list[dict[str, str]]]:
+        """Play the batch that `trainer` is about to train on, if it is not played yet; return its rows' prompts.
+
+        The engine has the weights of `trainer.state.global_step`. Collective: every rank calls it. Raises RolloutError,
+        StaleError.
+        """
+        step, batch = trainer.state.global_step, self._number(trainer.state.global_step)
+        asked = time.perf_counter()
+        for number in range(batch, self._last_to_begin(step, batch, trainer.state.max_steps) + 1):
+            if number not in self._begun:
+                self._begun[number] = self._begin(number)
+        played = self._loop.result(self._begun.pop(batch))
+        got = time.perf_counter()
+        self._next = batch + 1
+        waits = split(episode.timing for episode in played.rows if episode.timing is not None)
+        seconds, self.waits = max(self._ranks.gather([(played.ended - played.began, waits)]), key=itemgetter(0))
+        times = BatchTimes(
+            seconds=seconds,
+            waited=max(self._ranks.gather([got - asked])),
+            idle=min(self._ranks.gather([max(0.0, asked - played.ended)])),
+        )
+        self._rows = played.rows
+        self._tell(trainer, batch, played, times)
+        return [prompt_of(self._dataset.question(episode.question_id)) for episode in self._rows]
+
+    def __call__(self, prompts: Sequence[object], trainer: GRPOTrainer) -> dict[str, Any]:
+        """Hand over the rows of the batch that `prepare` played."""
+        rows, self._rows = self._rows, []
+        if len(rows) != len(prompts):
+            raise RuntimeError(f"the batch has {len(rows)} rows, and TRL asks for {len(prompts)}")
+        return trl_rows(rows, self._rewards)
+
+    def _number(self, step: int) -> int:
+        """The batch that comes next; the first of its step where a run begins, or goes on."""
+        return self._shape.first_batch(step) if self._next is None else self._next
+
+    def _last_to_begin(self, step: int, batch: int, steps: int) -> int:
+        """The last batch that may be played with the weights of `step`, of those that the run will train on."""
+        staleness = self._settings.staleness
+        if not staleness:
+            return batch
+        return max(batch, self._shape.first_batch(min(step + staleness + 1, steps)) - 1)
+
+    def _playing(self) -> RolloutClient:
+        if self._client is None:
+            raise RuntimeError("a batch was asked for before play_with")
+        return self._client
+
+    def _begin(self, batch: int) -> Future[_Played]:
+        whole = ceil(self._shape.rows * self._ranks.count / self._shape.generations)
+        # Drawn here, at a point that every run comes to in the same state, and not when the loop gets to it.
+        ids = self._order.draw(batch, whole)
+        play = self._play_judged if self._settings.refill else self._play_all
+        return self._loop.start(play(self._playing(), batch, ids, whole))
+
+    async def _play_all(self, client: RolloutClient, batch: int, ids: Sequence[str], whole: int) -> _Played:
+        """Play this rank's rows of the first `whole` questions."""
+        began = time.perf_counter()
+        first = self._ranks.index * self._shape.rows
+        rows = [ids[row // self._shape.generations] for row in range(first, first + self._shape.rows)]
+        requests = [self._request(batch, row, question_id) for row, question_id in enumerate(rows)]
+        episodes = await client.play(requests, batch=len(requests) * self._ranks.count)
+        return _Played(episodes, None, began, time.perf_counter())
+
+    async def _play_judged(self, client: RolloutClient, batch: int, ids: Sequence[str], whole: int) -> _Played:
+        """Play this rank's groups, and others where they teach nothing."""
+        began = time.perf_counter()
+        ranks, size = self._ranks, self._shape.generations
+        count = self._shape.rows // size
+        spare = ids[whole + ranks.index :: ranks.count]
+        drawn = [*ids[count * ranks.index : count * (ranks.index + 1)], *spare[: int(self._settings.refill * count)]]
+
+        def draw(number: int) -> list[EpisodeRequest]:
+            return [self._request(batch, number * size + member, drawn[number]) for member in range(size)]
+
+        failures = Failures(self._shape.rows * ranks.count, client.max_failure_share)
+        groups = await play_groups(client, draw, count, len(drawn) - count, self._teaches, failures)
+        rows = [episode for group in groups.kept for episode in group.episodes]
+        return _Played(rows, groups, began, time.perf_counter())
+
+    def _request(self, batch: int, row: int, question_id: str) -> EpisodeRequest:
+        """The request of a rank's row. Those beyond the batch's own are in groups that replace others."""
+        shape, step = self._shape, self._shape.step_of(batch)
+        in_step = (batch - shape.first_batch(step)) * shape.rows + row
+        place = (in_step,) if row < shape.rows else ("replacement", batch, row)
+        return request_for(
+            self._dataset.question(question_id), derive_seed(self._seed, step, self._ranks.index, *place)
+        )
+
+    def _tell(self, trainer: GRPOTrainer, batch: int, played: _Played, times: BatchTimes) -> None:
+        """Gather the episodes of all ranks, check them, learn from them, and keep them."""
+        step, size = trainer.state.global_step, self._shape.generations
+        kept = self._ranks.gather(played.rows)
+        replaced: list[Group] = []
+        drawn = [kept[row : row + size] for row in range(0, len(kept), size)]
+        if played.groups is not None:
+            replaced = self._ranks.gather(played.groups.replaced)
+            groups = [*self._ranks.gather(played.groups.kept), *replaced]
+            own = self._shape.rows // size
+            drawn = [list(group.episodes) for group in groups if group.number < own]
+            self._order.observe(batch, [_result(group.episodes) for group in groups])
+        else:
+            self._order.observe(batch, [_result(group) for group in drawn])
+        first = [episode for group in drawn for episode in group]
+        others = [episode for group in replaced for episode in group.episodes]
+        causes = [e.failure for e in (*kept, *others) if e.outcome is Outcome.FAILED]
+        self._failures.add(causes, len(kept) + len(others))
+        metrics = {**rollout_metrics(kept, times, step), **drawn_metrics(first), "rollout/replaced": len(replaced)}
+        if metrics["rollout/staleness/max"] > self._settings.staleness:
+            raise StaleError(
+                f"a token of step {step + 1} was sampled {metrics['rollout/staleness/max']:g} updates before it, and "
+                f"--staleness {self._settings.staleness} allows fewer"
+            )
+        # TRL averages them until its next log, with its own: the run's log and every tracker get both.
+        for name, value in metrics.items():
+            trainer._metrics["train"][name].append(value)
+        if self._on_batch is not None:
+            # The trainer logs a step under the number it has after its update.
+            self._on_batch(step + 1, [*kept, *others])
+
+
+def prompt_of(question: Question) -> list[dict[str, str]]:
+    """TRL's prompt format: the question as a user message that also carries its id."""
+    return [{"role": "user", "content": question.text, "question_id": question.question_id}]
+
+
+def group_teaches(
+    rewards: RewardSettings, weights: Sequence[float] | None, each_counts: bool, episodes: Sequence[Episode]
+) -> bool:
+    """Tell whether a group's episodes got different rewards, as TRL adds them up; failed ones have none.
+
+    `each_counts`: each reward is scaled by its own spread, so a difference in any one is enough.
+    """
+    fields = reward_fields([e for e in episodes if e.outcome is not Outcome.FAILED], rewards)
+    by_function = [function(**fields) for function in REWARD_FUNCTIONS]
+    weighted = [
+        [weight * (value or 0.0) for value in values]
+        for weight, values in zip(weights or [1.0] * len(by_function), by_function, strict=True)
+    ]
+    columns = weighted if each_counts else [[sum(row) for row in zip(*weighted, strict=True)]]
+    return any(max(column) - min(column) > SAME_REWARD for column in columns if column)
+
+
+def trl_rows(episodes: Sequence[Episode], rewards: RewardSettings) -> dict[str, Any]:
+    """What TRL's `rollout_func` returns: one row for each episode, and the fields that the reward functions read."""
+    rows = [episode.row for episode in episodes]
+    return {
+        "prompt_ids": [row.prompt_ids for row in rows],
+        "completion_ids": [row.completion_ids for row in rows],
+        "logprobs": [row.logprobs for row in rows],
+        "env_mask": [row.env_mask for row in rows],
+        **reward_fields(episodes, rewards),
+    }
+
+
+def _result(episodes: Sequence[Episode]) -> GroupResult:
+    played = [episode for episode in episodes if episode.outcome is not Outcome.FAILED]
+    return GroupResult(episodes[0].question_id, sum(episode.correct for episode in played), len(played))

@@ -1,0 +1,59 @@
+"""What a batch of episodes was like, in the numbers that TRL, the run's log and every tracker get. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from trainer.rollout.episodes import Episode, Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTimes:
+    """How long a batch took, in seconds; of several ranks, as the slowest saw it."""
+
+    seconds: float
+    """From its first episode's beginning to its last one's end."""
+    waited: float
+    """That the trainer waited for it."""
+    idle: float
+    """That it lay there, complete, before the trainer asked for it."""
+
+
+def rollout_metrics(episodes: Sequence[Episode], times: BatchTimes, step: int) -> dict[str, float]:
+    """Numbers of the batch that is trained on, at a step; shares are of all episodes, means of those that did not fail.
+
+    Staleness counts the updates between a turn's weights and those that it is trained on.
+    """
+    count = len(episodes)
+    played = [e for e in episodes if e.outcome is not Outcome.FAILED]
+    outcomes = Counter(e.outcome for e in episodes)
+    ages = [step - turn.policy_version for e in played for turn in e.turns]
+    return {
+        "rollout/steps": fmean(len(e.turns) for e in played) if played else 0.0,
+        "rollout/out_of_budget": outcomes[Outcome.OUT_OF_BUDGET] / count,
+        "rollout/out_of_tokens": outcomes[Outcome.OUT_OF_TOKENS] / count,
+        "rollout/failed": outcomes[Outcome.FAILED],
+        "rollout/truncated": sum(e.truncated_turns > 0 for e in episodes),
+        "rollout/trained_tokens": sum(sum(e.row.env_mask) for e in episodes),
+        "rollout/staleness/mean": fmean(ages) if ages else 0.0,
+        "rollout/staleness/max": max(ages, default=0),
+        "rollout/seconds": times.seconds,
+        "rollout/waited": times.waited,
+        "rollout/idle": times.idle,
+        "rollout/episodes_per_second": count / times.seconds,
+    }
+
+
+def drawn_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
+    """How well the policy did in the groups that were drawn first, whether they were kept or replaced.
+
+    Those that are trained on were chosen by their results, and would tell another rate.
+    """
+    played = [e for e in episodes if e.outcome is not Outcome.FAILED]
+    return {
+        "rollout/success_rate": fmean(e.correct for e in played) if played else 0.0,
+        "rollout/reward": fmean(e.reward for e in played) if played else 0.0,
+    }
