@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -164,7 +165,7 @@ def test_a_run_that_goes_on_from_a_step_forgets_what_came_after(evaluating: Eval
 
 
 def test_an_evaluation_is_left_when_the_run_is_to_stop(evaluating: Evaluating, training: Stopping) -> None:
-    assert not evaluating.during(2, training, lambda: signal.raise_signal(signal.SIGTERM))
+    assert not evaluating.during(2, training, lambda: os.kill(os.getpid(), signal.SIGTERM))
     assert evaluating.files() == set()
     assert training.agreed()
     assert not evaluating.during(2, training), "nor is it begun then"
@@ -176,7 +177,7 @@ def test_an_end_at_once_is_none_of_an_evaluations_business(evaluating: Evaluatin
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
-            evaluating.during(2, training, lambda: signal.raise_signal(signal.SIGINT))
+            evaluating.during(2, training, lambda: os.kill(os.getpid(), signal.SIGINT))
     finally:
         signal.signal(signal.SIGINT, before)
     assert evaluating.files() == set()
