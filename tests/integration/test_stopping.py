@@ -7,6 +7,7 @@ That of a process of its own is in `test_training`, that of two ranks in `test_r
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -67,7 +68,7 @@ def tell(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tell]:
         async def told(self: RolloutClient, *args: Any, **kwargs: Any) -> list[Episode]:
             if next(numbers) == rollout:
                 for number in signals:
-                    signal.raise_signal(number)
+                    os.kill(os.getpid(), number)
                 await asyncio.Event().wait()
             return await play(self, *args, **kwargs)
 

@@ -44,6 +44,7 @@ def _episodes(metrics: Metrics) -> list[str]:
         _some(metrics, "steps {:4.1f}", "rollout/steps"),
         _some(metrics, "tokens {:.0f}", "completions/mean_length") + clipped,
         _some(metrics, "failed {:.0f}", "rollout/failed") if metrics.get("rollout/failed") else "",
+        _some(metrics, "replaced {:.0f}", "rollout/replaced") if metrics.get("rollout/replaced") else "",
     ]
     return [word for word in words if word]
 
