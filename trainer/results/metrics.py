@@ -51,7 +51,7 @@ MEANINGS = {
     "rollout/truncated": "Episodes that lost their oldest turns because the context was full.",
     "rollout/trained_tokens": "Tokens of the policy in the batch: those that the loss is about.",
     "rollout/replaced": "Groups that taught nothing and were replaced by other questions' (--refill).",
-    "rollout/staleness/mean": "Mean number of updates between a turn's weights and those that it is trained on (--staleness).",
+    "rollout/staleness/mean": "Mean updates between a turn's weights and those that it is trained on (--staleness).",
     "rollout/staleness/max": "The largest such number; never more than --staleness.",
     "rollout/seconds": "Seconds that one batch of episodes took, on the slowest rank.",
     "rollout/waited": "Seconds that the trainer waited for the batch: rollouts are the slower side.",

@@ -68,7 +68,7 @@ def _some(metrics: Metrics, text: str, *names: str) -> str:
 
 
 def _times(metrics: Metrics) -> list[str]:
-    """What the step waited for, and what episodes waited for most."""
+    """What the step waited for, and what episodes waited for most, or how long they waited for the step."""
     if "time/rollout" not in metrics:
         return []
     rollout, push, training = (metrics[f"time/{name}"] for name in ("rollout", "push", "training"))
@@ -76,6 +76,8 @@ def _times(metrics: Metrics) -> list[str]:
     if rollout > 0:
         seconds, longest = max((metrics[f"time/{part}"], part) for part in ROLLOUT_PARTS)
         words[0] += f" ({seconds / rollout:.0%} {longest})"
+    if metrics.get("rollout/idle"):
+        words.append(f"ready {_seconds(metrics['rollout/idle'])} early")
     if push > SLOW_PUSH * (rollout + push + training):
         words.append(f"push {_seconds(push)}")
     return [", ".join([*words, f"train {_seconds(training)}"])]

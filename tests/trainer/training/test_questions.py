@@ -1,0 +1,147 @@
+"""The order of questions: TRL's own, or by what was measured; the same on every rank and after every restart."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from trl.trainer.utils import RepeatSampler
+
+from env_server.dataset import Gold, Hardness, Question, Split
+from trainer.config import ConfigError
+from trainer.training.questions import (
+    EXPLORATION,
+    STATE_FILE,
+    EpochOrder,
+    GroupResult,
+    SaveQuestions,
+    WeightedOrder,
+    signal,
+)
+
+HARDNESS = [Hardness.EASY, Hardness.MEDIUM, Hardness.HARD, Hardness.EXTRA]
+
+
+def questions(count: int) -> list[Question]:
+    gold = Gold(rows=((1,),), ordered=False)
+    return [
+        Question(f"q{i}", f"question {i}", "d", "SELECT 1", HARDNESS[i % 4], Split.TRAIN, gold) for i in range(count)
+    ]
+
+
+@given(count=st.integers(4, 20), groups=st.integers(1, 4), seed=st.integers(0, 9), asked=st.lists(st.integers(0, 12)))
+def test_epochs_are_trls_wherever_a_run_begins(count: int, groups: int, seed: int, asked: list[int]) -> None:
+    ids = [f"q{i}" for i in range(count)]
+    sampler = RepeatSampler(ids, mini_repeat_count=1, batch_size=groups, repeat_count=1, shuffle=True, seed=seed)
+    theirs = [ids[index] for _ in range(14) for index in sampler]
+    order = EpochOrder(ids, seed)
+    for batch in asked:
+        drawn = order.draw(batch, groups)
+        assert list(drawn[:groups]) == theirs[batch * groups : (batch + 1) * groups]
+        assert sorted(drawn) == sorted(ids), "the others stand ready, each once"
+
+
+def test_replacements_differ_from_batch_to_batch() -> None:
+    order = EpochOrder([f"q{i}" for i in range(100)], 0)
+    assert order.draw(0, 4)[4:10] != order.draw(1, 4)[4:10]
+
+
+def test_a_signal_is_what_the_posterior_says() -> None:
+    assert signal(0, 0, 2) == pytest.approx(0.25), "of two episodes, one solved: 2 E[p (1 - p)] under Beta(1/2, 1/2)"
+    assert signal(8, 8, 8) > 0.95
+    assert signal(16, 0, 8) < signal(8, 0, 8) < signal(0, 0, 8)
+    assert signal(0, 16, 8) == pytest.approx(signal(16, 0, 8))
+    # Beta(3.5, 5.5): 1 - E[p^2] - E[(1 - p)^2] by the moments of the distribution.
+    a, b = 3.5, 5.5
+    expected = 1 - (a * (a + 1) + b * (b + 1)) / ((a + b) * (a + b + 1))
+    assert signal(3, 5, 2) == pytest.approx(expected)
+    assert math.isfinite(signal(1e5, 1e5, 64))
+
+
+def test_never_and_always_solved_questions_come_seldom_and_never_not_at_all() -> None:
+    asked = questions(40)
+    order = WeightedOrder(asked, 0, 8)
+    kinds = {q.question_id: i % 4 for i, q in enumerate(asked)}  # 0: never, 1: always, 2 and 3: sometimes solved
+    drawn: Counter[int] = Counter()
+    seen: set[str] = set()
+    for batch in range(400):
+        chosen = order.draw(batch, 4)[:4]
+        order.observe(batch, [GroupResult(q, (0, 8, 4, 3)[kinds[q]], 8) for q in chosen])
+        if batch >= 100:
+            drawn.update(kinds[q] for q in chosen)
+            seen.update(chosen)
+    assert min(drawn[2], drawn[3]) > 2 * max(drawn[0], drawn[1])
+    assert len(seen) == 40
+    assert min(drawn.values()) > 0.5 * EXPLORATION / 4 * drawn.total()
+
+
+def test_hard_questions_come_in_over_the_first_batches() -> None:
+    order = WeightedOrder(questions(80), 0, 8, measured=False, ramp_batches=20)
+    hard = [sum(int(q[1:]) % 4 >= 2 for q in order.draw(batch, 16)[:16]) for batch in range(200)]
+    assert hard[0] == 0
+    assert 0 < sum(hard[:10]) < 0.6 * sum(hard[25:35])
+    assert sum(hard[20:]) / (180 * 16) == pytest.approx(0.5, abs=0.05)
+    assert sorted(order.draw(0, 16)) == sorted(q.question_id for q in questions(80))
+
+
+results = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 4)), min_size=1, max_size=3)
+
+
+@given(history=st.lists(results, min_size=1, max_size=10), lag=st.integers(0, 3), stop=st.integers(0, 9))
+def test_a_run_that_resumes_draws_the_same_and_knows_no_more(
+    history: list[list[tuple[int, int]]], lag: int, stop: int
+) -> None:
+    asked = questions(10)
+
+    def told(batch: Sequence[tuple[int, int]]) -> list[GroupResult]:
+        return [GroupResult(f"q{q}", solved, 4) for q, solved in batch]
+
+    whole = WeightedOrder(asked, 3, 4, lag=lag)
+    drawn: dict[int, Sequence[str]] = {}
+    saved: dict[str, Any] = {}
+    for batch, batch_results in enumerate(history):
+        for ahead in range(batch, batch + lag + 1):
+            drawn.setdefault(ahead, whole.draw(ahead, 2))
+            assert drawn[ahead] == whole.draw(ahead, 2), "drawn earlier or later, it is the same"
+        whole.observe(batch, told(batch_results))
+        if batch == stop:
+            saved = json.loads(json.dumps(whole.state()))
+    if stop >= len(history):
+        return
+    resumed = WeightedOrder(asked, 3, 4, lag=lag)
+    resumed.restore(saved)
+    for batch in range(stop + 1, len(history)):
+        for ahead in range(batch, batch + lag + 1):
+            assert resumed.draw(ahead, 2) == drawn[ahead]
+        resumed.observe(batch, told(history[batch]))
+    assert resumed.state() == whole.state()
+
+
+def test_a_checkpoint_keeps_the_results_and_says_when_it_has_none(tmp_path: Path) -> None:
+    order = WeightedOrder(questions(4), 0, 4)
+    order.observe(0, [GroupResult("q1", 3, 4)])
+    folder = tmp_path / "checkpoint-1"
+    folder.mkdir()
+    args: Any = SimpleNamespace(output_dir=str(tmp_path), resume_from_checkpoint=str(folder))
+    state: Any = SimpleNamespace(global_step=1, is_world_process_zero=True)
+    control: Any = None
+    SaveQuestions(order).on_save(args, state, control)
+    resumed = WeightedOrder(questions(4), 0, 4)
+    SaveQuestions(resumed).on_train_begin(args, state, control)
+    assert resumed.draw(1, 2) == order.draw(1, 2)
+    assert resumed.state() == order.state()
+    (folder / STATE_FILE).unlink()
+    with pytest.raises(ConfigError, match="--question_sampler"):
+        SaveQuestions(resumed).on_train_begin(args, state, control)
+    epochs = EpochOrder(["q0"], 0)
+    SaveQuestions(epochs).on_save(args, state, control)
+    SaveQuestions(epochs).on_train_begin(args, state, control)
+    assert not (folder / STATE_FILE).exists()
