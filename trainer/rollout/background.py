@@ -28,7 +28,8 @@ class RolloutLoop:
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run the coroutine and wait for it; an interrupted wait cancels it."""
-        return self.result(self.start(coroutine))
+        with self._at_rest():
+            return self._thread.call(coroutine)
 
     def start(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Start the coroutine and go on; cancelling the future cancels it."""
@@ -36,17 +37,12 @@ class RolloutLoop:
 
     def result(self, future: Future[T]) -> T:
         """Wait for what was started; an interrupted wait cancels it."""
-        with self._changed:
-            self._waiting = True
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
-        finally:
-            with self._changed:
-                self._changed.wait_for(lambda: not self._keeping)
-                self._waiting = False
+        with self._at_rest():
+            try:
+                return future.result()
+            except BaseException:
+                future.cancel()
+                raise
 
     @contextmanager
     def caller_waits(self) -> Iterator[bool]:
@@ -60,6 +56,17 @@ class RolloutLoop:
             with self._changed:
                 self._keeping -= waits
                 self._changed.notify_all()
+
+    @contextmanager
+    def _at_rest(self) -> Iterator[None]:
+        with self._changed:
+            self._waiting = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._changed.wait_for(lambda: not self._keeping)
+                self._waiting = False
 
     def close(self) -> None:
         """Cancel everything and end the thread."""
