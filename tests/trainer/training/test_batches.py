@@ -272,6 +272,7 @@ def test_the_next_batch_is_begun_before_this_one_has_ended(loop: RolloutLoop) ->
     batches = batches_of(script, loop, filled=BatchSettings(staleness=1))
     script.release(0)
     batches.prepare(trainer_at(0, steps=3))
+    loop.run(asyncio.sleep(0))  # the loop has come to it
     assert [request.question_id for request in script.asked[1]] == ["q2", "q2", "q3", "q3"]
     assert 1 not in script.let or not script.let[1].done(), "this one has ended, and that one has not"
     script.release(1)
