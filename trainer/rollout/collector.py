@@ -22,8 +22,11 @@ that were made meanwhile; the full ones that come by Python's own numbers took 5
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """Collect rarely while the block lasts, then as before."""
+    """Collect rarely while the block lasts, then as before; of blocks that overlap, while the first one lasts."""
     before = gc.get_threshold()
+    if before == THRESHOLDS:
+        yield
+        return
     gc.freeze()
     gc.set_threshold(*THRESHOLDS)
     try:

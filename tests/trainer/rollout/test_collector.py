@@ -31,3 +31,14 @@ def test_what_is_thrown_away_meanwhile_is_found_afterwards() -> None:
         Cycle()
     gc.collect()
     assert not [thing for thing in gc.get_objects() if type(thing) is Cycle]
+
+
+def test_blocks_that_overlap_leave_what_was_there_before() -> None:
+    before = gc.get_threshold()
+    first, second = rare_collections(), rare_collections()
+    first.__enter__()
+    second.__enter__()
+    assert gc.get_threshold() == THRESHOLDS
+    first.__exit__(None, None, None)
+    second.__exit__(None, None, None)
+    assert gc.get_threshold() == before
