@@ -252,6 +252,8 @@ async def test_the_same_job_runs_once_for_all_who_ask_for_it(shared: QueryPool) 
 
 async def test_an_error_is_told_to_all_who_wait_for_it(shared: QueryPool) -> None:
     job = QueryJob("pets", "SELECT nothing FROM pets", 5)
+    errors = await asyncio.gather(*(shared.run(job) for _ in range(4)), return_exceptions=True)
+    assert len(set(map(id, errors))) == 4, "an error each: whoever raises it adds to its traceback"
     outcomes = await asyncio.gather(*(outcome(shared, job) for _ in range(4)))
     assert outcomes == [outcomes[0]] * 4
     assert "nothing" in str(outcomes[0])
@@ -294,9 +296,11 @@ async def test_a_process_that_overruns_is_replaced_and_its_job_fails_or_moves_on
         os.kill(both.stats["medium"].pids[0], signal.SIGSTOP)
         assert (await both.run(QueryJob("pets", "SELECT 1", 5))).rows == ((1,),)
         os.kill(both.stats["slow"].pids[0], signal.SIGSTOP)
+        cpu_budget = CpuBudget(clock=lambda: 0.0)
         with pytest.raises(SQLError) as caught:
-            await both.run(QueryJob("pets", ENDLESS, 5))
+            await both.run(QueryJob("pets", ENDLESS, 5), cpu_budget)
         assert described(caught.value) == ("budget", "the query takes longer than 0.5 s", False)
+        assert cpu_budget.left_s < -0.5, "all the time that it held the process"
         await until(lambda: [stats.restarts for stats in both.stats.values()] == [1, 1])
 
 
