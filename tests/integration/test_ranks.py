@@ -1,4 +1,4 @@
-"""`sqlenv train` on two ranks: real processes, started by accelerate, that meet over gloo.
+"""`sqlenv train` on two ranks: real processes, started by accelerate or forked, that meet over gloo.
 
 TRL's own metrics judge the token rows, as they do for one process.
 """
@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,11 +36,12 @@ from trainer.rollout.timings import Part
 from trainer.rollout.trace import Track
 from trainer.rollout.transcript import TokenBudget
 
-LAUNCHER = [
+ACCELERATE = [
     *(sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"),
     *("--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"),
 ]
 """`--multi_gpu` is accelerate's word for several processes; without it, and without GPUs, it starts one."""
+FORKED = [sys.executable, "-m", "tests.forked_ranks"]
 WORKER = str(Path(__file__).with_name("rank_worker.py"))
 DEADLINE_S = 240.0
 """Far beyond what a run takes, also on a crowded machine, and far below the half hour of a collective."""
@@ -72,8 +73,8 @@ def policy(random_policy: Callable[..., Qwen3ForCausalLM], tmp_path_factory: pyt
 def launch(policy: Path, cache: Path) -> Launch:
     """Launch `sqlenv train` on two ranks with the flags above and some more, from `script`."""
 
-    def run(folder: Path, *flags: str, script: tuple[str, ...] = ("-m", "sqlenv")) -> Ended:
-        command = [*LAUNCHER, *script, "train", "--model_name_or_path", str(policy), "--output_dir", str(folder)]
+    def run(folder: Path, *flags: str, script: tuple[str, ...], launcher: Sequence[str] = FORKED) -> Ended:
+        command = [*launcher, *script, "train", "--model_name_or_path", str(policy), "--output_dir", str(folder)]
         surroundings = {**os.environ, CACHE_VARIABLE: str(cache), "PYTHONPATH": str(ROOT)}
         with subprocess.Popen(
             [*command, *FLAGS, *flags],
@@ -82,14 +83,14 @@ def launch(policy: Path, cache: Path) -> Launch:
             text=True,
             cwd=folder.parent,
             env=surroundings,
-        ) as launcher:
+        ) as launched:
             try:
-                said, errors = launcher.communicate(timeout=DEADLINE_S)
+                said, errors = launched.communicate(timeout=DEADLINE_S)
             except subprocess.TimeoutExpired:
-                launcher.send_signal(signal.SIGTERM)  # it ends its ranks
-                said, errors = launcher.communicate(timeout=DEADLINE_S)
+                launched.send_signal(signal.SIGTERM)  # it ends its ranks
+                said, errors = launched.communicate(timeout=DEADLINE_S)
                 pytest.fail(f"the run did not end:\n{said}\n{errors}")
-        return Ended(launcher.returncode, said, errors)
+        return Ended(launched.returncode, said, errors)
 
     return run
 
@@ -98,8 +99,8 @@ def launch(policy: Path, cache: Path) -> Launch:
 def whole(launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, Ended]:
     """Three steps in one go, on a cache that holds nothing yet; each rank leaves the digest of its weights."""
     folder = tmp_path_factory.mktemp("runs") / "run"
-    trace = str(folder / "trace.json")
-    ended = launch(folder, *NO_CHECKPOINTS, "--trace", trace, script=(WORKER, "watched", "all"))
+    trace = ("--trace", str(folder / "trace.json"))
+    ended = launch(folder, *NO_CHECKPOINTS, *trace, script=(WORKER, "watched", "all"), launcher=ACCELERATE)
     assert ended.status == 0, ended.errors
     return RunFolder.open(folder), ended
 
@@ -188,7 +189,7 @@ def test_ranks_that_are_told_to_stop_in_a_step_save_it_and_go_on_as_if_they_had_
 ) -> None:
     folder = RunFolder(tmp_path / "run")
     flags = (*NO_CHECKPOINTS, "--eval_strategy", "steps", "--eval_steps", "2")
-    stopped = launch(folder.path, *flags, script=(WORKER, "told", "0"))
+    stopped = launch(folder.path, *flags, script=(WORKER, "told", "0"), launcher=ACCELERATE)
     assert [(tmp_path / f"status-{rank}").read_text() for rank in (0, 1)] == ["0", "0"], stopped.errors
     assert stopped.said.count("stopped after step 2 of 3") == 1
     assert "sqlenv train: rank" not in stopped.errors
@@ -196,7 +197,7 @@ def test_ranks_that_are_told_to_stop_in_a_step_save_it_and_go_on_as_if_they_had_
     for rank in (0, 1):
         assert (folder.path / "checkpoint-2" / f"rng_state_{rank}.pth").exists()
 
-    resumed = launch(folder.path, *flags, "--resume_from_checkpoint", "true")
+    resumed = launch(folder.path, *flags, "--resume_from_checkpoint", "true", script=(str(ROOT / "sqlenv.py"),))
     assert resumed.status == 0, resumed.errors
     assert folder.episodes_path.read_bytes() == whole[0].episodes_path.read_bytes()
     assert weights_of(folder) == weights_of(whole[0])
