@@ -368,10 +368,9 @@ def _rank_main(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, Any]]]:
     folder = tmp_path_factory.mktemp("ranks")
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--no-python"]
     root = str(Path(__file__).parents[3])
     run = subprocess.run(
-        [*launch, sys.executable, __file__, str(folder)],
+        [sys.executable, "-m", "tests.forked_ranks", __file__, str(folder)],
         env={**os.environ, "PYTHONPATH": root, "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,

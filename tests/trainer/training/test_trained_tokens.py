@@ -130,7 +130,7 @@ def test_an_adapter_is_trained_the_same(train: Train, beta: float) -> None:
 def test_two_ranks_are_trls_own_to_rounding(tmp_path: Path) -> None:
     """Each rank leaves what the runs of both trainers came to; also with layers whose pass is a collective."""
     worker = Path(__file__).with_name("two_ranks.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command = [sys.executable, "-m", "tests.forked_ranks"]
     done = subprocess.run(
         [*command, str(worker), str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
     )
