@@ -49,19 +49,20 @@ def dataset() -> Dataset:
 
 
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[VLLMHandle]]:
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[VLLMHandle]]:
     folder = tmp_path_factory.mktemp("vllm")
     with vllm_server(BASE_CHECKPOINT, folder, wait=False) as one, vllm_server(BASE_CHECKPOINT, folder) as two:
         one.wait_until_healthy()
         yield [one, two]
 
 
-@pytest.fixture(autouse=True)
-def all_well(servers: list[VLLMHandle]) -> None:
-    """Undo what an earlier test did to the servers."""
-    for server in servers:
+@pytest.fixture
+def servers(pair: list[VLLMHandle]) -> list[VLLMHandle]:
+    """Two servers that run, whatever an earlier test did to them."""
+    for server in pair:
         if not server.is_running:
             server.start()
+    return pair
 
 
 class Playing:
@@ -165,7 +166,7 @@ def test_servers_tell_how_hard_they_are_pressed(playing: Callable[..., Playing],
     assert 0 < pressure.prefix_hits < 1
 
 
-@pytest.mark.parametrize("fate", ["killed", "frozen"])
+@pytest.mark.parametrize("fate", ["frozen", "killed"])
 def test_one_of_two_replicas_is_gone_in_the_middle_of_a_batch(
     playing: Callable[..., Playing], servers: list[VLLMHandle], fate: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -187,6 +188,22 @@ def test_one_of_two_replicas_is_gone_in_the_middle_of_a_batch(
     assert {each.policy_versions for each in episodes} == {(3, 3)}
     assert [each.row.completion_ids for each in episodes] == [each.row.completion_ids for each in undisturbed]
     assert any(f"{victim.url}" in message and "1 others are ready" in message for message in caplog.messages)
+
+
+def test_a_push_leaves_out_a_server_that_is_gone_and_takes_it_back_later(
+    playing: Callable[..., Playing], pair: list[VLLMHandle]
+) -> None:
+    """Of both, one may be gone already, as the test before leaves them: a start takes longer than all else here."""
+    well, victim = sorted(pair, key=lambda server: not server.is_running)
+    player = playing([well, victim])
+    if victim.is_running:
+        victim.kill()
+    player.pusher.push(4)
+    assert [replica.is_ready for replica in player.engine.fleet.replicas] == [True, False]
+    assert all_whole(player, player.play())
+    victim.start()
+    player.pusher.push(5)
+    assert [replica.version for replica in player.engine.fleet.replicas] == [5, 5]
 
 
 def test_the_only_replica_is_killed_and_comes_back_without_the_weights(
@@ -218,34 +235,6 @@ def test_a_server_that_was_restarted_unnoticed_generates_nothing_that_is_kept(
     assert any("it was restarted, and has lost the weights" in message for message in caplog.messages)
 
 
-def test_a_push_leaves_out_a_server_that_is_gone_and_takes_it_back_later(
-    playing: Callable[..., Playing], servers: list[VLLMHandle]
-) -> None:
-    player, victim = playing(servers), servers[1]
-    victim.kill()
-    player.pusher.push(4)
-    assert [replica.is_ready for replica in player.engine.fleet.replicas] == [True, False]
-    assert all_whole(player, player.play())
-    victim.start()
-    player.pusher.push(5)
-    assert [replica.version for replica in player.engine.fleet.replicas] == [5, 5]
-
-
-@pytest.mark.parametrize("fate", ["killed", "frozen"])
-def test_no_server_comes_back_within_the_deadline(
-    playing: Callable[..., Playing], servers: list[VLLMHandle], fate: str
-) -> None:
-    server = servers[0]
-    player = playing([server], HASTY)
-    player.pusher.push(1)
-    server.kill() if fate == "killed" else server.freeze()
-    try:
-        with pytest.raises(RolloutError, match=r"no inference server was ready within 4 s \(--vllm_server_timeout\)"):
-            player.play()
-    finally:
-        server.thaw()
-
-
 def test_a_cancelled_episode_cancels_its_request_at_the_server(
     playing: Callable[..., Playing], servers: list[VLLMHandle]
 ) -> None:
@@ -271,3 +260,18 @@ def test_a_cancelled_episode_cancels_its_request_at_the_server(
             assert generated < wanted / 2
 
     asyncio.run(asyncio.wait_for(scenario(), START_S))
+
+
+@pytest.mark.parametrize("fate", ["frozen", "killed"])
+def test_no_server_comes_back_within_the_deadline(
+    playing: Callable[..., Playing], servers: list[VLLMHandle], fate: str
+) -> None:
+    server = servers[0]
+    player = playing([server], HASTY)
+    player.pusher.push(1)
+    server.kill() if fate == "killed" else server.freeze()
+    try:
+        with pytest.raises(RolloutError, match=r"no inference server was ready within 4 s \(--vllm_server_timeout\)"):
+            player.play()
+    finally:
+        server.thaw()
