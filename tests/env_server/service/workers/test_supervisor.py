@@ -1,11 +1,19 @@
-"""When a worker that died is started again. The processes themselves: test_workers."""
+"""When a worker that died is started again, and what becomes of one that does not end. Whole servers: test_run."""
 
 from __future__ import annotations
 
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from env_server.service.workers.supervisor import LONGEST_DELAY_S, SETTLED_S, START_TRIES, Restarts
+from env_server.service.settings import ServiceSettings
+from env_server.service.workers.supervisor import LONGEST_DELAY_S, SETTLED_S, START_TRIES, Restarts, Supervisor
 
 deaths = st.lists(st.tuples(st.floats(0, 2 * SETTLED_S), st.booleans()), max_size=60)
 
@@ -44,3 +52,39 @@ def test_delays_are_bounded_and_only_repeated_failures_without_others_end_it(dea
             assert delay >= before
         before = delay
         assert (delay == 0.0) == (failures <= 1)
+
+
+@pytest.fixture
+def supervisor() -> Iterator[Supervisor]:
+    """A parent that has not started its worker."""
+
+    def create_app(*_: object) -> object:
+        raise AssertionError("no worker is started")
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield Supervisor(ServiceSettings(), None, create_app, [[listening]])  # type: ignore[arg-type]
+
+
+def test_a_worker_that_outlasts_the_grace_period_is_killed(supervisor: Supervisor) -> None:
+    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); signal.pause()"
+    with subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline()
+            supervisor._workers[0].pid = process.pid
+            supervisor._stop(signal.SIGTERM)
+            supervisor._next_check = 0.0
+            supervisor._check()
+            assert process.poll() is None, "it has the grace period"
+            supervisor._next_check = supervisor._kill_at = 0.0
+            supervisor._check()
+            assert process.wait(30) == -signal.SIGKILL
+        finally:
+            process.kill()
+
+
+def test_a_worker_that_has_served_quotes_no_statement_in_its_exit_reason(supervisor: Supervisor) -> None:
+    (worker,), error = supervisor._workers, ValueError("near SECRET")
+    assert supervisor._exit_reason(worker, error) == b"ValueError: near SECRET"
+    supervisor._beats.row(worker.number)[0] += 1
+    assert supervisor._exit_reason(worker, error) == b"ValueError"
