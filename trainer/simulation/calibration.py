@@ -97,7 +97,7 @@ def fitted_server(batches: Sequence[Sequence[Generated]], max_sequences: int) ->
         max_sequences=max_sequences,
         step_s=max(float(step), _SHORTEST_STEP_S),
         step_s_per_sequence=float(beside),
-        prefill_tokens_per_s=1.0 / reading if reading > 1.0 / _FASTEST_READER else _FASTEST_READER,
+        prefill_tokens_per_s=1.0 / float(reading) if reading > 1.0 / _FASTEST_READER else _FASTEST_READER,
         network_s=float(request),
     )
 
