@@ -1,0 +1,104 @@
+"""`sqlenv train --staleness` on a real vLLM server: the next batch is played while this one is trained on."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import sqlenv
+from inference.launch.plan import WeightSyncMode
+from tests.integration.service import until
+from tests.integration.training import surroundings_in
+from tests.integration.vllm_runs import LORA, NO_CHECKPOINTS, command
+from tests.integration.vllm_server import VLLMHandle, meanwhile, vllm_server
+from trainer.results.run_files import RunFolder
+from trainer.tiny import BASE_CHECKPOINT
+
+# As in test_vllm_training: a connection attempt that is cancelled may leave its socket to the garbage collector.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+AHEAD = ("--staleness", "1", "--vllm_importance_sampling_mode", "token_truncate", "--eval_episodes", "0")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def surroundings(generated_cache: Path) -> Iterator[None]:
+    with surroundings_in(generated_cache):
+        yield
+    gc.collect()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMHandle]:
+    with vllm_server(BASE_CHECKPOINT, tmp_path_factory.mktemp("vllm"), weight_sync=WeightSyncMode.LORA) as handle:
+        yield handle
+
+
+def episodes_of(folder: RunFolder) -> dict[int, list[str]]:
+    """The ids of the episodes that each step trained on; an id has the question and the seed."""
+    found: dict[int, list[str]] = {}
+    for each in folder.episodes():
+        found.setdefault(each.step, []).append(each.record.episode_id)
+    return found
+
+
+def versions_of(folder: RunFolder) -> dict[int, set[int]]:
+    """The weights that the turns of each step's episodes were sampled under."""
+    found: dict[int, set[int]] = {}
+    for each in folder.episodes():
+        found.setdefault(each.step, set()).update(turn["policy_version"] for turn in each.record.turns)
+    return found
+
+
+def test_batches_are_played_ahead_through_evaluations_checkpoints_and_a_restart(
+    server: VLLMHandle, tmp_path: Path
+) -> None:
+    evaluated = ("--eval_episodes", "8", "--eval_strategy", "steps", "--eval_steps", "2")
+    kept = ("--save_strategy", "steps", "--save_steps", "2")
+    arguments = command(tmp_path / "run", server.url, *AHEAD, *evaluated, *kept, "--max_steps", "4")
+    assert sqlenv.main(arguments) == 0
+    folder = RunFolder.open(tmp_path / "run")
+    steps = [row for row in folder.metrics() if "loss" in row]
+    assert [row["step"] for row in steps] == [1, 2, 3, 4]
+    assert all(row["rollout/failed"] == 0 and row["grad_norm"] > 0 for row in steps)
+    assert [row["rollout/staleness/max"] for row in steps] == [0, 1, 1, 1]
+    versions = versions_of(folder)
+    assert versions[1] == {0}
+    assert all(step - 2 in versions[step] and versions[step] <= {step - 2, step - 1} for step in (2, 3, 4))
+    assert [step for step, _ in folder.evaluations_during()] == [2, 4]
+    whole = episodes_of(folder)
+    assert {len(ids) for ids in whole.values()} == {8}
+
+    resumed = command(tmp_path / "run", server.url, *AHEAD, *evaluated, *kept, "--max_steps", "4")
+    checkpoint = tmp_path / "run" / "checkpoint-2"
+    assert sqlenv.main([*resumed, "--resume_from_checkpoint", str(checkpoint)]) == 0
+    assert episodes_of(RunFolder.open(tmp_path / "run")) == whole, "the batch that was in flight is played again"
+
+
+def test_adapters_arrive_while_episodes_are_in_flight(server: VLLMHandle, tmp_path: Path) -> None:
+    flags = (*AHEAD, *NO_CHECKPOINTS, *LORA, "--max_steps", "4", "--weight_sync_pause", "keep")
+    assert sqlenv.main(command(tmp_path / "run", server.url, *flags)) == 0
+    steps = RunFolder.open(tmp_path / "run").metrics()
+    assert [row["rollout/staleness/max"] for row in steps] == [0, 1, 1, 1]
+    assert all(row["rollout/failed"] == 0 for row in steps)
+
+
+def test_a_server_that_is_killed_while_the_trainer_computes_gets_the_weights_again(
+    server: VLLMHandle, tmp_path: Path
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+
+    def strike() -> None:
+        until(folder.episodes_path.exists)
+        until(lambda: folder.episodes_path.stat().st_size > 0)
+        server.kill()
+        server.start()
+
+    arguments = command(folder.path, server.url, *AHEAD, *NO_CHECKPOINTS, "--max_steps", "6")
+    assert meanwhile(strike, lambda: sqlenv.main([*arguments, "--vllm_server_timeout", "300"])) == 0
+    steps = folder.metrics()
+    assert len(steps) == 6
+    assert all(row["rollout/failed"] == 0 and row["rollout/staleness/max"] <= 1 for row in steps)
+    assert {len(ids) for ids in episodes_of(folder).values()} == {8}
