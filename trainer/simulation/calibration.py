@@ -12,7 +12,6 @@ import bisect
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean, pstdev
 
 import numpy as np
 from scipy.optimize import nnls
@@ -25,6 +24,7 @@ from trainer.rollout.timings import Part, Wait
 from trainer.simulation.environments import EnvironmentProfile
 from trainer.simulation.figures import seconds_of
 
+_SHORTEST_CALL_S = 1e-6
 _FASTEST_READER = 1e9
 """Prompt tokens a second where reading them does not show."""
 _SHORTEST_STEP_S = 1e-5
@@ -127,14 +127,17 @@ class _Beside:
 def fitted_environments(episodes: Iterable[Episode], profile: EnvironmentProfile) -> EnvironmentProfile:
     """The profile with the times of calls that were measured, waits for a worker among them.
 
-    Raises CalibrationError.
+    A log-normal distribution through their median and through the quantiles one deviation to its sides: a single call
+    that met a busy moment of the machine would decide their mean and their deviation. Raises CalibrationError.
     """
     timings = [episode.timing for episode in episodes if episode.timing is not None]
     calls = [*seconds_of(timings, Part.ENVIRONMENT), *seconds_of(timings, Part.JUDGING)]
     if not calls:
         raise CalibrationError("no call of an environment was measured")
-    mean = fmean(calls)
-    return replace(profile, call_s=mean, spread=pstdev(calls) / mean if mean else 0.0, network_s=0.0)
+    low, middle, high = np.quantile(np.maximum(calls, _SHORTEST_CALL_S), (0.1587, 0.5, 0.8413))
+    variance = (math.log(high / low) / 2) ** 2
+    mean = float(middle) * math.exp(variance / 2)
+    return replace(profile, call_s=mean, spread=math.sqrt(math.expm1(variance)), network_s=0.0)
 
 
 def scaled(profile: ServerProfile, factor: float) -> ServerProfile:

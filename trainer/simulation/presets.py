@@ -19,7 +19,6 @@ class Preset:
     server: ServerProfile
     lengths: Lengths
     source: str
-    is_measured: bool
 
 
 PRESETS = {
@@ -32,8 +31,8 @@ PRESETS = {
             network_s=0.004,
         ),
         Lengths(turns=3.5, turn_tokens=14, reply_tokens=40, question_tokens=30),
-        "a tiny Qwen3 on vLLM's CPU engine, two cores: 179 tokens a second alone, 811 with 8 requests, 1,289 with 32",
-        is_measured=True,
+        "a tiny Qwen3 on vLLM's CPU engine, two cores: its steps are measured (179 tokens a second alone, 811 with 8 "
+        "requests, 1,289 with 32); reading, the network and the lengths are guesses",
     ),
     "smollm2-cpu": Preset(
         ServerProfile(
@@ -44,9 +43,7 @@ PRESETS = {
             network_s=0.004,
         ),
         Lengths(turns=3.4, turn_tokens=22, reply_tokens=60, question_tokens=40),
-        "SmolLM2-135M on vLLM's CPU engine, two cores: chosen so that 64 episodes take the 53 s that were measured; "
-        "how that divides into reading and decoding was not",
-        is_measured=False,
+        "a guess for SmolLM2-135M on vLLM's CPU engine, two cores, where 64 episodes took 53 s; not checked against it",
     ),
     "gpu-1.5b": Preset(
         ServerProfile(
@@ -58,8 +55,7 @@ PRESETS = {
             network_s=0.001,
         ),
         Lengths(turns=7, turn_tokens=90, reply_tokens=90, question_tokens=60),
-        "an estimate, not measured: 1.5 B parameters in bfloat16 on an H100, from its datasheet (3.35 TB/s, 989 "
-        "TFLOP/s; 40% of that used) and 4 ms of a step for scheduling",
-        is_measured=False,
+        "a guess, not measured: 1.5 B parameters in bfloat16 on a GPU with 3.35 TB/s and 989 TFLOP/s, 40% of that "
+        "used, and 4 ms of a step for scheduling",
     ),
 }

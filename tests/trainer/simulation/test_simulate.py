@@ -43,7 +43,7 @@ def test_a_target_is_sized(capsys: Captured) -> None:
 def test_it_says_where_its_numbers_come_from(capsys: Captured) -> None:
     assert sqlenv.main(["simulate", *QUICK, "--preset", "gpu-1.5b"]) == 0
     out = capsys.readouterr().out
-    assert "an estimate, not measured" in out
+    assert "a guess, not measured" in out
     assert "first: " in out
     with pytest.raises(SystemExit):
         sqlenv.main(["simulate", "--help"])
