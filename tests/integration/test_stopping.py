@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -24,6 +25,7 @@ from tests.integration.training import save_policy, surroundings_in
 from trainer.results.run_files import RunFolder
 from trainer.rollout.client import RolloutClient
 from trainer.rollout.episodes import Episode
+from trainer.stopping import Reaction, StopRequest
 
 Tell = Callable[..., None]
 
@@ -65,13 +67,24 @@ def tell(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tell]:
     def tell(rollout: int, *signals: int) -> None:
         play, numbers = RolloutClient.play, count(1)
 
+        heard = threading.Event()
+        signalled = StopRequest.signalled
+
+        def hear(self: StopRequest, now: float) -> Reaction:
+            heard.set()
+            return signalled(self, now)
+
         async def told(self: RolloutClient, *args: Any, **kwargs: Any) -> list[Episode]:
             if next(numbers) == rollout:
                 for number in signals:
+                    heard.clear()
                     os.kill(os.getpid(), number)
+                    if number == signal.SIGTERM:  # two that come at once are one to Python
+                        await asyncio.to_thread(heard.wait, 30)
                 await asyncio.Event().wait()
             return await play(self, *args, **kwargs)
 
+        monkeypatch.setattr(StopRequest, "signalled", hear)
         monkeypatch.setattr(RolloutClient, "play", told)
 
     yield tell
