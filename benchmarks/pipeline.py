@@ -86,8 +86,8 @@ def summary(turns: Sequence[Mapping[str, float]], overlapped: Sequence[Mapping[s
         "ratio": round(one_after_the_other / both, 3),
         "best_ratio": round((generation + training) / max(generation, training), 3),
         "to_longer": round(both / max(generation, training), 3),
-        "waited_1": round(median(row["rollout/waited"] for row in overlapped), 2),
-        "idle_1": round(median(row["rollout/idle"] for row in overlapped), 2),
+        "waited_1": round(median(row["time/rollout"] for row in overlapped), 2),
+        "idle_1": round(median(row["rollout/idle_seconds"] for row in overlapped), 2),
         "staleness_mean_1": round(median(row["rollout/staleness/mean"] for row in overlapped), 3),
         "failed": sum(row["rollout/failed"] for row in (*turns, *overlapped)),
     }

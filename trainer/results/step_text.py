@@ -76,8 +76,8 @@ def _times(metrics: Metrics) -> list[str]:
     if rollout > 0:
         seconds, longest = max((metrics[f"time/{part}"], part) for part in ROLLOUT_PARTS)
         words[0] += f" ({seconds / rollout:.0%} {longest})"
-    if metrics.get("rollout/idle"):
-        words.append(f"ready {_seconds(metrics['rollout/idle'])} early")
+    if metrics.get("rollout/idle_seconds"):
+        words.append(f"ready {_seconds(metrics['rollout/idle_seconds'])} early")
     if push > SLOW_PUSH * (rollout + push + training):
         words.append(f"push {_seconds(push)}")
     return [", ".join([*words, f"train {_seconds(training)}"])]

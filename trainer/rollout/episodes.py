@@ -130,8 +130,11 @@ class EpisodeRecord:
     """`Turn` as dictionaries."""
 
 
-def record(episode: Episode) -> EpisodeRecord:
-    """Turn an episode into its log record."""
+def record(episode: Episode, *, with_versions: bool = False) -> EpisodeRecord:
+    """Turn an episode into its log record; `with_versions`: of each turn, the weights that it was sampled under.
+
+    An evaluation's are those of one policy: the same play is the same record, whoever evaluates it.
+    """
     turns = episode.turns
     return EpisodeRecord(
         episode_id=episode.episode_id,
@@ -146,5 +149,12 @@ def record(episode: Episode) -> EpisodeRecord:
         parse_rate=sum(t.parseable for t in turns) / len(turns) if turns else 0.0,
         tokens=sum(episode.row.env_mask),
         failure=episode.failure,
-        turns=[asdict(t) | {"reward": t.reward.model_dump()} for t in turns],
+        turns=[_logged(turn, with_versions) for turn in turns],
     )
+
+
+def _logged(turn: Turn, with_versions: bool) -> dict[str, Any]:
+    logged = asdict(turn) | {"reward": turn.reward.model_dump()}
+    if not with_versions:
+        del logged["policy_version"]
+    return logged

@@ -192,13 +192,11 @@ class Batches:
             if number not in self._begun:
                 self._begun[number] = self._begin(number)
         played = self._loop.result(self._begun.pop(batch))
-        got = time.perf_counter()
         self._next = batch + 1
         waits = split(episode.timing for episode in played.rows if episode.timing is not None)
         seconds, self.waits = max(self._ranks.gather([(played.ended - played.began, waits)]), key=itemgetter(0))
         times = BatchTimes(
             seconds=seconds,
-            waited=max(self._ranks.gather([got - asked])),
             idle=min(self._ranks.gather([max(0.0, asked - played.ended)])),
         )
         self._rows = played.rows

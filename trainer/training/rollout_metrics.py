@@ -16,8 +16,6 @@ class BatchTimes:
 
     seconds: float
     """From its first episode's beginning to its last one's end."""
-    waited: float
-    """That the trainer waited for it."""
     idle: float
     """That it lay there, complete, before the trainer asked for it."""
 
@@ -41,8 +39,7 @@ def rollout_metrics(episodes: Sequence[Episode], times: BatchTimes, step: int) -
         "rollout/staleness/mean": fmean(ages) if ages else 0.0,
         "rollout/staleness/max": max(ages, default=0),
         "rollout/seconds": times.seconds,
-        "rollout/waited": times.waited,
-        "rollout/idle": times.idle,
+        "rollout/idle_seconds": times.idle,
         "rollout/episodes_per_second": count / times.seconds,
     }
 

@@ -33,7 +33,7 @@ class RunLog(TrainerCallback):  # type: ignore[misc]  # transformers carries no 
     def write_batch(self, step: int, episodes: Sequence[Episode]) -> None:
         """Keep a batch of training episodes; called by the rollout."""
         for episode in episodes:
-            self._episodes.write_episode(step, record(episode))
+            self._episodes.write_episode(step, record(episode, with_versions=True))
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

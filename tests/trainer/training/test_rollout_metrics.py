@@ -10,7 +10,7 @@ from env_server.types import ActionType, RewardComponents
 from trainer.rollout.episodes import Episode, Outcome, TokenRow, Turn
 from trainer.training.rollout_metrics import BatchTimes, drawn_metrics, rollout_metrics
 
-TIMES = BatchTimes(seconds=2.0, waited=0.5, idle=0.0)
+TIMES = BatchTimes(seconds=2.0, idle=0.0)
 
 
 def episode_with(
@@ -49,8 +49,7 @@ def test_metrics_of_a_batch() -> None:
             "rollout/staleness/mean": (0 + 1 + 0 + 2 + 2 + 2 + 1 + 0) / 8,
             "rollout/staleness/max": 2,
             "rollout/seconds": 2.0,
-            "rollout/waited": 0.5,
-            "rollout/idle": 0.0,
+            "rollout/idle_seconds": 0.0,
             "rollout/episodes_per_second": 2.5,
         }
     )
