@@ -122,6 +122,8 @@ class PlayingServer:
         self._thread = LoopThread("playing-server")
         self._host, self._port = host, port
         self._server: Server | None = None
+        self._sockets: set[ServerConnection] = set()
+        """Those that were let in. A client may know of it before the server counts them among its connections."""
         self.start()
 
     @property
@@ -148,6 +150,10 @@ class PlayingServer:
         """Drop every connection, and go on listening."""
         self._thread.call(self._hang_up())
 
+    def say_and_close(self, frame: str) -> None:
+        """Send a frame that nobody asked for on every socket, and close it."""
+        self._thread.call(self._say_and_close(frame))
+
     def stop(self) -> None:
         """Give everything back."""
         if not self._thread.closed:
@@ -171,9 +177,13 @@ class PlayingServer:
         self._port = next(iter(self._server.sockets)).getsockname()[1]
 
     async def _hang_up(self) -> None:
-        assert self._server is not None
-        for connection in list(self._server.connections):
-            connection.transport.abort()
+        for socket in self._sockets:
+            socket.transport.abort()
+
+    async def _say_and_close(self, frame: str) -> None:
+        for socket in list(self._sockets):
+            await socket.send(frame)
+            await socket.close()
 
     async def _die(self) -> None:
         if self._server is not None:
@@ -197,6 +207,7 @@ class PlayingServer:
         self.headers.append(request.headers)
         if self.refuse_with is not None:
             return connection.respond(http.HTTPStatus(self.refuse_with), "not now")
+        self._sockets.add(connection)
         return None
 
     async def _session(self, socket: ServerConnection) -> None:
@@ -217,6 +228,7 @@ class PlayingServer:
         except ConnectionClosed:
             pass
         finally:
+            self._sockets.discard(socket)
             self._count(closed=1)
 
     async def _answer(self, socket: ServerConnection, environment: SQLEnvironment, request: dict[str, Any]) -> None:

@@ -272,24 +272,12 @@ async def test_what_the_server_complains_about_does_not_end_the_session(
 async def test_a_closing_frame_is_read_from_a_socket_that_was_closed_while_idle(server: PlayingServer) -> None:
     """As the service closes an idle session: an error frame nobody asked for, then the end."""
     async with opened(server) as connection:
-        closed = asyncio.Event()
-
-        def say_and_close() -> None:
-            for socket in server._server.connections:  # type: ignore[union-attr]
-                server._thread.call(socket.send(error_frame("SESSION_ERROR", "the session was idle")))
-                server._thread.call(socket.close())
-            asyncio.run_coroutine_threadsafe(_set(closed), loop)
-
-        loop = asyncio.get_running_loop()
-        await asyncio.gather(asyncio.to_thread(say_and_close), closed.wait())
+        await asyncio.to_thread(server.wait_until, lambda: server.sessions == 1)
+        await asyncio.to_thread(server.say_and_close, error_frame("SESSION_ERROR", "the session was idle"))
         await connection._socket.wait_closed()
         assert not connection.usable
         with pytest.raises(ConnectionLostError, match="SESSION_ERROR: the session was idle"):
             await connection.request("reset")
-
-
-async def _set(event: asyncio.Event) -> None:
-    event.set()
 
 
 async def test_one_request_at_a_time(server: PlayingServer) -> None:
