@@ -6,9 +6,11 @@ episode's prefix cached on one replica, or know how many episodes may still join
 
 from __future__ import annotations
 
+import asyncio
+import math
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 
 class EngineError(Exception):
@@ -85,3 +87,43 @@ class Engine(Protocol):
 
     async def aclose(self) -> None:
         """Release everything; outstanding requests fail with EngineClosedError."""
+
+
+def check_request(
+    prompt_ids: tuple[int, ...], sampling: Sampling, *, vocab_size: int | None = None, max_context: int | None = None
+) -> None:
+    """Refuse what would fail, or crash the device, in a batch that others share, as far as the bounds are known.
+
+    Raises EngineError, ContextOverflowError.
+    """
+    if not prompt_ids:
+        raise EngineError("the prompt is empty")
+    if vocab_size is not None and (min(prompt_ids) < 0 or max(prompt_ids) >= vocab_size):
+        raise EngineError(f"the prompt holds ids outside the vocabulary of {vocab_size}")
+    if sampling.max_new_tokens < 1:
+        raise EngineError(f"max_new_tokens must be at least 1, not {sampling.max_new_tokens}")
+    if not 0.0 <= sampling.temperature < math.inf:
+        raise EngineError(f"temperature must be a finite number >= 0, not {sampling.temperature}")
+    if max_context is not None and len(prompt_ids) + sampling.max_new_tokens > max_context:
+        raise ContextOverflowError(len(prompt_ids), sampling.max_new_tokens, max_context)
+
+
+class InLoop(Protocol):
+    """What an engine has in one event loop while sessions are open."""
+
+    loop: asyncio.AbstractEventLoop
+
+
+StateT = TypeVar("StateT", bound=InLoop)
+
+
+def in_running_loop(state: StateT | None) -> StateT | None:
+    """Return an engine's state if it belongs to the running loop, and None if its own loop has ended.
+
+    Raises EngineError when that loop is still there: an engine is used from one at a time.
+    """
+    if state is None or state.loop is asyncio.get_running_loop():
+        return state
+    if not state.loop.is_closed():
+        raise EngineError("the engine has open sessions in another event loop")
+    return None

@@ -39,7 +39,15 @@ from typing import Self
 import torch
 from transformers import PreTrainedModel
 
-from inference.engine import Completion, ContextOverflowError, EngineClosedError, EngineError, Sampling, Session
+from inference.engine import (
+    Completion,
+    EngineClosedError,
+    EngineError,
+    Sampling,
+    Session,
+    check_request,
+    in_running_loop,
+)
 from inference.hf.batching import Batcher, Start
 from inference.hf.cached import CachedDecoder
 from inference.hf.decoding import Decoded, Row
@@ -153,15 +161,12 @@ class HFEngine:
 
     def _current(self) -> _LoopState | None:
         """Return the running loop's state, dropping what a dead loop left behind; raises EngineError."""
-        state = self._state
-        if state is None or state.loop is asyncio.get_running_loop():
-            return state
-        if not state.loop.is_closed():
-            raise EngineError("the engine has open sessions in another event loop")
-        for request in state.running:
-            request.row.cancelled.set()
-        self._state = None
-        return None
+        state = in_running_loop(self._state)
+        if state is None and self._state is not None:
+            for request in self._state.running:
+                request.row.cancelled.set()
+            self._state = None
+        return state
 
     def _join(self, key: int) -> None:
         if self._closed:
@@ -197,7 +202,8 @@ class HFEngine:
         state = self._current()
         if self._closed or state is None:
             raise EngineClosedError("the engine is closed")
-        self._check(row)
+        sampling = Sampling(row.max_new_tokens, row.temperature)
+        check_request(row.prompt_ids, sampling, vocab_size=self._vocab_size, max_context=self._max_context)
         if key in state.waiting or any(r.key == key and not r.future.done() for r in state.running):
             raise EngineError(f"session {key} has a request outstanding: one at a time")
         request = _Request(key, row, state.loop.create_future())
@@ -212,20 +218,6 @@ class HFEngine:
                 del state.waiting[key]
                 state.batcher.withdraw(key)
                 self._schedule(state)
-
-    def _check(self, row: Row) -> None:
-        """Refuse what would fail, or crash the device, inside a batch that others share."""
-        if not row.prompt_ids:
-            raise EngineError("the prompt is empty")
-        if min(row.prompt_ids) < 0 or max(row.prompt_ids) >= self._vocab_size:
-            raise EngineError(f"the prompt holds ids outside the vocabulary of {self._vocab_size}")
-        if row.max_new_tokens < 1:
-            raise EngineError(f"max_new_tokens must be at least 1, not {row.max_new_tokens}")
-        if not 0.0 <= row.temperature < math.inf:
-            raise EngineError(f"temperature must be a finite number >= 0, not {row.temperature}")
-        needed = len(row.prompt_ids) + row.max_new_tokens
-        if needed > self._max_context:
-            raise ContextOverflowError(len(row.prompt_ids), row.max_new_tokens, self._max_context)
 
     def _schedule(self, state: _LoopState) -> None:
         """Decide about the next batch once everything that is ready now has run."""

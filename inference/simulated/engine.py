@@ -24,12 +24,13 @@ from typing import Self
 
 from inference.engine import (
     Completion,
-    ContextOverflowError,
     EngineClosedError,
     EngineError,
     FinishReason,
     Sampling,
     Session,
+    check_request,
+    in_running_loop,
 )
 from inference.simulated.profile import Faults, ServerProfile
 from inference.simulated.replica import Job, Replica, Usage
@@ -121,11 +122,7 @@ class SimulatedEngine:
     def _join(self) -> _LoopState:
         if self._closed:
             raise EngineClosedError("the engine is closed")
-        loop = asyncio.get_running_loop()
-        if self._state is not None and self._state.loop is not loop:
-            if not self._state.loop.is_closed():
-                raise EngineError("the engine has open sessions in another event loop")
-            self._state = None
+        self._state = in_running_loop(self._state)
         if self._state is None:
             self._state = _LoopState(self._replicas, self._server_timeout_s, self._faults.restart_s)
         self._state.sessions += 1
@@ -137,17 +134,6 @@ class SimulatedEngine:
             if self._state is state:
                 self._state = None
             state.close()
-
-    def _check(self, prompt_ids: tuple[int, ...], sampling: Sampling) -> None:
-        """Refuse what every engine refuses."""
-        if not prompt_ids:
-            raise EngineError("the prompt is empty")
-        if sampling.max_new_tokens < 1:
-            raise EngineError(f"max_new_tokens must be at least 1, not {sampling.max_new_tokens}")
-        if not 0.0 <= sampling.temperature < math.inf:
-            raise EngineError(f"temperature must be a finite number >= 0, not {sampling.temperature}")
-        if self._max_context is not None and len(prompt_ids) + sampling.max_new_tokens > self._max_context:
-            raise ContextOverflowError(len(prompt_ids), sampling.max_new_tokens, self._max_context)
 
     def _completion(self, asked: Asked, sampling: Sampling) -> Completion:
         """What the policy says, cut to what may be said."""
@@ -363,7 +349,7 @@ class _Session:
             raise EngineClosedError("the engine is closed")
         if self._busy:
             raise EngineError(f"session {self._key} has a request outstanding: one at a time")
-        self._engine._check(prompt_ids, sampling)
+        check_request(prompt_ids, sampling, max_context=self._engine._max_context)
         completion = self._engine._completion(Asked(self._key, self._turns, prompt_ids, seed), sampling)
         self._busy = True
         try:

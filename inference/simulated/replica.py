@@ -29,8 +29,6 @@ class Job:
 
     prompt_tokens: int
     new_tokens: int
-    joined_at: float = math.nan
-    """When it entered the batch."""
 
 
 @dataclass(slots=True)
@@ -161,7 +159,6 @@ class Replica:
     def _admit(self) -> None:
         while self._waiting and len(self._running) < self.profile.max_sequences:
             job = self._waiting.popleft()
-            job.joined_at = self._now
             self._reading_s += job.prompt_tokens / self.profile.prefill_tokens_per_s
             self._joined += 1
             heapq.heappush(self._running, _Running(self._steps + _HALF_A_STEP + job.new_tokens, self._joined, job))

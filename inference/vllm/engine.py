@@ -26,7 +26,15 @@ from typing import Self, TypeVar
 
 import httpx
 
-from inference.engine import Completion, ContextOverflowError, EngineClosedError, EngineError, Sampling, Session
+from inference.engine import (
+    Completion,
+    EngineClosedError,
+    EngineError,
+    Sampling,
+    Session,
+    check_request,
+    in_running_loop,
+)
 from inference.vllm.api import (
     ReplicaError,
     ReplicaRejectedError,
@@ -184,11 +192,7 @@ class VLLMEngine:
     def _join(self) -> _LoopState:
         if self._closed:
             raise EngineClosedError("the engine is closed")
-        loop = asyncio.get_running_loop()
-        if self._state is not None and self._state.loop is not loop:
-            if not self._state.loop.is_closed():
-                raise EngineError("the engine has open sessions in another event loop")
-            self._state = None
+        self._state = in_running_loop(self._state)
         if self._state is None:
             self._state = _LoopState(self)
         self._state.sessions += 1
@@ -205,11 +209,12 @@ class VLLMEngine:
         self, state: _LoopState, replica: Replica | None, prompt_ids: tuple[int, ...], sampling: Sampling, seed: int
     ) -> tuple[Replica, Completion]:
         """Generate on `replica` if it is ready, else on another; returns which one it was."""
-        self._check(prompt_ids, sampling)
+        check_request(prompt_ids, sampling, vocab_size=self._vocab_size)
         answered = 0
         while True:
             replica = await state.ready_replica(replica)
-            self._check_context(replica, len(prompt_ids), sampling.max_new_tokens)
+            allowed = min(replica.max_model_len, self._max_context or replica.max_model_len)
+            check_request(prompt_ids, sampling, max_context=allowed)
             fingerprint, version = replica.fingerprint, replica.version
             try:
                 done = await state.request(replica, prompt_ids, sampling, seed, self._stop_ids)
@@ -226,22 +231,6 @@ class VLLMEngine:
                 self.lost(replica, f"{replica.url}: it was restarted, and has lost the weights")
                 continue
             return replica, Completion(done.token_ids, done.logprobs, done.finish_reason, version)
-
-    def _check(self, prompt_ids: tuple[int, ...], sampling: Sampling) -> None:
-        """Refuse what is a mistake; a server would not notice all of it."""
-        if not prompt_ids:
-            raise EngineError("the prompt is empty")
-        if min(prompt_ids) < 0 or max(prompt_ids) >= self._vocab_size:
-            raise EngineError(f"the prompt holds ids outside the vocabulary of {self._vocab_size}")
-        if sampling.max_new_tokens < 1:
-            raise EngineError(f"max_new_tokens must be at least 1, not {sampling.max_new_tokens}")
-        if not 0.0 <= sampling.temperature < math.inf:
-            raise EngineError(f"temperature must be a finite number >= 0, not {sampling.temperature}")
-
-    def _check_context(self, replica: Replica, prompt: int, new: int) -> None:
-        allowed = min(replica.max_model_len, self._max_context or replica.max_model_len)
-        if prompt + new > allowed:
-            raise ContextOverflowError(prompt, new, allowed)
 
 
 class _LoopState:
