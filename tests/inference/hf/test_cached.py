@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import pytest
 import torch
@@ -19,8 +18,6 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
     SmolLM3Config,
@@ -31,45 +28,13 @@ from inference.hf import cached, generate
 from inference.hf.cached import CachedDecoder
 from inference.hf.decoding import Decoded, Row
 from inference.hf.packed import UnsupportedModelError, refusal
+from tests.inference.hf.models import SIZES, STOP, VOCAB, build, llama, qwen2, qwen3
 
-VOCAB, STOP = 97, 1
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "pad_token_id": 0,
-}
 ROOM = 1 << 30
-
-
-def qwen3() -> PreTrainedModel:
-    return Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=16))
-
-
-def qwen2() -> PreTrainedModel:
-    return Qwen2ForCausalLM(Qwen2Config(**SIZES))
-
-
-def llama() -> PreTrainedModel:
-    return LlamaForCausalLM(LlamaConfig(**SIZES))
 
 
 def smollm3() -> PreTrainedModel:
     return SmolLM3ForCausalLM(SmolLM3Config(**SIZES, no_rope_layers=[1, 0]))
-
-
-def build(architecture: Callable[[], PreTrainedModel] = qwen3) -> PreTrainedModel:
-    torch.manual_seed(7)
-    model = architecture().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():  # sharper than the default init: a wrong position or mask shows
-            if parameter.dim() > 1:
-                parameter.mul_(4.0)
-    return model
 
 
 def ids(rng: random.Random, count: int) -> tuple[int, ...]:

@@ -13,11 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
     PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
@@ -26,29 +22,7 @@ from inference.engine import EngineError, FinishReason
 from inference.hf import generate
 from inference.hf.cached import CachedDecoder
 from inference.hf.decoding import Decoded, Row, draw
-
-VOCAB, STOP, PAD = 97, 1, 0
-SIZES = {
-    "vocab_size": VOCAB,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-}
-
-
-def qwen3() -> PreTrainedModel:
-    return Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=16))
-
-
-def qwen2() -> PreTrainedModel:
-    return Qwen2ForCausalLM(Qwen2Config(**SIZES))
-
-
-def llama() -> PreTrainedModel:
-    return LlamaForCausalLM(LlamaConfig(**SIZES))
+from tests.inference.hf.models import PAD, SIZES, STOP, VOCAB, build, llama, qwen2, qwen3
 
 
 def sliding_window() -> PreTrainedModel:
@@ -78,16 +52,6 @@ def decode(request: pytest.FixtureRequest) -> Decode:
 WAYS = [(whole_prompts, each) for each in ARCHITECTURES] + [
     (nothing_kept, each) for each in ARCHITECTURES if each is not sliding_window
 ]
-
-
-def build(architecture: Callable[[], PreTrainedModel] = qwen3) -> PreTrainedModel:
-    torch.manual_seed(7)
-    model = architecture().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():  # sharper than the default init: a wrong position or mask shows
-            if parameter.dim() > 1:
-                parameter.mul_(4.0)
-    return model
 
 
 def prompts(count: int, seed: int = 0) -> list[tuple[int, ...]]:
