@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from trl import GRPOConfig, GRPOTrainer, ModelConfig
+from trl import GRPOConfig, ModelConfig
 
 from env_server.data.loading import load_dataset
 from env_server.dataset import Split
@@ -45,7 +45,6 @@ from trainer.rollout.client import RolloutClient, RolloutSettings
 from trainer.rollout.environments import AnyEnvironments, open_environments
 from trainer.rollout.examples import Examples
 from trainer.rollout.trace import Trace
-from trainer.rollout.transcript import TokenBudget
 from trainer.shipping.export import publish
 from trainer.shipping.hub import Destination
 from trainer.stopping import StopAfterStep, Stopping
@@ -53,7 +52,7 @@ from trainer.tiny import BASE_NOTES
 from trainer.training.arguments import advise, parse_arguments, require_questions
 from trainer.training.batches import Batches, BatchSettings
 from trainer.training.dry_run import dry_run
-from trainer.training.engines import PolicyEngine, hf_policy, vllm_policy
+from trainer.training.engines import open_policy, rollout_settings
 from trainer.training.evaluating import EvaluateAtStart, SQLEnvTrainer
 from trainer.training.grpo import build_trainer, stop_at_turns_ends, use_engine
 from trainer.training.out_of_memory import memory_errors
@@ -61,8 +60,6 @@ from trainer.training.questions import SaveQuestions, question_order
 from trainer.training.run_log import RunLog
 from trainer.training.trackers import writing_into
 
-TURN_S = 300.0
-"""Longest turn of an engine that is there."""
 Evaluate = Callable[[str, str], EvaluationSummary | None]
 """Evaluates the policy under a label and a name; None where there is nothing to evaluate on."""
 
@@ -143,8 +140,12 @@ class Training:
             )
             chat = ChatFormat(self._tokenizer, self._chat, self._examples.conversations)
             stop_at_turns_ends(trainer, chat)
-            settings = self._settings(trainer, chat)
-            policy = self._open_engine(trainer, chat, settings, loop)
+            settings = rollout_settings(trainer, chat, self._arguments, use_vllm=self._use_vllm)
+            advise("sqlenv train", context_advice(settings.budget.max_context, settings.budget.turn))
+            say = partial(self._console.print, highlight=False, soft_wrap=True)
+            policy = open_policy(
+                trainer, chat, settings, self._arguments, self._ranks, loop, say, use_vllm=self._use_vllm
+            )
             stack.callback(lambda: loop.run(policy.aclose()))
             use_engine(trainer, trainer.times.timing(policy))
             # Made only now, so that a run which cannot start leaves no folder behind.
@@ -181,15 +182,6 @@ class Training:
         self._ranks.disconnect()
         if self._ranks.is_main and whole:
             self._conclude()
-
-    def _open_engine(
-        self, trainer: GRPOTrainer, chat: ChatFormat, settings: RolloutSettings, loop: RolloutLoop
-    ) -> PolicyEngine:
-        """What generates, for training and evaluation alike."""
-        if self._use_vllm:
-            say = partial(self._console.print, highlight=False, soft_wrap=True)
-            return vllm_policy(trainer, chat, settings, self._arguments, self._ranks, loop, say)
-        return hf_policy(trainer, self._tokenizer, chat, settings)
 
     def _open_log(self, stack: ExitStack) -> RunLog:
         self._open_folder()
@@ -266,22 +258,6 @@ class Training:
         if self._stopping.stopped_untrained and not self._grpo.resume_from_checkpoint:
             for path in (*self._folder.evaluations_path.glob("*"), self._folder.config_path):
                 path.unlink(missing_ok=True)
-
-    def _settings(self, trainer: GRPOTrainer, chat: ChatFormat) -> RolloutSettings:
-        context = self._arguments.max_context_length or trainer.model.config.max_position_embeddings
-        budget = TokenBudget(
-            self._grpo.max_completion_length, context, self._arguments.max_turn_length, chat.thought_length
-        )
-        advise("sqlenv train", context_advice(context, budget.turn))
-        # A turn may have to wait for a server to come back, and then be generated.
-        waiting_s = self._grpo.vllm_server_timeout if self._use_vllm else 0.0
-        return RolloutSettings(
-            budget=budget,
-            temperature=self._grpo.temperature,
-            max_concurrency=self._arguments.max_concurrency,
-            max_failure_share=self._arguments.max_failure_share,
-            engine_timeout_s=TURN_S + waiting_s,
-        )
 
     def _play_settings(self, settings: RolloutSettings) -> PlaySettings:
         """What an evaluation of the policy is to take over."""

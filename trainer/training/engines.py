@@ -60,8 +60,11 @@ from trainer.evaluation.evaluate import in_process_engine
 from trainer.ranks import require_whole_model
 from trainer.rollout.background import RolloutLoop
 from trainer.rollout.client import RolloutSettings
+from trainer.rollout.transcript import TokenBudget
 from trainer.training.transport_choice import choose_weight_sync
 
+TURN_S = 300.0
+"""Longest turn of an engine that is there."""
 PROBE = "Which tables are there, and what is in them?"
 
 
@@ -139,6 +142,39 @@ class LogPressure(TrainerCallback):  # type: ignore[misc]  # transformers carrie
         for name, value in ({} if pressure is None else asdict(pressure)).items():
             if value is not None:
                 self._trainer._metrics["train"][f"engine/{name}"].append(value)
+
+
+def rollout_settings(
+    trainer: GRPOTrainer, chat: ChatFormat, arguments: SQLEnvArguments, *, use_vllm: bool
+) -> RolloutSettings:
+    """How a run's episodes are played."""
+    grpo = trainer.args
+    context = arguments.max_context_length or trainer.model.config.max_position_embeddings
+    return RolloutSettings(
+        TokenBudget(grpo.max_completion_length, context, arguments.max_turn_length, chat.thought_length),
+        temperature=grpo.temperature,
+        max_concurrency=arguments.max_concurrency,
+        max_failure_share=arguments.max_failure_share,
+        # A turn may have to wait for a server to come back, and then be generated.
+        engine_timeout_s=TURN_S + (grpo.vllm_server_timeout if use_vllm else 0.0),
+    )
+
+
+def open_policy(
+    trainer: GRPOTrainer,
+    chat: ChatFormat,
+    settings: RolloutSettings,
+    arguments: SQLEnvArguments,
+    ranks: Ranks,
+    loop: RolloutLoop,
+    say: Callable[[str], None],
+    *,
+    use_vllm: bool,
+) -> PolicyEngine:
+    """What generates, for training and evaluation alike; see `hf_policy` and `vllm_policy`."""
+    if use_vllm:
+        return vllm_policy(trainer, chat, settings, arguments, ranks, loop, say)
+    return hf_policy(trainer, trainer.processing_class, chat, settings)
 
 
 def hf_policy(

@@ -31,19 +31,15 @@ from trainer.chat.format import ChatFormat, ChatSettings
 from trainer.config import SQLEnvArguments, token_of
 from trainer.ranks import Ranks
 from trainer.rollout.background import RolloutLoop
-from trainer.rollout.client import RolloutClient, RolloutSettings, derive_seed, request_for
+from trainer.rollout.client import RolloutClient, derive_seed, request_for
 from trainer.rollout.environments import open_environments
 from trainer.rollout.episodes import Episode
 from trainer.rollout.examples import Examples
-from trainer.rollout.transcript import TokenBudget
 from trainer.training.batches import trl_rows
-from trainer.training.engines import PolicyEngine, hf_policy, vllm_policy
+from trainer.training.engines import open_policy, rollout_settings
 from trainer.training.grpo import prompt_rows, stop_at_turns_ends, use_engine
 
 _LOG = logging.getLogger(__name__)
-
-TURN_S = 300.0
-"""Longest turn of an engine that is there."""
 
 
 class RolloutFunction:
@@ -124,20 +120,11 @@ class RolloutFunction:
             self._examples.conversations,
         )
         stop_at_turns_ends(trainer, chat)
-        context = arguments.max_context_length or trainer.model.config.max_position_embeddings
-        settings = RolloutSettings(
-            TokenBudget(grpo.max_completion_length, context, arguments.max_turn_length, chat.thought_length),
-            temperature=grpo.temperature,
-            max_concurrency=arguments.max_concurrency,
-            max_failure_share=arguments.max_failure_share,
-            engine_timeout_s=TURN_S + (grpo.vllm_server_timeout if self._use_vllm else 0.0),
-        )
+        settings = rollout_settings(trainer, chat, arguments, use_vllm=self._use_vllm)
         self._ranks = Ranks.of(grpo)
-        policy: PolicyEngine
-        if self._use_vllm:
-            policy = vllm_policy(trainer, chat, settings, arguments, self._ranks, self._loop, _LOG.info)
-        else:
-            policy = hf_policy(trainer, trainer.processing_class, chat, settings)
+        policy = open_policy(
+            trainer, chat, settings, arguments, self._ranks, self._loop, _LOG.info, use_vllm=self._use_vllm
+        )
         self._opened.callback(lambda: self._loop.run(policy.aclose()))
         use_engine(trainer, policy)
         # TRL syncs before a rollout, and before this one it knew of no engine.
