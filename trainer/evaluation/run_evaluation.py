@@ -26,7 +26,7 @@ from trainer.rollout.background import RolloutLoop
 from trainer.rollout.client import RolloutClient, derive_seed, request_for
 from trainer.rollout.environments import AnyEnvironments
 from trainer.rollout.episodes import Episode, EpisodeRecord, Outcome, record
-from trainer.rollout.failures import check_failures
+from trainer.rollout.failures import Failures, check_failures
 from trainer.stopping import Stopping
 
 LABELS = ("random", "before", "after", "oracle")
@@ -150,7 +150,7 @@ class RunEvaluations:
         requests = [request_for(q, derive_seed(self._seed, i)) for i, q in enumerate(self.questions)]
         mine = self._ranks.share(requests)
         with self._progress(label, len(mine)) as advance:
-            playing = client.play(mine, advance, batch=len(requests))
+            playing = client.play(mine, advance, failures=Failures(len(requests), client.max_failure_share))
             episodes = loop.run(playing if stopping is None else _unless_stopped(playing, stopping))
         records = self._ranks.gather([record(e) for e in episodes])
         check_failures(_causes(records), len(requests), client.max_failure_share)

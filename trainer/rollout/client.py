@@ -27,13 +27,13 @@ from dataclasses import dataclass, replace
 
 from env_server.dataset import Question
 from env_server.errors import SQLEnvError
-from env_server.types import ActionType, SQLObservation, Verdict
+from env_server.types import ActionType, SQLObservation
 from inference.engine import Completion, ContextOverflowError, Engine, EngineError, Sampling, Session
 from trainer.chat.format import ChatFormat
 from trainer.chat.prompts import first_message
 from trainer.rollout.collector import rare_collections
 from trainer.rollout.environments import Environments, EnvironmentSession
-from trainer.rollout.episodes import Episode, Outcome, Turn, turn_of
+from trainer.rollout.episodes import Episode, Outcome, Turn, outcome_of, turn_of
 from trainer.rollout.failures import Failures, rollout_error_alone
 from trainer.rollout.timings import Stopwatch, Wait
 from trainer.rollout.trace import Trace
@@ -118,18 +118,16 @@ class RolloutClient:
         requests: Sequence[EpisodeRequest],
         on_episode: Callable[[Episode], None] | None = None,
         *,
-        batch: int | None = None,
         failures: Failures | None = None,
         first: int = 0,
     ) -> list[Episode]:
         """Play every request and return the episodes in the same order.
 
-        `on_episode` is called as each one ends (progress). `batch` is the number of episodes that all ranks play
-        together, where there are others. A batch that is played in several calls has `failures` of its own, and
-        `first` numbers the requests of this one on. Raises RolloutError; anything that is not a failure of the
-        machinery is a bug and comes out in an ExceptionGroup.
+        `on_episode` is called as each one ends (progress). A batch that other ranks, or further calls, play a part of
+        has `failures` of its own, and `first` numbers the requests of this call on. Raises RolloutError; anything that
+        is not a failure of the machinery is a bug and comes out in an ExceptionGroup.
         """
-        failures = failures or Failures(batch or len(requests), self.max_failure_share)
+        failures = failures or Failures(len(requests), self.max_failure_share)
         slots = self._slots()
         begin = asyncio.Lock()
 
@@ -231,7 +229,7 @@ class _EpisodePlayer:
             question=observation.question,
             hardness=request.hardness,
             family=request.family,
-            outcome=_outcome(observation),
+            outcome=outcome_of(observation),
             turns=tuple(self._turns),
             row=transcript.row(),
             truncated_turns=transcript.dropped_turns,
@@ -274,12 +272,6 @@ async def _deadline(seconds: float, complaint: str) -> AsyncIterator[None]:
         if not timeout.expired():
             raise
         raise TimeoutError(f"{complaint} within {seconds:g} s") from error
-
-
-def _outcome(observation: SQLObservation) -> Outcome:
-    if not observation.done:
-        return Outcome.OUT_OF_TOKENS
-    return Outcome(Verdict(observation.metadata["verdict"]).value)
 
 
 def _failed_episode(request: EpisodeRequest, chat: ChatFormat, failure: str) -> Episode:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from env_server.types import RewardComponents, SQLAction, SQLObservation
+from env_server.types import RewardComponents, SQLAction, SQLObservation, Verdict
 from trainer.rollout.timings import EpisodeTiming
 
 
@@ -23,6 +23,11 @@ class Outcome(StrEnum):
     """The row's token budget was used up before an ANSWER; counts as unsuccessful."""
     FAILED = "failed"
     """The machinery failed (see `failure`); the row is masked and carries no reward."""
+
+
+def outcome_of(last: SQLObservation) -> Outcome:
+    """How an episode ended, by its last observation."""
+    return Outcome(Verdict(last.metadata["verdict"]).value) if last.done else Outcome.OUT_OF_TOKENS
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,11 @@ from typing import Protocol
 
 from env_server.dataset import Question
 from env_server.judging.answers import format_answer
-from env_server.types import ActionType, AnswerMode, SQLAction, SQLObservation, SQLState, Verdict
+from env_server.types import ActionType, AnswerMode, SQLAction, SQLObservation, SQLState
 from trainer.chat.format import Conversation
 from trainer.chat.parsing import format_action
 from trainer.chat.prompts import first_message, observation_message
-from trainer.rollout.episodes import Episode, Outcome, TokenRow, Turn, turn_of
+from trainer.rollout.episodes import Episode, TokenRow, Turn, outcome_of, turn_of
 
 
 class PlayedEnvironment(Protocol):
@@ -152,7 +152,7 @@ def play(environment: PlayedEnvironment, question: Question, player: Player) -> 
         question=observation.question,
         hardness=question.hardness.value,
         family=question.family,
-        outcome=Outcome(Verdict(observation.metadata["verdict"]).value),
+        outcome=outcome_of(observation),
         turns=tuple(turns),
         row=TokenRow([], [], [], []),
     )

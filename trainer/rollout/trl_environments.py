@@ -31,12 +31,12 @@ from datasets import Dataset as HubDataset
 from env_server.dataset import Dataset, Question
 from env_server.errors import EpisodeOverError, SQLEnvError
 from env_server.settings import EnvSettings, RewardSettings
-from env_server.types import ActionType, AnswerMode, SQLAction, SQLObservation, Verdict
+from env_server.types import ActionType, AnswerMode, SQLAction, SQLObservation
 from trainer.chat.parsing import format_action, parse_action
 from trainer.chat.prompts import first_message, observation_message, system_prompt
 from trainer.config import ActionFormat
 from trainer.rollout.environments import LOCAL, open_environments
-from trainer.rollout.episodes import Episode, Outcome, TokenRow, Turn, turn_of
+from trainer.rollout.episodes import Episode, Outcome, TokenRow, Turn, outcome_of, turn_of
 from trainer.rollout.players import PlayedEnvironment
 from trainer.rollout.rewards import REWARD_FUNCTIONS, Rewards, reward_fields
 
@@ -76,7 +76,7 @@ class TRLEnvironment:
             question=observation.question,
             hardness=question.hardness.value,
             family=question.family,
-            outcome=self._outcome(observation),
+            outcome=Outcome.FAILED if self._failure else outcome_of(observation),
             turns=tuple(self._turns),
             row=TokenRow([], [], [], []),
             failure=self._failure,
@@ -86,13 +86,6 @@ class TRLEnvironment:
     def fields(self) -> dict[str, float | None]:
         """What the reward functions read of this episode."""
         return {name: values[0] for name, values in reward_fields([self.episode], self._rewards).items()}
-
-    def _outcome(self, observation: SQLObservation) -> Outcome:
-        if self._failure:
-            return Outcome.FAILED
-        if not observation.done:
-            return Outcome.OUT_OF_TOKENS
-        return Outcome(Verdict(observation.metadata["verdict"]).value)
 
     def _take(self, action: SQLAction, text: str, *, parseable: bool = True) -> str:
         """Take an action and return what the policy reads. Raises SQLEnvError; TRL shows the policy its words."""

@@ -32,12 +32,7 @@ from env_server.settings import RewardSettings
 from trainer.config import ConfigError
 from trainer.ranks import Ranks
 from trainer.rollout.background import RolloutLoop
-from trainer.rollout.client import (
-    EpisodeRequest,
-    RolloutClient,
-    derive_seed,
-    request_for,
-)
+from trainer.rollout.client import EpisodeRequest, RolloutClient, derive_seed, request_for
 from trainer.rollout.episodes import Episode, Outcome
 from trainer.rollout.failures import Failures, FailureWindow
 from trainer.rollout.groups import Group, PlayedGroups, play_groups
@@ -194,11 +189,9 @@ class Batches:
         played = self._loop.result(self._begun.pop(batch))
         self._next = batch + 1
         waits = split(episode.timing for episode in played.rows if episode.timing is not None)
-        seconds, self.waits = max(self._ranks.gather([(played.ended - played.began, waits)]), key=itemgetter(0))
-        times = BatchTimes(
-            seconds=seconds,
-            idle=min(self._ranks.gather([max(0.0, asked - played.ended)])),
-        )
+        ranks = self._ranks.gather([(played.ended - played.began, waits, max(0.0, asked - played.ended))])
+        seconds, self.waits, _ = max(ranks, key=itemgetter(0))
+        times = BatchTimes(seconds=seconds, idle=min(idle for *_, idle in ranks))
         self._rows = played.rows
         self._tell(trainer, batch, played, times)
         return [prompt_of(self._dataset.question(episode.question_id)) for episode in self._rows]
@@ -239,7 +232,7 @@ class Batches:
         first = self._ranks.index * self._shape.rows
         rows = [ids[row // self._shape.generations] for row in range(first, first + self._shape.rows)]
         requests = [self._request(batch, row, question_id) for row, question_id in enumerate(rows)]
-        episodes = await client.play(requests, batch=len(requests) * self._ranks.count)
+        episodes = await client.play(requests, failures=self._failures_of_batch(client))
         return _Played(episodes, None, began, time.perf_counter())
 
     async def _play_judged(self, client: RolloutClient, batch: int, ids: Sequence[str], whole: int) -> _Played:
@@ -253,10 +246,14 @@ class Batches:
         def draw(number: int) -> list[EpisodeRequest]:
             return [self._request(batch, number * size + member, drawn[number]) for member in range(size)]
 
-        failures = Failures(self._shape.rows * ranks.count, client.max_failure_share)
+        failures = self._failures_of_batch(client)
         groups = await play_groups(client, draw, count, len(drawn) - count, self._teaches, failures)
         rows = [episode for group in groups.kept for episode in group.episodes]
         return _Played(rows, groups, began, time.perf_counter())
+
+    def _failures_of_batch(self, client: RolloutClient) -> Failures:
+        """Those of a batch of all ranks."""
+        return Failures(self._shape.rows * self._ranks.count, client.max_failure_share)
 
     def _request(self, batch: int, row: int, question_id: str) -> EpisodeRequest:
         """The request of a rank's row. Those beyond the batch's own are in groups that replace others."""

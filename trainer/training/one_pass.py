@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.training.trained_tokens import Scores, TrainedTokensTrainer
+from trainer.training.trained_tokens import Scores, TrainedTokensTrainer, trained_mask
 
 
 class OnePassTrainer(TrainedTokensTrainer):
@@ -90,7 +90,7 @@ class OnePassTrainer(TrainedTokensTrainer):
     def _fill_in(self, inputs: dict[str, Any], logps: Tensor) -> None:
         """Give a micro-batch its old logprobs and its ratio, as TRL computes it."""
         inputs["old_per_token_logps"] = logps
-        mask = _mask(inputs)
+        mask = trained_mask(inputs)
         difference = torch.nan_to_num((logps - inputs["sampling_per_token_logps"]) * mask, nan=0.0)
         if self.vllm_importance_sampling_mode.startswith("sequence"):
             difference = difference.sum(dim=-1, keepdim=True)
@@ -110,7 +110,7 @@ class OnePassTrainer(TrainedTokensTrainer):
         """Replace the metrics of the batch, which were those of the stand-in."""
         deltas, ratios = [], []
         for inputs in batches:
-            mask = _mask(inputs).bool()
+            mask = trained_mask(inputs).bool()
             delta = (inputs["old_per_token_logps"] - inputs["sampling_per_token_logps"]).abs()
             deltas.append(delta[mask & ~delta.isnan()])
             ratio = inputs["importance_sampling_ratio"]
@@ -126,9 +126,3 @@ class OnePassTrainer(TrainedTokensTrainer):
         metrics["sampling/importance_sampling_ratio/min"][-1] = world[:, 2].min().item()
         metrics["sampling/importance_sampling_ratio/mean"][-1] = world[:, 3].mean().item()
         metrics["sampling/importance_sampling_ratio/max"][-1] = world[:, 4].max().item()
-
-
-def _mask(inputs: dict[str, Any]) -> Tensor:
-    """Which tokens of a micro-batch are trained."""
-    mask: Tensor = inputs["completion_mask"]
-    return mask * inputs["tool_mask"] if "tool_mask" in inputs else mask

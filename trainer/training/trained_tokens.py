@@ -142,6 +142,12 @@ class TrainedTokensTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL carries no
         return logps, torch.cat([part.entropy[:, -logits_to_keep:] for part in parts]) if entropy else None, None
 
 
+def trained_mask(inputs: dict[str, Any]) -> Tensor:
+    """Which tokens of completions are trained, (rows, completion)."""
+    mask: Tensor = inputs["completion_mask"]
+    return mask * inputs["tool_mask"] if "tool_mask" in inputs else mask
+
+
 def by_length(batches: Sequence[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
     """Deal rows out again, the shortest first; a row is as long as it is read, up to its last trained token."""
     rows = len(batches[0]["completion_ids"])
@@ -149,7 +155,7 @@ def by_length(batches: Sequence[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
         name: torch.cat([batch[name] for batch in batches]) if value.dim() else value
         for name, value in batches[0].items()
     }
-    mask = whole["completion_mask"] * whole.get("tool_mask", torch.ones_like(whole["completion_mask"]))
+    mask = trained_mask(whole)
     ends = torch.arange(1, mask.shape[1] + 1, device=mask.device)
     order = (whole["prompt_mask"].sum(1) + (mask * ends).amax(1)).argsort(stable=True)
     return [

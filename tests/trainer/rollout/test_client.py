@@ -31,7 +31,7 @@ from trainer.rollout.client import (
 )
 from trainer.rollout.environments import Environments, EnvironmentSession, LocalEnvironments
 from trainer.rollout.episodes import Episode, Outcome
-from trainer.rollout.failures import RolloutError
+from trainer.rollout.failures import Failures, RolloutError
 from trainer.rollout.timings import Wait
 from trainer.rollout.transcript import TokenBudget
 from trainer.tiny.tokenizer import build_tokenizer
@@ -375,10 +375,10 @@ async def test_a_rank_stops_when_it_alone_exceeds_the_share_of_the_batch_of_all(
 
     engine = WatchedEngine(SayingEngine(chat, "ANSWER 2"), dies)
     client = RolloutClient(engine, inline, chat, settings_with(max_failure_share=0.25))
-    played = await client.play(requests_for(5), batch=12)
+    played = await client.play(requests_for(5), failures=Failures(12, 0.25))
     assert [e.outcome for e in played].count(Outcome.FAILED) == 3, "three of twelve"
     with pytest.raises(RolloutError, match=r"^3 of 11 episodes failed"):
-        await client.play(requests_for(5), batch=11)
+        await client.play(requests_for(5), failures=Failures(11, 0.25))
 
 
 @pytest.mark.parametrize("broken", ["engine", "environment", "progress"])

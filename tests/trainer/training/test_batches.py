@@ -536,7 +536,7 @@ def test_a_batch_is_that_of_all_ranks_and_as_slow_as_the_slowest(loop: RolloutLo
         def gather(self, items: Sequence[Any]) -> list[Any]:
             if items and isinstance(items[0], Episode):
                 return [*peers, *items]
-            return [(1000.0, {}) if isinstance(items[0], tuple) else 1000.0, *items]
+            return [(1000.0, {}, 1000.0), *items]
 
     told: list[Told] = []
     script = Script(lambda request: episode_of(request.question_id, request.seed))
