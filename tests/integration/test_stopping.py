@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from tests.integration.training import save_policy, surroundings_in
 from trainer.results.run_files import RunFolder
 from trainer.rollout.client import RolloutClient
 from trainer.rollout.episodes import Episode
-from trainer.stopping import Reaction, StopRequest
+from trainer.stopping import Stopping
 
 Tell = Callable[..., None]
 
@@ -68,23 +69,25 @@ def tell(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tell]:
         play, numbers = RolloutClient.play, count(1)
 
         heard = threading.Event()
-        signalled = StopRequest.signalled
+        on_signal = Stopping._on_signal
 
-        def hear(self: StopRequest, now: float) -> Reaction:
-            heard.set()
-            return signalled(self, now)
+        def hear(self: Stopping, number: int, frame: FrameType | None) -> None:
+            try:
+                on_signal(self, number, frame)
+            finally:
+                heard.set()
 
         async def told(self: RolloutClient, *args: Any, **kwargs: Any) -> list[Episode]:
             if next(numbers) == rollout:
                 for number in signals:
                     heard.clear()
                     os.kill(os.getpid(), number)
-                    if number == signal.SIGTERM:  # two that come at once are one to Python
-                        await asyncio.to_thread(heard.wait, 30)
+                    if number == signal.SIGTERM:  # the next one comes when this one has had its effect
+                        assert await asyncio.to_thread(heard.wait, 30)
                 await asyncio.Event().wait()
             return await play(self, *args, **kwargs)
 
-        monkeypatch.setattr(StopRequest, "signalled", hear)
+        monkeypatch.setattr(Stopping, "_on_signal", hear)
         monkeypatch.setattr(RolloutClient, "play", told)
 
     yield tell

@@ -61,8 +61,8 @@ def test_a_line_holds_what_the_trainer_logs(logged: Logged) -> None:
     logged.step(1, {"loss": 0.5, "reward": 0.1, **ROLLOUT})
     assert logged.folder.metrics() == [{"step": 1, "loss": 0.5, "reward": 0.1, **ROLLOUT}]
     assert [(row.step, row.record) for row in logged.folder.episodes()] == [
-        (1, record(EPISODE)),
-        (1, record(OTHER)),
+        (1, record(EPISODE, with_versions=True)),
+        (1, record(OTHER, with_versions=True)),
     ]
 
 
