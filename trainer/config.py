@@ -69,6 +69,7 @@ def prompt_in(path: str) -> str:
 
 
 QUESTION_SAMPLERS = ("epochs", "measured")
+REWARD_WEIGHTINGS = ("fixed", "adaptive")
 
 
 @contextmanager
@@ -174,6 +175,13 @@ class SQLEnvArguments(EpisodeArguments):
             "questions', up to so many for each group of a batch (0: none are)."
         },
     )
+    reward_weighting: str = field(
+        default="fixed",
+        metadata={
+            "help": "Whether --reward_weights are what every batch is weighed by ('fixed'), or the most ('adaptive'): "
+            "then the weight of a reward sinks as its episodes differ less, in relation to correctness."
+        },
+    )
     question_sampler: str = field(
         default="epochs",
         metadata={
@@ -219,16 +227,17 @@ class SQLEnvArguments(EpisodeArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, choices in (("weight_sync", WEIGHT_SYNCS), ("weight_sync_pause", PAUSES)):
+        for name, choices in (
+            ("weight_sync", WEIGHT_SYNCS),
+            ("weight_sync_pause", PAUSES),
+            ("question_sampler", QUESTION_SAMPLERS),
+            ("reward_weighting", REWARD_WEIGHTINGS),
+        ):
             if getattr(self, name) not in choices:
                 raise ConfigError(f"--{name} must be one of {list(choices)}, not {getattr(self, name)!r}")
         for name in ("step_budget", "max_concurrency", "max_turn_length", "env_threads", "weight_sync_timeout"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"--{name} must be positive, not {getattr(self, name)}")
-        if self.question_sampler not in QUESTION_SAMPLERS:
-            raise ConfigError(
-                f"--question_sampler must be one of {list(QUESTION_SAMPLERS)}, not {self.question_sampler!r}"
-            )
         for name in ("few_shot", "max_thinking_length", "staleness", "refill", "curriculum"):
             if (getattr(self, name) or 0) < 0:
                 raise ConfigError(f"--{name} must not be negative, not {getattr(self, name)}")

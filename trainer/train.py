@@ -44,19 +44,22 @@ from trainer.rollout.background import RolloutLoop
 from trainer.rollout.client import RolloutClient, RolloutSettings
 from trainer.rollout.environments import AnyEnvironments, open_environments
 from trainer.rollout.examples import Examples
+from trainer.rollout.rewards import REWARD_NAMES
 from trainer.rollout.trace import Trace
 from trainer.shipping.export import publish
 from trainer.shipping.hub import Destination
 from trainer.stopping import StopAfterStep, Stopping
 from trainer.tiny import BASE_NOTES
 from trainer.training.arguments import advise, parse_arguments, require_questions
-from trainer.training.batches import Batches, BatchSettings
+from trainer.training.batches import Batches, BatchSettings, BatchShape
 from trainer.training.dry_run import dry_run
 from trainer.training.engines import open_policy, rollout_settings
 from trainer.training.evaluating import EvaluateAtStart, SQLEnvTrainer
 from trainer.training.grpo import build_trainer, stop_at_turns_ends, use_engine
+from trainer.training.learnt import SaveLearnt
 from trainer.training.out_of_memory import memory_errors
-from trainer.training.questions import SaveQuestions, question_order
+from trainer.training.questions import question_order
+from trainer.training.reward_weights import AdaptiveWeights
 from trainer.training.run_log import RunLog
 from trainer.training.trackers import writing_into
 
@@ -132,9 +135,12 @@ class Training:
             environments = stack.enter_context(closing(self._open_environments()))
             loop = stack.enter_context(RolloutLoop())
             questions = self._examples.without(self._dataset.select(Split.TRAIN))
-            order = question_order(self._arguments, grpo, questions)
+            lag = BatchShape.of(grpo).lag(self._arguments.staleness)
+            order = question_order(self._arguments, grpo, questions, lag)
             filled = BatchSettings(self._arguments.staleness, self._arguments.refill)
-            batches = Batches(self._dataset, order, grpo, self._env_settings.reward, self._ranks, loop, filled)
+            adaptive = self._adaptive_weights(lag)
+            rewards = self._env_settings.reward
+            batches = Batches(self._dataset, order, grpo, rewards, self._ranks, loop, filled, adaptive)
             trainer = build_trainer(
                 grpo, self._model_config, self._tokenizer, questions, self._evaluations.questions, batches
             )
@@ -156,7 +162,9 @@ class Training:
             play = self._play_settings(settings)
             trainer.add_callback(StopAfterStep(self._stopping))
             trainer.add_callback(SavePlaySettings(play))
-            trainer.add_callback(SaveQuestions(order))
+            trainer.add_callback(SaveLearnt(order, "questions.json", "--question_sampler and --curriculum"))
+            if adaptive is not None:
+                trainer.add_callback(SaveLearnt(adaptive, "reward_weights.json", "--reward_weighting adaptive"))
             client = RolloutClient(policy.engine, environments, chat, settings, trace)
             batches.play_with(client, log and log.write_batch)
             greedy = RolloutClient(policy.engine, environments, chat, replace(settings, temperature=0.0), trace)
@@ -195,6 +203,11 @@ class Training:
         trace = stack.enter_context(Trace(Path(self._arguments.trace), self._ranks.index, goes_on=goes_on))
         trainer.times.trace_to(trace)
         return trace
+
+    def _adaptive_weights(self, lag: int) -> AdaptiveWeights | None:
+        if self._arguments.reward_weighting == "fixed":
+            return None
+        return AdaptiveWeights(self._grpo.reward_weights or [1.0] * len(REWARD_NAMES), lag)
 
     def _open_environments(self) -> AnyEnvironments:
         arguments = self._arguments

@@ -17,7 +17,7 @@ from trl import GRPOConfig, ModelConfig
 
 from env_server.settings import EnvSettings
 from trainer.config import ConfigError, SQLEnvArguments
-from trainer.rollout.rewards import REWARD_FUNCTIONS, most_without_answer
+from trainer.rollout.rewards import REWARD_NAMES, most_without_answer
 from trainer.shipping.hub import Destination
 
 PROMPT_TOKENS = 350
@@ -138,7 +138,7 @@ def farming_advice(weights: Sequence[float] | None, aggregation: str, step_budge
 
     Raises ConfigError.
     """
-    names = [function.__name__.removeprefix("reward_") for function in REWARD_FUNCTIONS]
+    names = REWARD_NAMES
     if weights is None:
         weights = [1.0] * len(names)
     if len(weights) != len(names):

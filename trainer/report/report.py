@@ -48,6 +48,7 @@ METRICS_HEADER = ["metric", "first", "last", "what it means"]
 NONE = "-"
 BRACKETS = "In brackets: 95% intervals."
 RATIO = "sampling/importance_sampling_ratio"
+WEIGHT = "reward_weights/"
 _SECRET = re.compile(r"(token|secret|password|api_key|credential)s?$", re.IGNORECASE)
 
 
@@ -172,11 +173,13 @@ def missing(played: Mapping[str, Played], metrics: Sequence[object], episodes: S
 
 def pictures(learning: plots.Learning, metrics: Sequence[Mapping[str, float]]) -> dict[str, str]:
     """Return the sources of the pictures by name, empty where there is nothing to draw."""
-    drawn = {"learning": "", "rewards": "", "times": ""}
+    drawn = {"learning": "", "rewards": "", "weights": "", "times": ""}
     if learning.points or learning.during or learning.marks:
         drawn["learning"] = plots.svg_uri(plots.learning_curve(learning))
     if series := plots.series_of(metrics, reward_keys(metrics)):
         drawn["rewards"] = plots.svg_uri(plots.reward_curves(series, plots.window_for(len(metrics))))
+    if weights := plots.series_of(metrics, weight_keys(metrics)):
+        drawn["weights"] = plots.svg_uri(plots.reward_curves(weights, 1))
     if (times := plots.times_of(metrics))["step"]:
         drawn["times"] = plots.svg_uri(plots.time_picture(times, plots.window_for(len(metrics))))
     return drawn
@@ -205,6 +208,12 @@ def reward_keys(metrics: Sequence[Mapping[str, float]]) -> dict[str, str]:
         if match := re.fullmatch(r"rewards/(.+)/mean", key):
             keys[key] = cut(match[1], 40)
     return dict(list(keys.items())[:MAX_REWARD_CURVES])
+
+
+def weight_keys(metrics: Sequence[Mapping[str, float]]) -> dict[str, str]:
+    """Return the logged weights of rewards with the names they are shown by."""
+    logged = dict.fromkeys(key for row in metrics for key in row if key.startswith(WEIGHT))
+    return {key: f"weight of {cut(key.removeprefix(WEIGHT), 40)}" for key in list(logged)[:MAX_REWARD_CURVES]}
 
 
 def evaluation_table(played: Mapping[str, Played]) -> Table:

@@ -10,11 +10,12 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 MEANINGS = {
-    "reward": "Mean total reward of an episode: the reward functions' values times --reward_weights, summed.",
+    "reward": "Mean total reward of an episode: the reward functions' values times their weights, summed.",
     "reward_std": "Spread of the total reward over all episodes of the batch; near 0 there is nothing to learn from.",
     "frac_reward_zero_std": "Share of groups whose episodes all got the same reward; they give no gradient.",
     "rewards/*/mean": "Mean of one reward function before its weight.",
     "rewards/*/std": "Spread of one reward function before its weight.",
+    "reward_weights/*": "The weight of one reward in this step; logged with --reward_weighting adaptive.",
     "loss": "GRPO's loss; it does not show progress and has no direction that is good.",
     "policy_loss": "The loss without the entropy bonus; logged when --entropy_coef is set.",
     "aux_loss": "The load-balancing loss of a mixture of experts.",

@@ -41,6 +41,7 @@ REWARD_FUNCTIONS: tuple[Callable[..., Rewards], ...] = (
     reward_operational,
     reward_format,
 )
+REWARD_NAMES = tuple(function.__name__.removeprefix("reward_") for function in REWARD_FUNCTIONS)
 
 
 def most_without_answer(weights: Sequence[float], settings: RewardSettings, step_budget: int) -> float:
@@ -69,3 +70,9 @@ def reward_fields(episodes: Sequence[Episode], settings: RewardSettings) -> dict
         "operational": field(lambda e: sum(t.reward.operational for t in e.turns)),
         "format_share": field(lambda e: sum(t.parseable for t in e.turns) / max(1, len(e.turns))),
     }
+
+
+def reward_columns(episodes: Sequence[Episode], settings: RewardSettings) -> list[list[float]]:
+    """The values of each reward function over the episodes that did not fail, in the order of REWARD_FUNCTIONS."""
+    fields = reward_fields([e for e in episodes if e.outcome is not Outcome.FAILED], settings)
+    return [[value or 0.0 for value in function(**fields)] for function in REWARD_FUNCTIONS]

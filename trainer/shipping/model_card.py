@@ -14,7 +14,7 @@ from typing import Any
 from trainer.policy.play_settings import PlaySettings
 from trainer.results.run_files import Evaluation
 from trainer.results.summary_table import HARDNESS, interval_text, percent
-from trainer.rollout.rewards import REWARD_FUNCTIONS
+from trainer.rollout.rewards import REWARD_NAMES
 
 TRANSFORMERS_SCRIPT = """\
 import json
@@ -209,9 +209,10 @@ def _how(facts: CardFacts) -> str:
 
 def _training(config: Mapping[str, Any], play: PlaySettings) -> list[str]:
     grpo = config.get("grpo", {})
-    names = [function.__name__.removeprefix("reward_") for function in REWARD_FUNCTIONS]
-    weights = grpo.get("reward_weights") or [1.0] * len(names)
-    rewards = ", ".join(f"{name} {weight:g}" for name, weight in zip(names, weights, strict=False))
+    weights = grpo.get("reward_weights") or [1.0] * len(REWARD_NAMES)
+    rewards = ", ".join(f"{name} {weight:g}" for name, weight in zip(REWARD_NAMES, weights, strict=False))
+    if config.get("sqlenv", {}).get("reward_weighting") == "adaptive":
+        rewards += "; adaptive, these being the most"
     told = [
         ("Learning rate", grpo.get("learning_rate")),
         ("episodes per question", grpo.get("num_generations")),

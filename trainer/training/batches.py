@@ -12,6 +12,7 @@ exactly one row for each row that TRL asks for. Promises:
    had ended when it may have been begun. So a run that resumes asks for the same batches under the same seeds, those
    that were in flight when it stopped among them.
 4. Every rank plays its own rows. What is told about a batch is about the episodes of all ranks.
+5. A batch's groups are judged under the reward weights that TRL then adds its rewards up with, adaptive ones too.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from math import ceil
 from operator import itemgetter
 from typing import Any
 
+import torch
 from trl import GRPOConfig, GRPOTrainer
 
 from env_server.dataset import Dataset, Question
@@ -36,9 +38,10 @@ from trainer.rollout.client import EpisodeRequest, RolloutClient, derive_seed, r
 from trainer.rollout.episodes import Episode, Outcome
 from trainer.rollout.failures import Failures, FailureWindow
 from trainer.rollout.groups import Group, PlayedGroups, play_groups
-from trainer.rollout.rewards import REWARD_FUNCTIONS, reward_fields
+from trainer.rollout.rewards import REWARD_NAMES, reward_columns, reward_fields
 from trainer.rollout.timings import Part, split
 from trainer.training.questions import GroupResult, QuestionOrder
+from trainer.training.reward_weights import AdaptiveWeights
 from trainer.training.rollout_metrics import BatchTimes, drawn_metrics, rollout_metrics
 
 SAME_REWARD = 1e-6
@@ -46,6 +49,8 @@ SAME_REWARD = 1e-6
 
 OnBatch = Callable[[int, Sequence[Episode]], None]
 """Called with the training step and the episodes of all ranks."""
+Teaches = Callable[[Sequence[Episode]], bool]
+"""Whether a group's rewards differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,10 @@ class BatchShape:
     def first_batch(self, step: int) -> int:
         """The first batch that is generated in a step, or that the step is in the midst of."""
         return step // self.steps_per_batch * self.batches_per_step
+
+    def lag(self, staleness: int) -> int:
+        """So many batches just before one may not have ended when it may be begun."""
+        return (staleness + 1) * self.batches_per_step - 1 if staleness else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,14 +158,15 @@ class Batches:
         ranks: Ranks,
         loop: RolloutLoop,
         settings: BatchSettings | None = None,
+        adaptive: AdaptiveWeights | None = None,
     ) -> None:
         self._dataset = dataset
         self._order = order
         self._shape = BatchShape.of(grpo)
         self._seed = grpo.seed
-        self._teaches = partial(
-            group_teaches, rewards, grpo.reward_weights, grpo.multi_objective_aggregation == "normalize_then_sum"
-        )
+        self._weights = grpo.reward_weights
+        self._adaptive = adaptive
+        self._each_counts = grpo.multi_objective_aggregation == "normalize_then_sum"
         self._rewards = rewards
         self._ranks = ranks
         self._loop = loop
@@ -223,8 +233,11 @@ class Batches:
         whole = ceil(self._shape.rows * self._ranks.count / self._shape.generations)
         # Drawn here, at a point that every run comes to in the same state, and not when the loop gets to it.
         ids = self._order.draw(batch, whole)
-        play = self._play_judged if self._settings.refill else self._play_all
-        return self._loop.start(play(self._playing(), batch, ids, whole))
+        if not self._settings.refill:
+            return self._loop.start(self._play_all(self._playing(), batch, ids, whole))
+        weights = self._weights if self._adaptive is None else self._adaptive.of(batch)
+        teaches = partial(group_teaches, self._rewards, weights, self._each_counts)
+        return self._loop.start(self._play_judged(self._playing(), batch, ids, whole, teaches))
 
     async def _play_all(self, client: RolloutClient, batch: int, ids: Sequence[str], whole: int) -> _Played:
         """Play this rank's rows of the first `whole` questions."""
@@ -235,7 +248,9 @@ class Batches:
         episodes = await client.play(requests, failures=self._failures_of_batch(client))
         return _Played(episodes, None, began, time.perf_counter())
 
-    async def _play_judged(self, client: RolloutClient, batch: int, ids: Sequence[str], whole: int) -> _Played:
+    async def _play_judged(
+        self, client: RolloutClient, batch: int, ids: Sequence[str], whole: int, teaches: Teaches
+    ) -> _Played:
         """Play this rank's groups, and others where they teach nothing."""
         began = time.perf_counter()
         ranks, size = self._ranks, self._shape.generations
@@ -247,7 +262,7 @@ class Batches:
             return [self._request(batch, number * size + member, drawn[number]) for member in range(size)]
 
         failures = self._failures_of_batch(client)
-        groups = await play_groups(client, draw, count, len(drawn) - count, self._teaches, failures)
+        groups = await play_groups(client, draw, count, len(drawn) - count, teaches, failures)
         rows = [episode for group in groups.kept for episode in group.episodes]
         return _Played(rows, groups, began, time.perf_counter())
 
@@ -283,6 +298,11 @@ class Batches:
         causes = [e.failure for e in (*kept, *others) if e.outcome is Outcome.FAILED]
         self._failures.add(causes, len(kept) + len(others))
         metrics = {**rollout_metrics(kept, times, step), **drawn_metrics(first), "rollout/replaced": len(replaced)}
+        if self._adaptive is not None:
+            weights = self._adaptive.of(batch)
+            trainer.reward_weights = torch.tensor(weights, dtype=torch.float32)
+            metrics |= {f"reward_weights/{n}": weight for n, weight in zip(REWARD_NAMES, weights, strict=True)}
+            self._adaptive.observe(batch, [reward_columns(group, self._rewards) for group in drawn])
         if metrics["rollout/staleness/max"] > self._settings.staleness:
             raise StaleError(
                 f"a token of step {step + 1} was sampled {metrics['rollout/staleness/max']:g} updates before it, and "
@@ -308,10 +328,9 @@ def group_teaches(
 
     `each_counts`: each reward is scaled by its own spread, so a difference in any one is enough.
     """
-    fields = reward_fields([e for e in episodes if e.outcome is not Outcome.FAILED], rewards)
-    by_function = [function(**fields) for function in REWARD_FUNCTIONS]
+    by_function = reward_columns(episodes, rewards)
     weighted = [
-        [weight * (value or 0.0) for value in values]
+        [weight * value for value in values]
         for weight, values in zip(weights or [1.0] * len(by_function), by_function, strict=True)
     ]
     columns = weighted if each_counts else [[sum(row) for row in zip(*weighted, strict=True)]]

@@ -310,7 +310,8 @@ class _Run:
         self._plan.say(
             "learning",
             f"{grpo.loss_type}, rate {grpo.learning_rate:g} ({grpo.lr_scheduler_type.value}), beta {grpo.beta:g}, "
-            f"temperature {grpo.temperature:g}, reward weights {grpo.reward_weights}, {grpo.optim.value}",
+            f"temperature {grpo.temperature:g}, {self._arguments.reward_weighting} reward weights "
+            f"{grpo.reward_weights}, {grpo.optim.value}",
         )
         self._plan.say("evaluation", f"{self._arguments.eval_episodes} questions, before and after, greedily")
 

@@ -17,21 +17,17 @@ dynamic sampling (Yu et al., 2025) filters by, here known before the group is pl
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOConfig
 from trl.trainer.utils import RepeatSampler
 
 from env_server.dataset import Hardness, Question
-from trainer.config import ConfigError, SQLEnvArguments
+from trainer.config import SQLEnvArguments
 from trainer.rollout.client import derive_seed
 
 EXPLORATION = 0.1
@@ -39,8 +35,6 @@ EXPLORATION = 0.1
 MEMORY = 0.7
 """What is left of a question's counts when it is played again."""
 EASY = (Hardness.EASY, Hardness.MEDIUM)
-STATE_FILE = "questions.json"
-"""What a checkpoint keeps of the questions' results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,44 +209,17 @@ def _key(chance: float, weight: float) -> tuple[float, float]:
     return (math.log(max(chance, 5e-324)) / weight, chance) if weight > 0 else (-math.inf, chance)
 
 
-def question_order(arguments: SQLEnvArguments, grpo: GRPOConfig, questions: Sequence[Question]) -> QuestionOrder:
-    """Return the order that the flags ask for."""
+def question_order(
+    arguments: SQLEnvArguments, grpo: GRPOConfig, questions: Sequence[Question], lag: int
+) -> QuestionOrder:
+    """Return the order that the flags ask for; results count from the batch `lag` + 1 after theirs."""
     if arguments.question_sampler == "epochs" and not arguments.curriculum:
         return EpochOrder([q.question_id for q in questions], grpo.seed, shuffle=grpo.shuffle_dataset)
     return WeightedOrder(
         questions,
         grpo.seed,
         grpo.num_generations,
-        lag=arguments.staleness,
+        lag=lag,
         measured=arguments.question_sampler == "measured",
         ramp_batches=arguments.curriculum,
     )
-
-
-class SaveQuestions(TrainerCallback):  # type: ignore[misc]  # transformers carries no types
-    """Keeps the questions' results in each checkpoint, and goes on from them where a run resumes."""
-
-    def __init__(self, order: QuestionOrder) -> None:
-        self._order = order
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Take up what the checkpoint has. Raises ConfigError when it has none, and should."""
-        if not args.resume_from_checkpoint or not self._order.state():
-            return
-        path = Path(args.resume_from_checkpoint) / STATE_FILE
-        try:
-            self._order.restore(json.loads(path.read_text(encoding="utf-8")))
-        except FileNotFoundError as error:
-            raise ConfigError(
-                f"{path} is missing: the checkpoint is of a run that drew its questions by epochs; leave "
-                "--question_sampler and --curriculum as they were"
-            ) from error
-
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """A checkpoint was saved."""
-        folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
-        kept = self._order.state()
-        if kept and state.is_world_process_zero and folder.is_dir():
-            (folder / STATE_FILE).write_text(json.dumps(kept), encoding="utf-8")

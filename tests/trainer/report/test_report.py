@@ -68,9 +68,8 @@ def add_training(folder: RunFolder, steps: int = 12, name: str = "reward_correct
     times = {f"time/{part}": 10.0 - i for i, part in enumerate(TIMES)}
     with folder.metrics_writer() as metrics, folder.episodes_writer() as episodes:
         for step in range(1, steps + 1):
-            metrics.write(
-                {"step": step, "reward": step / steps, f"rewards/{name}/mean": step / steps, **ratio, **times}
-            )
+            rewards = {"reward": step / steps, f"rewards/{name}/mean": step / steps}
+            metrics.write({"step": step, **rewards, "reward_weights/progress": 0.2 / step, **ratio, **times})
             for index, record in enumerate(make_episodes(step, 16)):
                 failed = replace(record, outcome="failed", failure="Unreachable: gone")
                 episodes.write_episode(step, failed if index == 0 else record)
@@ -152,6 +151,7 @@ def test_a_whole_run_has_every_part(whole: tuple[str, Page]) -> None:
         "A step took 52 s on average: training 19%, push 17%, generation 15%,",
         "reward 0.08333 1 Mean total reward of an episode",
         "rewards/reward_correctness/mean 0.08333 1 Mean of one reward function before its weight.",
+        "reward_weights/progress 0.2 0.01667 The weight of one reward in this step",
         "Wrong before, right after",
         "Wrong before and after",
         "step cost -0.02, terminal +1.00",
@@ -160,7 +160,7 @@ def test_a_whole_run_has_every_part(whole: tuple[str, Page]) -> None:
     ):
         assert part in page.text
     assert "not complete" not in page.text
-    assert page.tags.count("img") == 3
+    assert page.tags.count("img") == 4
 
 
 def require_self_contained(html: str, page: Page) -> None:
@@ -201,7 +201,7 @@ def test_secrets_of_the_config_stay_out(whole: tuple[str, Page]) -> None:
 def test_hostile_text_stays_text(tmp_path: Path) -> None:
     html, page = read(make_run(tmp_path / "<b>run", HOSTILE))
     require_self_contained(html, page)
-    assert page.tags.count("img") == 3
+    assert page.tags.count("img") == 4
     assert "<b>run" not in html
     for words in ("{{ 7*7 }}", "alert('x')", "<b>run"):
         assert words in page.text

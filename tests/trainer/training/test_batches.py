@@ -29,7 +29,7 @@ from trainer.rollout.client import EpisodeRequest, RolloutClient, RolloutSetting
 from trainer.rollout.environments import LocalEnvironments
 from trainer.rollout.episodes import Episode, Outcome, TokenRow, Turn
 from trainer.rollout.failures import RolloutError
-from trainer.rollout.rewards import REWARD_FUNCTIONS
+from trainer.rollout.rewards import REWARD_FUNCTIONS, REWARD_NAMES
 from trainer.rollout.transcript import TokenBudget
 from trainer.tiny.tokenizer import build_tokenizer
 from trainer.training.batches import (
@@ -42,6 +42,7 @@ from trainer.training.batches import (
     prompt_of,
 )
 from trainer.training.questions import EpochOrder, QuestionOrder
+from trainer.training.reward_weights import AdaptiveWeights
 
 Told = tuple[int, list[Episode]]
 
@@ -157,6 +158,7 @@ def batches_of(
     order: QuestionOrder | None = None,
     ranks: Ranks | None = None,
     told: list[Told] | None = None,
+    adaptive: AdaptiveWeights | None = None,
 ) -> Batches:
     batches = Batches(
         AnyQuestion(),  # type: ignore[arg-type]
@@ -166,6 +168,7 @@ def batches_of(
         ranks or Ranks(),
         loop,
         filled,
+        adaptive,
     )
     batches.play_with(script, None if told is None else lambda step, episodes: told.append((step, list(episodes))))
     return batches
@@ -386,6 +389,69 @@ def test_groups_that_teach_nothing_are_replaced_and_the_estimate_is_of_those_dra
     ((batch, results),) = order.observed
     assert batch == 0
     assert len(results) == len(episodes) // 4
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2])
+@pytest.mark.parametrize(("accumulation", "steps_per_generation"), [(1, 1), (4, 2), (6, 2)])
+def test_the_lag_is_what_may_be_in_flight_when_a_batch_is_begun(
+    accumulation: int, steps_per_generation: int, staleness: int, loop: RolloutLoop
+) -> None:
+    grpo = config(accumulation=accumulation, steps_per_generation=steps_per_generation)
+    shape, begun, ended = BatchShape.of(grpo), dict[int, int](), 0
+
+    class Watched(Dealt):
+        def draw(self, batch: int, count: int) -> Sequence[str]:
+            begun[batch] = ended
+            return super().draw(batch, count)
+
+    script = Script(lambda request: episode_of(request.question_id, request.seed, version=100))
+    batches = batches_of(script, loop, grpo, BatchSettings(staleness), Watched())
+    for ended in range(4 * shape.batches_per_step):
+        batches.prepare(trainer_at(shape.step_of(ended)))
+    behind = {batch: batch - known for batch, known in begun.items() if batch >= shape.first_batch(staleness)}
+    assert max(behind.values()) == shape.lag(staleness)
+
+
+def test_adaptive_weights_are_those_that_groups_are_judged_and_trained_under(loop: RolloutLoop) -> None:
+    adaptive, script = (
+        AdaptiveWeights((1.0, 0.2, 0.2, 0.1)),
+        Script(lambda request: episode_of(request.question_id, request.seed, correct=request.seed % 2 == 0)),
+    )
+    batches = batches_of(script, loop, config(rows=8, generations=4), BatchSettings(refill=1.0), adaptive=adaptive)
+    trainer, expected = trainer_at(0), []
+    for step in range(3):
+        trainer.state.global_step = step
+        expected.append(adaptive.of(step))
+        batches.prepare(trainer)
+        assert trainer.reward_weights.tolist() == pytest.approx(expected[-1])
+    assert len(set(expected)) == 3, "they follow the episodes"
+    logged = [trainer._metrics["train"][f"reward_weights/{name}"] for name in REWARD_NAMES]
+    assert list(zip(*logged, strict=True)) == expected
+
+
+def test_ranks_weigh_by_the_episodes_of_all(loop: RolloutLoop) -> None:
+    """Each of two ranks plays one group; whichever it is, both learn of both."""
+    played: dict[int, list[Episode]] = {}
+
+    class Rank(Ranks):
+        def gather(self, items: Sequence[Any]) -> list[Any]:
+            if not items or not isinstance(items[0], Episode):
+                return list(items)
+            played[self.index] = list(items)
+            return [*played.get(0, items), *played.get(1, items)]
+
+    def play(request: EpisodeRequest) -> Episode:
+        return episode_of(request.question_id, request.seed, correct=bool(request.seed % 2))
+
+    def weights_of(index: int) -> tuple[float, ...]:
+        adaptive = AdaptiveWeights((1.0, 0.2, 0.2, 0.1))
+        grpo = config(rows=4, generations=4)
+        batches_of(Script(play), loop, grpo, ranks=Rank(index, 2), adaptive=adaptive).prepare(trainer_at(0))
+        return adaptive.of(1)
+
+    weights_of(0)  # so that rank 0's are there when rank 1 gathers, and the other way round
+    assert weights_of(1) == weights_of(0)
+    assert {episode.question_id for group in played.values() for episode in group} == {"q0", "q1"}
 
 
 def test_failed_episodes_neither_teach_nor_hide_that_others_do() -> None:

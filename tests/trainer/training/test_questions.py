@@ -6,8 +6,6 @@ import json
 import math
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,13 +14,10 @@ from hypothesis import strategies as st
 from trl.trainer.utils import RepeatSampler
 
 from env_server.dataset import Gold, Hardness, Question, Split
-from trainer.config import ConfigError
 from trainer.training.questions import (
     EXPLORATION,
-    STATE_FILE,
     EpochOrder,
     GroupResult,
-    SaveQuestions,
     WeightedOrder,
     signal,
 )
@@ -123,25 +118,3 @@ def test_a_run_that_resumes_draws_the_same_and_knows_no_more(
             assert resumed.draw(ahead, 2) == drawn[ahead]
         resumed.observe(batch, told(history[batch]))
     assert resumed.state() == whole.state()
-
-
-def test_a_checkpoint_keeps_the_results_and_says_when_it_has_none(tmp_path: Path) -> None:
-    order = WeightedOrder(questions(4), 0, 4)
-    order.observe(0, [GroupResult("q1", 3, 4)])
-    folder = tmp_path / "checkpoint-1"
-    folder.mkdir()
-    args: Any = SimpleNamespace(output_dir=str(tmp_path), resume_from_checkpoint=str(folder))
-    state: Any = SimpleNamespace(global_step=1, is_world_process_zero=True)
-    control: Any = None
-    SaveQuestions(order).on_save(args, state, control)
-    resumed = WeightedOrder(questions(4), 0, 4)
-    SaveQuestions(resumed).on_train_begin(args, state, control)
-    assert resumed.draw(1, 2) == order.draw(1, 2)
-    assert resumed.state() == order.state()
-    (folder / STATE_FILE).unlink()
-    with pytest.raises(ConfigError, match="--question_sampler"):
-        SaveQuestions(resumed).on_train_begin(args, state, control)
-    epochs = EpochOrder(["q0"], 0)
-    SaveQuestions(epochs).on_save(args, state, control)
-    SaveQuestions(epochs).on_train_begin(args, state, control)
-    assert not (folder / STATE_FILE).exists()

@@ -1,0 +1,43 @@
+"""What a run has learnt beside its weights is in its checkpoints, and a run that resumes goes on from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from trainer.config import ConfigError
+from trainer.training.learnt import SaveLearnt
+from trainer.training.questions import EpochOrder
+from trainer.training.reward_weights import AdaptiveWeights
+
+
+def test_a_checkpoint_keeps_it_and_says_when_it_has_none(tmp_path: Path) -> None:
+    weights = AdaptiveWeights((1.0, 0.3))
+    weights.observe(0, [[[0.0, 1.0, 1.0], [0.3, 0.1, 0.2]]])
+    folder = tmp_path / "checkpoint-1"
+    folder.mkdir()
+    args: Any = SimpleNamespace(output_dir=str(tmp_path), resume_from_checkpoint=str(folder))
+    state: Any = SimpleNamespace(global_step=1, is_world_process_zero=True)
+    control: Any = None
+
+    def kept(learnt: Any) -> SaveLearnt:
+        return SaveLearnt(learnt, "learnt.json", "--reward_weighting adaptive")
+
+    other_rank: Any = SimpleNamespace(global_step=1, is_world_process_zero=False)
+    kept(weights).on_save(args, other_rank, control)
+    assert not list(folder.iterdir())
+    kept(weights).on_save(args, state, control)
+    resumed = AdaptiveWeights((1.0, 0.3))
+    kept(resumed).on_train_begin(args, state, control)
+    assert resumed.of(1) == weights.of(1) != (1.0, 0.3)
+    assert resumed.state() == weights.state()
+    (folder / "learnt.json").unlink()
+    with pytest.raises(ConfigError, match=r"learnt.json is missing: .* without --reward_weighting adaptive"):
+        kept(resumed).on_train_begin(args, state, control)
+    epochs = EpochOrder(["q0"], 0)
+    kept(epochs).on_save(args, state, control)
+    kept(epochs).on_train_begin(args, state, control)
+    assert not list(folder.iterdir()), "nothing to keep"

@@ -1,0 +1,159 @@
+"""Adaptive reward weights: bounded, smooth, below correctness, and the same for every rank and a run that resumes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from env_server.settings import RewardSettings
+from trainer.rollout.rewards import most_without_answer
+from trainer.training.reward_weights import LEAST, RATE, AdaptiveWeights, Measured, measure
+
+BASE = (1.0, 0.2, 0.2, 0.1)
+BUDGET = 15
+REWARDS = RewardSettings()
+OPERATIONAL = (BUDGET * (REWARDS.step_cost + REWARDS.repeat), BUDGET * (REWARDS.step_cost + REWARDS.success + 0.01))
+"""The least and the most that an episode's operational signals sum to."""
+
+VALUES = st.tuples(st.sampled_from([0.0, 1.0]), st.floats(0, 1), st.floats(*OPERATIONAL), st.floats(0, 1))
+"""The rewards of one episode."""
+GROUPS = st.lists(st.lists(VALUES, min_size=0, max_size=5), min_size=0, max_size=4)
+HISTORIES = st.lists(GROUPS, max_size=12)
+
+Episodes = Sequence[Sequence[float]]
+
+
+def columns(group: Episodes) -> list[list[float]]:
+    """The rewards of a group by function; a group may have no episode that did not fail."""
+    return [[episode[place] for episode in group] for place in range(len(BASE))]
+
+
+def told(weights: AdaptiveWeights, history: Sequence[Sequence[Episodes]]) -> list[tuple[float, ...]]:
+    """The weights of each batch, and of the one after the last."""
+    used = []
+    for batch, groups in enumerate(history):
+        used.append(weights.of(batch))
+        weights.observe(batch, [columns(group) for group in groups])
+    return [*used, weights.of(len(history))]
+
+
+def total(weights: Sequence[float], rewards: Sequence[float]) -> float:
+    return sum(weight * reward for weight, reward in zip(weights, rewards, strict=True))
+
+
+@settings(max_examples=300)
+@given(HISTORIES)
+def test_weights_stay_within_their_bounds_and_move_little(history: list[list[Episodes]]) -> None:
+    used = told(AdaptiveWeights(BASE), history)
+    assert used[0] == BASE, "before anything was measured"
+    for weights in used:
+        assert weights[0] == BASE[0], "correctness"
+        assert all(LEAST * base - 1e-12 <= weight <= base + 1e-12 for weight, base in zip(weights, BASE, strict=True))
+    for one, following in pairwise(used):
+        assert all(abs(b - a) <= RATE * base + 1e-12 for a, b, base in zip(one, following, BASE, strict=True))
+
+
+@settings(max_examples=300)
+@given(HISTORIES, VALUES, VALUES)
+def test_no_wrong_episode_is_paid_like_a_right_one(
+    history: list[list[Episodes]], right: tuple[float, ...], wrong: tuple[float, ...]
+) -> None:
+    right, wrong = (1.0, *right[1:]), (0.0, *wrong[1:])
+    for weights in told(AdaptiveWeights(BASE), history):
+        assert total(weights, right) > most_without_answer(weights, REWARDS, BUDGET) >= total(weights, wrong) - 1e-9
+        assert most_without_answer(weights, REWARDS, BUDGET) <= most_without_answer(BASE, REWARDS, BUDGET) + 1e-12
+
+
+@given(HISTORIES, st.tuples(*[st.floats(-2, 2)] * 4))
+def test_whatever_the_base_leaves_between_right_and_wrong_is_not_lessened(
+    history: list[list[Episodes]], base: tuple[float, ...]
+) -> None:
+    lowest, highest = (0.0, OPERATIONAL[0], 0.0), (1.0, OPERATIONAL[1], 1.0)
+
+    def margin(weights: Sequence[float]) -> float:
+        spans = zip(weights[1:], lowest, highest, strict=True)
+        return weights[0] - sum(abs(weight) * (high - low) for weight, low, high in spans)
+
+    assert margin(told(AdaptiveWeights(base), history)[-1]) >= margin(base) - 1e-9
+
+
+@settings(max_examples=200)
+@given(HISTORIES, st.integers(0, 3), st.integers(0, 11))
+def test_weights_know_the_same_results_drawn_ahead_or_resumed(
+    history: list[list[Episodes]], lag: int, stop: int
+) -> None:
+    def told_to(weights: AdaptiveWeights, batch: int) -> None:
+        weights.observe(batch, [columns(group) for group in history[batch]])
+
+    whole = AdaptiveWeights(BASE, lag)
+    used: dict[int, tuple[float, ...]] = {}
+    saved: dict[str, Any] = {}
+    for batch in range(len(history)):
+        for ahead in range(batch, batch + lag + 1):
+            assert used.setdefault(ahead, whole.of(ahead)) == whole.of(ahead), "asked earlier or later, it is the same"
+        told_to(whole, batch)
+        if batch == stop:
+            saved = json.loads(json.dumps(whole.state()))
+    unhurried = told(AdaptiveWeights(BASE), history)
+    assert all(weights == unhurried[max(0, batch - lag)] for batch, weights in used.items()), "so many batches later"
+    if stop >= len(history):
+        return
+    resumed = AdaptiveWeights(BASE, lag)
+    resumed.restore(saved)
+    for batch in range(stop + 1, len(history)):
+        for ahead in range(batch, batch + lag + 1):
+            assert resumed.of(ahead) == used[ahead]
+        told_to(resumed, batch)
+    assert resumed.state() == whole.state()
+
+
+def test_a_reward_that_is_mastered_loses_its_weight_and_gets_it_back() -> None:
+    solved = [(1.0, 1.0, 0.1, 1.0)] * 2
+    failed = [(0.0, 0.5, -0.1, 1.0), (0.0, 0.0, 0.0, 1.0)]
+    weights = AdaptiveWeights(BASE)
+    history = [[[*solved, *failed]]] * 100
+    used = told(weights, history)
+    assert [weight[3] for weight in used] == sorted((weight[3] for weight in used), reverse=True)
+    assert used[-1][3] == pytest.approx(LEAST * BASE[3], rel=1e-3), "every episode has the best format"
+    assert LEAST * BASE[1] < used[-1][1] < BASE[1], "progress is high, and differs"
+    back = told(weights_after(used[-1]), [[[(0.0, 0.0, 0.0, 0.5), (0.0, 0.0, 0.0, 1.0)]]] * 100)
+    assert back[-1] == pytest.approx(BASE, rel=1e-3), "correctness tells none apart: the others are all there is"
+
+
+def weights_after(weights: Sequence[float]) -> AdaptiveWeights:
+    """Weights that have come to these."""
+    adaptive = AdaptiveWeights(BASE)
+    factors = [weight / base for weight, base in zip(weights, BASE, strict=True)]
+    adaptive.restore({"factors": factors, "least": [0.0, 0.0, -0.1, 0.0], "recent": []})
+    return adaptive
+
+
+def test_spreads_are_within_groups_and_groups_of_one_are_left_out() -> None:
+    all_solved, all_failed = [(1.0, 1.0, 0.0, 1.0)] * 2, [(0.0, 0.0, 0.0, 1.0)] * 2
+    assert measure([columns(all_solved), columns(all_failed)]) == Measured(
+        means=(0.5, 0.5, 0.0, 1.0), spreads=(0.0,) * 4, least=(0.0, 0.0, 0.0, 1.0)
+    )
+    mixed = [(1.0, 1.0, 0.0, 1.0), (0.0, 0.5, 0.0, 1.0)]
+    measured = measure([columns(mixed), columns(all_solved), columns([(0.0,) * 4]), columns([])])
+    assert measured is not None
+    assert measured.means == (0.75, 0.875, 0.0, 1.0)
+    assert measured.spreads == pytest.approx(((0.25 / 2) ** 0.5, (0.0625 / 2) ** 0.5, 0.0, 0.0))
+    assert measure([columns([(0.0,) * 4]), columns([])]) is None
+
+
+def test_the_first_step_is_the_formula() -> None:
+    """c is 1 for correctness; for progress 0.25 over the 0.75 - 0.5 above the least, for format 0.1 over 0.9 - 0.8."""
+    weights = AdaptiveWeights(BASE)
+    weights.observe(0, [columns([(1.0, 1.0, 0.0, 1.0), (0.0, 0.5, 0.0, 0.8)])])
+    assert weights.of(1) == pytest.approx((1.0, 0.2, 0.2 * (1 - RATE * (1 - LEAST)), 0.1))
+    weights.observe(1, [columns([(1.0, 0.0, 0.0, 1.0), (0.0, 0.0, 0.0, 0.0)])])
+    weights.observe(2, [columns([(1.0, 1.0, 0.0, 1.0), (0.0, 0.5, 0.0, 0.8)])])
+    assert weights.of(3)[1] == pytest.approx(0.2 * ((1 - RATE * (1 - LEAST)) * (1 - RATE) + RATE / 3), rel=1e-12), (
+        "0.25 over the 0.75 above the least seen so far"
+    )
