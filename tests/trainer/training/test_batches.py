@@ -413,10 +413,8 @@ def test_the_lag_is_what_may_be_in_flight_when_a_batch_is_begun(
 
 
 def test_adaptive_weights_are_those_that_groups_are_judged_and_trained_under(loop: RolloutLoop) -> None:
-    adaptive, script = (
-        AdaptiveWeights((1.0, 0.2, 0.2, 0.1)),
-        Script(lambda request: episode_of(request.question_id, request.seed, correct=request.seed % 2 == 0)),
-    )
+    adaptive = AdaptiveWeights((1.0, 0.2, 0.2, 0.1))
+    script = Script(lambda r: episode_of(r.question_id, r.seed, correct=r.seed % 2 == 0, version=100))
     batches = batches_of(script, loop, config(rows=8, generations=4), BatchSettings(refill=1.0), adaptive=adaptive)
     trainer, expected = trainer_at(0), []
     for step in range(3):

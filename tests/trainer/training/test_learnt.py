@@ -16,7 +16,7 @@ from trainer.training.reward_weights import AdaptiveWeights
 
 def test_a_checkpoint_keeps_it_and_says_when_it_has_none(tmp_path: Path) -> None:
     weights = AdaptiveWeights((1.0, 0.3))
-    weights.observe(0, [[[0.0, 1.0, 1.0], [0.3, 0.1, 0.2]]])
+    weights.observe(0, [[[0.0, 1.0, 0.0, 1.0], [0.0, 0.3, 0.2, 0.3]]])
     folder = tmp_path / "checkpoint-1"
     folder.mkdir()
     args: Any = SimpleNamespace(output_dir=str(tmp_path), resume_from_checkpoint=str(folder))
