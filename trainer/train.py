@@ -56,7 +56,7 @@ from trainer.training.dry_run import dry_run
 from trainer.training.engines import open_policy, rollout_settings
 from trainer.training.evaluating import EvaluateAtStart, SQLEnvTrainer
 from trainer.training.grpo import build_trainer, stop_at_turns_ends, use_engine
-from trainer.training.learnt import SaveLearnt
+from trainer.training.learnt import Kept, SaveLearnt
 from trainer.training.out_of_memory import memory_errors
 from trainer.training.questions import question_order
 from trainer.training.reward_weights import AdaptiveWeights
@@ -162,9 +162,10 @@ class Training:
             play = self._play_settings(settings)
             trainer.add_callback(StopAfterStep(self._stopping))
             trainer.add_callback(SavePlaySettings(play))
-            trainer.add_callback(SaveLearnt(order, "questions.json", "--question_sampler and --curriculum"))
+            learnt = [Kept(order, "questions.json", "--question_sampler measured and --curriculum")]
             if adaptive is not None:
-                trainer.add_callback(SaveLearnt(adaptive, "reward_weights.json", "--reward_weighting adaptive"))
+                learnt.append(Kept(adaptive, "reward_weights.json", "--reward_weighting adaptive"))
+            trainer.add_callback(SaveLearnt(*learnt))
             client = RolloutClient(policy.engine, environments, chat, settings, trace)
             batches.play_with(client, log and log.write_batch)
             greedy = RolloutClient(policy.engine, environments, chat, replace(settings, temperature=0.0), trace)

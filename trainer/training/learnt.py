@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,34 +27,43 @@ class Learnt(Protocol):
         """Go on from what a checkpoint kept."""
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Something learnt, and the file of a checkpoint that keeps it. `flags`: a run without them has no such file."""
+
+    learnt: Learnt
+    file: str
+    flags: str
+
+
 class SaveLearnt(TrainerCallback):  # type: ignore[misc]  # transformers carries no types
-    """Keeps it in each checkpoint, as the file `name`, and goes on from it where a run resumes.
+    """Keeps what was learnt in each checkpoint, and goes on from it where a run resumes."""
 
-    `flags`: a run without them keeps none.
-    """
-
-    def __init__(self, learnt: Learnt, name: str, flags: str) -> None:
-        self._learnt = learnt
-        self._name = name
-        self._flags = flags
+    def __init__(self, *kept: Kept) -> None:
+        self._kept = kept
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Take up what the checkpoint has. Raises ConfigError when it has none, and should."""
-        if not args.resume_from_checkpoint or not self._learnt.state():
+        """Take up what the checkpoint has. Raises ConfigError when it misses something that it should have."""
+        if not args.resume_from_checkpoint:
             return
-        path = Path(args.resume_from_checkpoint) / self._name
-        try:
-            self._learnt.restore(json.loads(path.read_text(encoding="utf-8")))
-        except FileNotFoundError as error:
-            raise ConfigError(
-                f"{path} is missing: the checkpoint is of a run without {self._flags}; leave the flags as they were"
-            ) from error
+        for kept in self._kept:
+            if not kept.learnt.state():
+                continue
+            path = Path(args.resume_from_checkpoint) / kept.file
+            try:
+                kept.learnt.restore(json.loads(path.read_text(encoding="utf-8")))
+            except FileNotFoundError as error:
+                raise ConfigError(
+                    f"{path} is missing: the checkpoint is of a run without {kept.flags}; leave the flags as they were"
+                ) from error
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """A checkpoint was saved."""
         folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
-        kept = self._learnt.state()
-        if kept and state.is_world_process_zero and folder.is_dir():
-            (folder / self._name).write_text(json.dumps(kept), encoding="utf-8")
+        if not state.is_world_process_zero or not folder.is_dir():
+            return
+        for kept in self._kept:
+            if learnt := kept.learnt.state():
+                (folder / kept.file).write_text(json.dumps(learnt), encoding="utf-8")

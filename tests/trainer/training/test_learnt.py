@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from trainer.config import ConfigError
-from trainer.training.learnt import SaveLearnt
+from trainer.training.learnt import Kept, SaveLearnt
 from trainer.training.questions import EpochOrder
 from trainer.training.reward_weights import AdaptiveWeights
 
@@ -24,7 +24,7 @@ def test_a_checkpoint_keeps_it_and_says_when_it_has_none(tmp_path: Path) -> None
     control: Any = None
 
     def kept(learnt: Any) -> SaveLearnt:
-        return SaveLearnt(learnt, "learnt.json", "--reward_weighting adaptive")
+        return SaveLearnt(Kept(learnt, "learnt.json", "--reward_weighting adaptive"))
 
     other_rank: Any = SimpleNamespace(global_step=1, is_world_process_zero=False)
     kept(weights).on_save(args, other_rank, control)
