@@ -1,9 +1,7 @@
 """Evaluation: the environment, the rollout client and the prompts of training, on questions of a chosen split.
 
-`--policy` is `random`, `oracle`, or a model (a run's folder, a checkpoint or a Hub name). A model that SQLEnv trained
-is played as it was in its training, on the same data: what no flag says is taken from the `sqlenv.json` beside its
-weights, and a flag that says otherwise is pointed out. Models play greedily unless asked otherwise. Questions are
-spread evenly over the databases, so that a limit does not favour the first ones.
+The flags, and what they mean, are in `arguments`. Questions are spread evenly over the databases, so that a limit does
+not favour the first ones.
 """
 
 from __future__ import annotations
@@ -11,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
@@ -22,29 +19,18 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import Progress
 
-from env_server.data.loading import SYNTAX, load_dataset
+from env_server.data.loading import load_dataset
 from env_server.dataset import Dataset, Question, Split, in_turn
-from env_server.errors import SQLEnvError
 from env_server.settings import EnvSettings
 from env_server.types import AnswerMode
 from trainer.chat.format import ChatFormat, Conversation
-from trainer.config import (
-    ACTION_FORMAT_HELP,
-    ENV_HELP,
-    FEW_SHOT_HELP,
-    SYSTEM_PROMPT_HELP,
-    THINKING_HELP,
-    TOKEN_HELP,
-    TRACE_HELP,
-    ActionFormat,
-    prompt_in,
-    token_of,
-)
+from trainer.config import token_of
+from trainer.evaluation.arguments import SCRIPTED, build_parser
 from trainer.policy.play_settings import SETTING_NAMES, PlaySettings, SavedPlay, differences, saved_play
 from trainer.results.statistics import EvaluationSummary, summarize
 from trainer.results.summary_table import difficulty_table, summary_table
 from trainer.rollout.client import RolloutClient, RolloutSettings, derive_seed, request_for
-from trainer.rollout.environments import LOCAL, AnyEnvironments, Environments, open_environments
+from trainer.rollout.environments import AnyEnvironments, Environments, open_environments
 from trainer.rollout.episodes import Episode, EpisodeRecord, record
 from trainer.rollout.examples import Examples
 from trainer.rollout.players import OraclePlayer, Player, RandomPlayer, play
@@ -57,10 +43,6 @@ if TYPE_CHECKING:
 
     from inference.hf.engine import HFEngine
     from inference.vllm.engine import VLLMEngine
-
-SCRIPTED = ("random", "oracle")
-VLLM_URL = "http://127.0.0.1:8000"
-"""Where `sqlenv inference` serves, if it is not told otherwise."""
 
 
 def choose_questions(dataset: Dataset, split: Split, limit: int) -> list[Question]:
@@ -162,84 +144,6 @@ def _intervals_as_pairs(items: list[tuple[str, Any]]) -> Any:
     """Write an `Interval` as [low, high]."""
     fields = dict(items)
     return [fields["low"], fields["high"]] if fields.keys() == {"low", "high"} else fields
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """The flags of `sqlenv evaluate`."""
-    parser = argparse.ArgumentParser(
-        prog="sqlenv evaluate",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="examples:\n  sqlenv evaluate --policy oracle --split all\n"
-        "  sqlenv evaluate --policy runs/tiny/model --episodes 300 --json\n"
-        "  sqlenv evaluate --policy Qwen/Qwen2.5-0.5B-Instruct --data spider:PATH\n"
-        "  sqlenv evaluate --policy runs/tiny/model --env ws://host:8000,ws://other:8000\n"
-        "  sqlenv evaluate --policy runs/tiny/model --use_vllm      (after: sqlenv inference --model runs/tiny/model)",
-    )
-    defaults = PlaySettings()
-    parser.add_argument(
-        "--policy", required=True, help="random, oracle, a run's or a checkpoint's folder, or a model on the Hub"
-    )
-    parser.add_argument("--data", help=f"{SYNTAX} (default: the run's, else {defaults.data})")
-    parser.add_argument("--split", type=Split, choices=list(Split), default=Split.EVAL, help="default: eval")
-    parser.add_argument(
-        "--answer_mode",
-        type=AnswerMode,
-        choices=list(AnswerMode),
-        help=f"default: the run's, else {defaults.answer_mode}",
-    )
-    parser.add_argument(
-        "--action_format",
-        type=ActionFormat,
-        choices=list(ActionFormat),
-        help=f"{ACTION_FORMAT_HELP} Default: the run's.",
-    )
-    parser.add_argument(
-        "--system_prompt",
-        type=_text_of,
-        dest="custom_system_prompt",
-        metavar="FILE",
-        help=f"{SYSTEM_PROMPT_HELP} Default: the run's.",
-    )
-    parser.add_argument("--few_shot", type=_not_negative, metavar="N", help=f"{FEW_SHOT_HELP} Default: the run's.")
-    parser.add_argument(
-        "--max_thinking_length", type=_not_negative, metavar="N", help=f"{THINKING_HELP} Default: the run's."
-    )
-    parser.add_argument(
-        "--chat_template_kwargs", type=_json_object, help="variables of the chat template, in JSON (default: the run's)"
-    )
-    parser.add_argument(
-        "--episodes",
-        type=int,
-        dest="eval_episodes",
-        help="how many questions, -1 for all (default: as many as the run's evaluations had, else all)",
-    )
-    parser.add_argument("--temperature", type=_temperature, default=0.0, help="0 plays greedily (default)")
-    parser.add_argument("--seed", type=int, help=f"default: the run's, else {defaults.seed}")
-    for name, what in (
-        ("step_budget", "steps in an episode"),
-        ("max_completion_length", "tokens of an episode"),
-        ("max_turn_length", "tokens of one turn"),
-    ):
-        number = getattr(defaults, name)
-        parser.add_argument(f"--{name}", type=_positive, help=f"{what} (default: the run's, else {number:,})")
-    parser.add_argument(
-        "--max_context_length",
-        type=_positive,
-        help="tokens of prompt and completion together (default: the run's, else what the model's config allows)",
-    )
-    parser.add_argument("--env", default=LOCAL, help=ENV_HELP)
-    parser.add_argument("--env_token", help=TOKEN_HELP)
-    parser.add_argument("--use_vllm", action="store_true", help="generate on vLLM servers that serve the policy")
-    parser.add_argument(
-        "--vllm_server_base_url", default=VLLM_URL, help=f"their URLs, separated by commas (default: {VLLM_URL})"
-    )
-    parser.add_argument("--max_concurrency", type=_positive, default=64, help="episodes in flight")
-    parser.add_argument("--trace", metavar="FILE", help=TRACE_HELP)
-    parser.add_argument("--trust_remote_code", action="store_true", help="run code that comes with the policy")
-    parser.add_argument("--json", action="store_true", help="end with one JSON object on the last line of stdout")
-    parser.add_argument("--episodes_out", help="write every episode, turn by turn, to this JSONL file")
-    return parser
 
 
 def run(argv: Sequence[str]) -> int:
@@ -360,41 +264,3 @@ def write_records(path: str, records: Sequence[EpisodeRecord]) -> None:
     """Write records as JSON lines."""
     with Path(path).open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(asdict(r), ensure_ascii=False) + "\n" for r in records)
-
-
-def _text_of(path: str) -> str:
-    try:
-        return prompt_in(path)
-    except SQLEnvError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _not_negative(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"must not be negative, got {text}")
-    return number
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number <= 0:
-        raise argparse.ArgumentTypeError(f"must be positive, not {number}")
-    return number
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f'must be a JSON object such as {{"enable_thinking": false}}, not {text}')
-    return value
-
-
-def _temperature(text: str) -> float:
-    number = float(text)
-    if not 0.0 <= number < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a finite number >= 0, not {text}")
-    return number

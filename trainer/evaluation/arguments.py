@@ -1,0 +1,155 @@
+"""The flags of `sqlenv evaluate`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from typing import Any
+
+from env_server.data.loading import SYNTAX
+from env_server.dataset import Split
+from env_server.errors import SQLEnvError
+from env_server.types import AnswerMode
+from trainer.config import (
+    ACTION_FORMAT_HELP,
+    ENV_HELP,
+    FEW_SHOT_HELP,
+    SYSTEM_PROMPT_HELP,
+    THINKING_HELP,
+    TOKEN_HELP,
+    TRACE_HELP,
+    ActionFormat,
+    prompt_in,
+)
+from trainer.policy.play_settings import PlaySettings
+from trainer.rollout.environments import LOCAL
+
+SCRIPTED = ("random", "oracle")
+VLLM_URL = "http://127.0.0.1:8000"
+"""Where `sqlenv inference` serves, if it is not told otherwise."""
+
+_DESCRIPTION = """\
+Evaluation: the environment, the rollout client and the prompts of training, on questions of a chosen split.
+
+`--policy` is `random`, `oracle`, or a model (a run's folder, a checkpoint or a Hub name). A model that SQLEnv trained
+is played as it was in its training, on the same data: what no flag says is taken from the `sqlenv.json` beside its
+weights, and a flag that says otherwise is pointed out. Models play greedily unless asked otherwise. Questions are
+spread evenly over the databases, so that a limit does not favour the first ones.
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser."""
+    parser = argparse.ArgumentParser(
+        prog="sqlenv evaluate",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="examples:\n  sqlenv evaluate --policy oracle --split all\n"
+        "  sqlenv evaluate --policy runs/tiny/model --episodes 300 --json\n"
+        "  sqlenv evaluate --policy Qwen/Qwen2.5-0.5B-Instruct --data spider:PATH\n"
+        "  sqlenv evaluate --policy runs/tiny/model --env ws://host:8000,ws://other:8000\n"
+        "  sqlenv evaluate --policy runs/tiny/model --use_vllm      (after: sqlenv inference --model runs/tiny/model)",
+    )
+    defaults = PlaySettings()
+    parser.add_argument(
+        "--policy", required=True, help="random, oracle, a run's or a checkpoint's folder, or a model on the Hub"
+    )
+    parser.add_argument("--data", help=f"{SYNTAX} (default: the run's, else {defaults.data})")
+    parser.add_argument("--split", type=Split, choices=list(Split), default=Split.EVAL, help="default: eval")
+    parser.add_argument(
+        "--answer_mode",
+        type=AnswerMode,
+        choices=list(AnswerMode),
+        help=f"default: the run's, else {defaults.answer_mode}",
+    )
+    parser.add_argument(
+        "--action_format",
+        type=ActionFormat,
+        choices=list(ActionFormat),
+        help=f"{ACTION_FORMAT_HELP} Default: the run's.",
+    )
+    parser.add_argument(
+        "--system_prompt",
+        type=_text_of,
+        dest="custom_system_prompt",
+        metavar="FILE",
+        help=f"{SYSTEM_PROMPT_HELP} Default: the run's.",
+    )
+    parser.add_argument("--few_shot", type=_not_negative, metavar="N", help=f"{FEW_SHOT_HELP} Default: the run's.")
+    parser.add_argument(
+        "--max_thinking_length", type=_not_negative, metavar="N", help=f"{THINKING_HELP} Default: the run's."
+    )
+    parser.add_argument(
+        "--chat_template_kwargs", type=_json_object, help="variables of the chat template, in JSON (default: the run's)"
+    )
+    parser.add_argument(
+        "--episodes",
+        type=int,
+        dest="eval_episodes",
+        help="how many questions, -1 for all (default: as many as the run's evaluations had, else all)",
+    )
+    parser.add_argument("--temperature", type=_temperature, default=0.0, help="0 plays greedily (default)")
+    parser.add_argument("--seed", type=int, help=f"default: the run's, else {defaults.seed}")
+    for name, what in (
+        ("step_budget", "steps in an episode"),
+        ("max_completion_length", "tokens of an episode"),
+        ("max_turn_length", "tokens of one turn"),
+    ):
+        number = getattr(defaults, name)
+        parser.add_argument(f"--{name}", type=_positive, help=f"{what} (default: the run's, else {number:,})")
+    parser.add_argument(
+        "--max_context_length",
+        type=_positive,
+        help="tokens of prompt and completion together (default: the run's, else what the model's config allows)",
+    )
+    parser.add_argument("--env", default=LOCAL, help=ENV_HELP)
+    parser.add_argument("--env_token", help=TOKEN_HELP)
+    parser.add_argument("--use_vllm", action="store_true", help="generate on vLLM servers that serve the policy")
+    parser.add_argument(
+        "--vllm_server_base_url", default=VLLM_URL, help=f"their URLs, separated by commas (default: {VLLM_URL})"
+    )
+    parser.add_argument("--max_concurrency", type=_positive, default=64, help="episodes in flight")
+    parser.add_argument("--trace", metavar="FILE", help=TRACE_HELP)
+    parser.add_argument("--trust_remote_code", action="store_true", help="run code that comes with the policy")
+    parser.add_argument("--json", action="store_true", help="end with one JSON object on the last line of stdout")
+    parser.add_argument("--episodes_out", help="write every episode, turn by turn, to this JSONL file")
+    return parser
+
+
+def _text_of(path: str) -> str:
+    try:
+        return prompt_in(path)
+    except SQLEnvError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _not_negative(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"must not be negative, got {text}")
+    return number
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number <= 0:
+        raise argparse.ArgumentTypeError(f"must be positive, not {number}")
+    return number
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f'must be a JSON object such as {{"enable_thinking": false}}, not {text}')
+    return value
+
+
+def _temperature(text: str) -> float:
+    number = float(text)
+    if not 0.0 <= number < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a finite number >= 0, not {text}")
+    return number
