@@ -193,6 +193,11 @@ def test_the_oracle_is_right_on_unseen_databases_and_chance_is_not(capsys: Captu
     assert oracle["episodes"] == chance["episodes"] == 300
     assert oracle["excluded"] == {}
     assert (oracle["policy"], oracle["split"], oracle["failed"]) == ("oracle", "eval", 0)
+    assert oracle["failure_kinds"] == {}
+    assert sum(chance["failure_kinds"].values()) == chance["episodes"] - chance["successes"]
+    assert oracle["exploration"]["described_first"]["share"] == 1.0
+    low, high = chance["exploration"]["described_first"]["interval"]
+    assert 0.0 < low < chance["exploration"]["described_first"]["share"] < high < 1.0
 
 
 def test_the_oracle_is_right_with_a_query_as_the_answer(small: str, tmp_path: Path, capsys: Captured) -> None:
@@ -211,6 +216,14 @@ def test_without_json_there_is_a_table_alone(small: str, capsys: Captured) -> No
     out = capsys.readouterr().out
     assert "100.0%" in out
     assert "{" not in out
+
+
+def test_it_says_why_episodes_failed_and_how_they_explored(small: str, capsys: Captured) -> None:
+    assert sqlenv.main(["evaluate", "--policy", "random", "--data", small]) == 0
+    out = capsys.readouterr().out
+    assert "why random failed" in out
+    assert "DESCRIBE before the first QUERY: " in out
+    assert "a question took " in out
 
 
 def test_the_oracle_is_right_on_spider(spider_dir: Path, capsys: Captured) -> None:

@@ -27,8 +27,10 @@ from trainer.chat.format import ChatFormat, Conversation
 from trainer.config import token_of
 from trainer.evaluation.arguments import SCRIPTED, build_parser
 from trainer.policy.play_settings import SETTING_NAMES, PlaySettings, SavedPlay, differences, saved_play
+from trainer.results.exploration import exploration_lines, explore
+from trainer.results.failure_kinds import count_failures
 from trainer.results.statistics import EvaluationSummary, summarize
-from trainer.results.summary_table import difficulty_table, summary_table
+from trainer.results.summary_table import difficulty_table, failure_table, summary_table
 from trainer.rollout.client import RolloutClient, RolloutSettings, derive_seed, request_for
 from trainer.rollout.environments import AnyEnvironments, Environments, open_environments
 from trainer.rollout.episodes import Episode, EpisodeRecord, record
@@ -136,8 +138,15 @@ def excluded_by_reason(dataset: Dataset) -> dict[str, int]:
 
 
 def summary_json(summary: EvaluationSummary, **extra: object) -> str:
-    """One JSON object on one line, with `success_rate`, `interval`, `episodes` and `excluded` among its keys."""
-    return json.dumps({**extra, **asdict(summary, dict_factory=_intervals_as_pairs)}, sort_keys=True)
+    """One JSON object on one line, with `success_rate`, `interval`, `episodes` and `excluded` among its keys.
+
+    What is `extra` may be data classes, too.
+    """
+    return json.dumps({**extra, **_plain(summary)}, default=_plain, sort_keys=True)
+
+
+def _plain(instance: Any) -> Any:
+    return asdict(instance, dict_factory=_intervals_as_pairs)
 
 
 def _intervals_as_pairs(items: list[tuple[str, Any]]) -> Any:
@@ -188,6 +197,11 @@ def run(argv: Sequence[str]) -> int:
     rows = [(args.policy, summary)]
     out = Console()
     out.print(summary_table(rows, title=f"{chosen.data}, split {args.split.value}"), difficulty_table(rows))
+    if summary.successes < summary.episodes:
+        out.print(failure_table(args.policy, records))
+    exploration = explore(records)
+    for line in exploration_lines(exploration):
+        out.print(line, highlight=False, soft_wrap=True)
     if dataset.excluded:
         counts = ", ".join(f"{reason} {n}" for reason, n in sorted(summary.excluded.items()))
         out.print(
@@ -204,6 +218,8 @@ def run(argv: Sequence[str]) -> int:
                 split=args.split.value,
                 answer_mode=chosen.answer_mode.value,
                 seed=chosen.seed,
+                failure_kinds=count_failures(records),
+                exploration=exploration,
             )
         )
     return 0

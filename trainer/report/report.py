@@ -20,7 +20,6 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +28,11 @@ from jinja2 import Environment, StrictUndefined
 
 from env_server.dataset import Hardness
 from trainer.report import plots
+from trainer.report.exploration_tables import exploration_table, failure_table
 from trainer.report.replays import OUTCOMES, cut, replays
+from trainer.report.tables import NONE, Played, Table
 from trainer.results.metrics import in_order, meaning
-from trainer.results.run_files import Evaluation, RunFolder, TrainingEpisode
+from trainer.results.run_files import RunFolder, TrainingEpisode
 from trainer.results.statistics import (
     GroupSummary,
     PairedDifference,
@@ -39,34 +40,16 @@ from trainer.results.statistics import (
     keyed,
 )
 from trainer.results.summary_table import interval_text
-from trainer.rollout.episodes import EpisodeRecord, Outcome
+from trainer.rollout.episodes import Outcome
 
 TEMPLATE = Path(__file__).with_name("report_template.html")
 CONFIG_LIMIT = 40_000
 MAX_REWARD_CURVES = 9
 METRICS_HEADER = ["metric", "first", "last", "what it means"]
-NONE = "-"
 BRACKETS = "In brackets: 95% intervals."
 RATIO = "sampling/importance_sampling_ratio"
 WEIGHT = "reward_weights/"
 _SECRET = re.compile(r"(token|secret|password|api_key|credential)s?$", re.IGNORECASE)
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A table of text: the first cell of a row is its heading."""
-
-    caption: str
-    header: list[str]
-    rows: list[list[str]]
-
-
-@dataclass(frozen=True, slots=True)
-class Played:
-    """An evaluation with its episodes."""
-
-    evaluation: Evaluation
-    records: list[EpisodeRecord]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -110,6 +93,8 @@ def write_report(run: Path) -> Path:
         "evaluations": evaluation_table(played) if played else None,
         "groups": [t for kind in ("hardness", "family") if (t := group_table(kind, before, after)) is not None],
         "outcomes": outcome_table(played) if played else None,
+        "failures": failure_table(played) if played else None,
+        "exploration": exploration_table(played) if played else None,
         "excluded": excluded_table(played),
         "ratio": ratio_line(metrics),
         "times": time_line(metrics),

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
+from trainer.results.failure_kinds import count_failures
 from trainer.results.statistics import EvaluationSummary, Interval
+from trainer.rollout.episodes import EpisodeRecord
 
 HARDNESS = ("easy", "medium", "hard", "extra")
 
@@ -48,6 +50,18 @@ def difficulty_table(rows: Sequence[tuple[str, EvaluationSummary]]) -> Table:
     for label, summary in rows:
         groups = [summary.by_hardness.get(level) for level in levels]
         table.add_row(label, *("-" if group is None else percent(group.success_rate) for group in groups))
+    return table
+
+
+def failure_table(label: str, records: Sequence[EpisodeRecord]) -> Table:
+    """Why the episodes of an evaluation failed, the most frequent kind first."""
+    counts = count_failures(records)
+    table = Table(title=f"why {label} failed")
+    table.add_column("kind", overflow="fold")
+    for name in ("episodes", "of failures"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for kind, count in sorted(counts.items(), key=lambda pair: -pair[1]):
+        table.add_row(kind.meaning, str(count), percent(count / sum(counts.values())))
     return table
 
 

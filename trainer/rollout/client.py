@@ -196,6 +196,7 @@ class _EpisodePlayer:
         self._settings = settings
         self._watch = watch
         self._turns: list[Turn] = []
+        self._prompt_tokens = 0
 
     async def play(self, begin: asyncio.Lock) -> Episode:
         """Play to the end. `begin` is shared by the episodes of a batch."""
@@ -233,6 +234,7 @@ class _EpisodePlayer:
             turns=tuple(self._turns),
             row=transcript.row(),
             truncated_turns=transcript.dropped_turns,
+            prompt_tokens=self._prompt_tokens,
         )
 
     async def _take_turn(self, transcript: Transcript, room: int) -> SQLObservation:
@@ -243,8 +245,11 @@ class _EpisodePlayer:
         async def generate(said: tuple[int, ...], tokens: int, part: int) -> Completion:
             sampling = Sampling(max_new_tokens=tokens, temperature=settings.temperature)
             seed = derive_seed(self._request.seed, number, *([part] if part else []))
+            prompt = (*view, *said) if said else view
             async with _deadline(settings.engine_timeout_s, "the engine did not finish a turn"):
-                return await self._engine.generate((*view, *said) if said else view, sampling, seed)
+                completion = await self._engine.generate(prompt, sampling, seed)
+            self._prompt_tokens += len(prompt)
+            return completion
 
         with self._watch.waiting(Wait.GENERATION, number):
             turn = await generate_turn(generate, chat, settings.budget.max_turn, room)

@@ -94,6 +94,8 @@ class Episode:
     """Oldest turns that were dropped from the row because the context was full."""
     failure: str = ""
     """For FAILED: the error's class and text."""
+    prompt_tokens: int | None = None
+    """Tokens that the engine was given, the prompts of all turns together; None where no engine played."""
     timing: EpisodeTiming | None = field(default=None, compare=False, repr=False)
     """Where a policy played; it says nothing about what was played."""
 
@@ -131,6 +133,8 @@ class EpisodeRecord:
     tokens: int
     """Tokens that the policy generated."""
     failure: str
+    prompt_tokens: int | None = None
+    """Tokens that the policy was given to read, each turn's whole prompt counted; None where that is not known."""
     turns: list[dict[str, Any]] = field(default_factory=list)
     """`Turn` as dictionaries."""
 
@@ -154,6 +158,7 @@ def record(episode: Episode, *, with_versions: bool = False) -> EpisodeRecord:
         parse_rate=sum(t.parseable for t in turns) / len(turns) if turns else 0.0,
         tokens=sum(episode.row.env_mask),
         failure=episode.failure,
+        prompt_tokens=episode.prompt_tokens,
         turns=[_logged(turn, with_versions) for turn in turns],
     )
 

@@ -16,7 +16,8 @@ import pytest
 from env_server.types import RewardComponents
 from tests.trainer.records import make_record
 from trainer.report.plots import TIMES
-from trainer.report.report import Played, group_table, headline, metrics_table, mismatch, redacted, run, write_report
+from trainer.report.report import group_table, headline, metrics_table, mismatch, redacted, run, write_report
+from trainer.report.tables import Played
 from trainer.results.run_files import Evaluation, RunFolder, RunFolderError
 from trainer.results.statistics import summarize
 from trainer.rollout.episodes import EpisodeRecord, Turn
@@ -287,3 +288,14 @@ def test_the_command_prints_what_it_wrote(
     assert picture.stat().st_size > 1_000
     with pytest.raises(RunFolderError, match="there is no folder"):
         run([str(tmp_path / "nowhere")])
+
+
+def test_why_episodes_failed_and_how_it_explored_are_tables_of_their_own(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", {})
+    for label, played in (("before", BEFORE), ("after", AFTER)):
+        add_evaluation(folder, label, [replace(r, prompt_tokens=120) for r in played.records])
+    html = write_report(folder.path).read_text(encoding="utf-8")
+    assert "Why episodes failed" in html
+    assert "gave up: an empty answer, or one on no evidence" in html
+    assert "How it explored" in html
+    assert re.search(r"tokens read per question</th>\s*<td>120</td>\s*<td>120</td>", html)

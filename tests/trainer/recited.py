@@ -1,0 +1,36 @@
+"""Episodes of said texts: really played, so that records hold what the environment answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from env_server.dataset import Question
+from env_server.environment import SQLEnvironment
+from trainer.chat.parsing import parse_action
+from trainer.rollout.episodes import Episode, EpisodeRecord, TokenRow, outcome_of, record, turn_of
+
+
+def recite(environment: SQLEnvironment, question: Question, texts: Sequence[str], read: int = 0) -> EpisodeRecord:
+    """Play an episode of these turns, as a policy that says them would; each is one token, `read` are its prompts'."""
+    observation = environment.reset(question_id=question.question_id)
+    turns = []
+    for text in texts:
+        assert not observation.done, "the episode ended before its texts did"
+        parsed = parse_action(text)
+        observation = environment.step(parsed.action)
+        turns.append(turn_of(text, parsed.action, observation, parsed.parseable))
+    ids = list(range(len(turns)))
+    row = TokenRow([0], ids, [0.0] * len(ids), [1] * len(ids))
+    episode = Episode(
+        episode_id=environment.state.episode_id,
+        question_id=question.question_id,
+        db_id=question.db_id,
+        question=question.text,
+        hardness=question.hardness.value,
+        family=question.family,
+        outcome=outcome_of(observation),
+        turns=tuple(turns),
+        row=row,
+        prompt_tokens=read,
+    )
+    return record(episode)
