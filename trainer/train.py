@@ -56,6 +56,7 @@ from trainer.training.dry_run import dry_run
 from trainer.training.engines import open_policy, rollout_settings
 from trainer.training.evaluating import EvaluateAtStart, SQLEnvTrainer
 from trainer.training.grpo import build_trainer, stop_at_turns_ends, use_engine
+from trainer.training.health_watch import HealthWatch, watched
 from trainer.training.learnt import Kept, SaveLearnt
 from trainer.training.out_of_memory import memory_errors
 from trainer.training.questions import question_order
@@ -158,6 +159,8 @@ class Training:
             log = self._open_log(stack) if self._ranks.is_main else None
             if log is not None:
                 trainer.add_callback(log)
+                run = watched(self._arguments, grpo, self._ranks.count)
+                trainer.add_callback(HealthWatch(self._folder, run, say))
             trace = self._open_trace(stack, trainer)
             play = self._play_settings(settings)
             trainer.add_callback(StopAfterStep(self._stopping))

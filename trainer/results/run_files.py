@@ -3,6 +3,7 @@
     config.json                        what the run was started with
     metrics.jsonl                      one object per logged training step: "step" and numbers
     episodes.jsonl                     one training episode per line: "step" and an EpisodeRecord
+    health.jsonl                       what the run was warned of, one HealthWarning per line
     evaluations/LABEL.json             the summary and what was evaluated; LABEL is step-000050 after the 50th step
     evaluations/LABEL.episodes.jsonl   its EpisodeRecords
     report.html
@@ -11,7 +12,8 @@ Promises:
 
 1. A line is on its way to the disk when `write` returns; a killed process loses at most the line being written, which
    readers skip. Any other broken line is an error that names the file and the line.
-2. A resumed run cuts off what was logged after the step that it goes on from: no step is there twice.
+2. A resumed run cuts off what was logged after the step that it goes on from: no step is there twice. Warnings stay,
+   since they were said.
 3. Whole files are replaced atomically; an evaluation's summary is written after its episodes.
 """
 
@@ -54,6 +56,17 @@ class TrainingEpisode:
 
 
 @dataclass(frozen=True, slots=True)
+class HealthWarning:
+    """Something that was wrong with the run at a step: what was seen, its figures, the likely cause, what helps."""
+
+    step: int
+    sign: str
+    seen: str
+    cause: str
+    cure: str
+
+
+@dataclass(frozen=True, slots=True)
 class Evaluation:
     """One evaluation: `label` names its files, `order` is its place in tables (smallest first).
 
@@ -77,6 +90,7 @@ class Evaluation:
 
 _RECORD = TypeAdapter(EpisodeRecord)
 _EVALUATION = TypeAdapter(Evaluation)
+_WARNING = TypeAdapter(HealthWarning)
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
@@ -167,6 +181,11 @@ class RunFolder:
         return self.path / "episodes.jsonl"
 
     @property
+    def health_path(self) -> Path:
+        """The warnings."""
+        return self.path / "health.jsonl"
+
+    @property
     def evaluations_path(self) -> Path:
         """The folder of the evaluations."""
         return self.path / "evaluations"
@@ -210,6 +229,15 @@ class RunFolder:
         `turns` False leaves their turns out, which are nearly all of the memory.
         """
         return _read(self.episodes_path, partial(_training_episode, turns))
+
+    def add_warning(self, warning: HealthWarning) -> None:
+        """Keep a warning."""
+        with JsonlWriter(self.health_path) as writer:
+            writer.write(asdict(warning))
+
+    def warnings(self) -> list[HealthWarning]:
+        """Return the warnings in order; a missing file has none."""
+        return _read(self.health_path, _WARNING.validate_json)
 
     def go_on_from(self, step: int) -> None:
         """Cut off the lines after a step that training goes on from, and one that a killed process left half."""

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.records import make_record
-from trainer.results.run_files import Evaluation, RunFolder, RunFolderError
+from trainer.results.run_files import Evaluation, HealthWarning, RunFolder, RunFolderError
 from trainer.results.statistics import summarize
 from trainer.rollout.episodes import EpisodeRecord
 
@@ -167,3 +167,16 @@ def test_a_label_is_a_plain_name(folder: RunFolder, label: str) -> None:
     records = [make_record("a")]
     with pytest.raises(ValueError, match="label"):
         folder.write_evaluation(make_evaluation(label, records), records)
+
+
+def test_warnings_are_kept_also_beyond_the_step_that_a_run_goes_on_from(folder: RunFolder) -> None:
+    assert folder.warnings() == []
+    warnings = [HealthWarning(step, f"sign {step}", "1 ± 2", "cause", "`--flag`") for step in (3, 7)]
+    for warning in warnings:
+        folder.add_warning(warning)
+    folder.go_on_from(5)
+    assert folder.warnings() == warnings
+    with folder.health_path.open("a") as file:
+        file.write('{"step": 8}\n{"step"')
+    with pytest.raises(RunFolderError, match=r"health\.jsonl, line 3: sign: Field required"):
+        folder.warnings()
