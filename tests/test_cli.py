@@ -172,6 +172,8 @@ def test_a_folder_that_is_no_run(tmp_path: Path, capsys: Captured) -> None:
         ["--max_completion_length", "many"],
         ["--temperature", "-1"],
         ["--temperature", "nan"],
+        ["--samples", "0"],
+        ["--samples", "2"],
         ["--split", "test"],
         ["--answer_mode", "prose"],
         ["--episodes_out", "no/such/folder/file.jsonl"],
@@ -209,6 +211,20 @@ def test_the_oracle_is_right_with_a_query_as_the_answer(small: str, tmp_path: Pa
     episodes = [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()]
     assert len(episodes) == 4
     assert all(e["outcome"] == "correct" and e["turns"][-1]["action_type"] == "ANSWER" for e in episodes)
+
+
+def test_a_question_is_played_several_times_each_time_by_another_seed(
+    small: str, tmp_path: Path, capsys: Captured
+) -> None:
+    target = tmp_path / "episodes.jsonl"
+    flags = ("--data", small, "--samples", "3", "--episodes", "2", "--episodes_out", str(target))
+    assert evaluate(capsys, "--policy", "random", *flags)["episodes"] == 6
+    episodes = [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()]
+    first, second = episodes[:3], episodes[3:]
+    for same in (first, second):
+        assert len({each["question_id"] for each in same}) == 1
+        assert len({json.dumps(each["turns"]) for each in same}) == 3
+    assert first[0]["question_id"] != second[0]["question_id"]
 
 
 def test_without_json_there_is_a_table_alone(small: str, capsys: Captured) -> None:

@@ -49,6 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
         "  sqlenv evaluate --policy runs/tiny/model --episodes 300 --json\n"
         "  sqlenv evaluate --policy Qwen/Qwen2.5-0.5B-Instruct --data spider:PATH\n"
         "  sqlenv evaluate --policy runs/tiny/model --env ws://host:8000,ws://other:8000\n"
+        "  sqlenv evaluate --policy runs/tiny/model --split train --temperature 1 --samples 8 --episodes_out FILE\n"
         "  sqlenv evaluate --policy runs/tiny/model --use_vllm      (after: sqlenv inference --model runs/tiny/model)",
     )
     defaults = PlaySettings()
@@ -90,6 +91,9 @@ def build_parser() -> argparse.ArgumentParser:
         help="how many questions, -1 for all (default: as many as the run's evaluations had, else all)",
     )
     parser.add_argument("--temperature", type=_temperature, default=0.0, help="0 plays greedily (default)")
+    parser.add_argument(
+        "--samples", type=_positive, default=1, metavar="N", help="episodes of each question (default: 1)"
+    )
     parser.add_argument("--seed", type=int, help=f"default: the run's, else {defaults.seed}")
     for name, what in (
         ("step_budget", "steps in an episode"),

@@ -165,6 +165,8 @@ def run(argv: Sequence[str]) -> int:
         parser.error(f"--episodes_out: there is no folder {Path(args.episodes_out).parent}")
     if args.trace and args.policy in SCRIPTED:
         parser.error(f"--trace is of what the episodes of a model wait for; {args.policy} waits for nothing")
+    if args.samples > 1 and (args.policy == "oracle" or (args.policy not in SCRIPTED and not args.temperature)):
+        parser.error("--samples above 1 plays the same episodes again; give a --temperature above 0")
     console = Console(stderr=True)
     saved = None if args.policy in SCRIPTED else _saved_with(args.policy)
     chosen = settle(args, saved)
@@ -177,6 +179,7 @@ def run(argv: Sequence[str]) -> int:
     questions = examples.without(choose_questions(dataset, args.split, chosen.eval_episodes))
     if not questions:
         parser.error(f"data set {chosen.data} has no usable question in split {args.split.value!r}")
+    questions = [question for question in questions for _ in range(args.samples)]
     env_settings = EnvSettings(step_budget=chosen.step_budget)
     environments = open_environments(args.env, token_of(args.env_token), dataset, env_settings, chosen.answer_mode)
     tracing = Trace(Path(args.trace)) if args.trace else nullcontext()
