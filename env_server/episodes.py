@@ -229,7 +229,7 @@ class Episodes:
         return SQLObservation(
             done=episode.done,
             reward=reward.total,
-            question=_question_text(episode.question),
+            question=question_text(episode.question),
             schema_info=episode.schema_info,
             result=outcome.result,
             error=outcome.error,
@@ -240,8 +240,8 @@ class Episodes:
         )
 
 
-def _question_text(question: Question) -> str:
-    """The question, with the outside knowledge that BIRD calls evidence."""
+def question_text(question: Question) -> str:
+    """Return a question as it is asked: with the outside knowledge that BIRD calls evidence."""
     return f"{question.text}\nHint: {question.evidence}" if question.evidence else question.text
 
 

@@ -271,9 +271,31 @@ class WarmupArguments(EpisodeArguments):
             "teaches clean play; less makes a base policy that can, but mostly does not."
         },
     )
+    explore: float = field(
+        default=0.0,
+        metadata={
+            "help": "Share of the good episodes that take another way than the shortest: tables in any order, samples, "
+            "values looked up, parts of the query first, and mistakes that are seen and mended. Mistakes are shown and "
+            "not learned."
+        },
+    )
     max_episodes: int = field(
         default=2_000,
-        metadata={"help": "Episodes to play on each data set, spread evenly over its databases (-1: every question)."},
+        metadata={
+            "help": "Episodes to play on each data set, spread evenly over its databases (-1: every question; 0: none, "
+            "with --replay)."
+        },
+    )
+    replay: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "Files with episodes that a policy played on training questions of --data (of `sqlenv evaluate "
+            "--split train --temperature 1 --samples 8 --episodes_out FILE`, or a run's episodes.jsonl): those that "
+            "were right, and not by luck, are played again and learned too."
+        },
+    )
+    replay_per_question: int = field(
+        default=4, metadata={"help": "The most episodes of one question that --replay takes."}
     )
     chat_template_kwargs: dict[str, Any] | str | None = field(
         default=None,
@@ -297,13 +319,17 @@ class WarmupArguments(EpisodeArguments):
     torch_threads: int = field(default=0, metadata={"help": "Threads of torch on a CPU (0: torch's own choice)."})
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.good <= 1.0:
-            raise ConfigError(f"--good is a share and must lie in [0, 1], not {self.good}")
+        for name in ("good", "explore"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ConfigError(f"--{name} is a share and must lie in [0, 1], not {getattr(self, name)}")
         super().__post_init__()
-        if self.step_budget <= 0 or self.max_episodes == 0 or self.max_episodes < -1:
-            raise ConfigError(
-                "--step_budget and --max_episodes must be positive; --max_episodes -1 plays all questions"
-            )
+        if self.step_budget <= 0 or self.replay_per_question <= 0:
+            raise ConfigError("--step_budget and --replay_per_question must be positive")
+        if self.max_episodes < -1 or (self.max_episodes == 0 and not self.replay):
+            raise ConfigError("--max_episodes must be positive, -1 for all questions, or 0 beside --replay")
+        for file in self.replay or ():
+            if not Path(file).is_file():
+                raise ConfigError(f"--replay {file}: there is no such file")
         if isinstance(self.chat_template_kwargs, str):
             self.chat_template_kwargs = _json_object("--chat_template_kwargs", self.chat_template_kwargs)
         if self.max_minutes < 0 or self.muon_learning_rate < 0:

@@ -38,6 +38,8 @@ class Conversation:
 
     opening: str
     turns: tuple[tuple[SQLAction, str], ...]
+    unlearned: frozenset[int] = frozenset()
+    """Turns, by number, that a warm-up shows without learning to take them: mistakes, from which others recover."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,15 +144,15 @@ class ChatFormat:
         return is_thinking(self.text_of(token_ids))
 
     def encode(self, conversation: Conversation) -> tuple[list[int], list[bool]]:
-        """Return a whole episode's ids, and which of them the policy says."""
+        """Return a whole episode's ids, and which of them are learned: what the policy says, unlearned turns apart."""
         ids = self.prompt_ids(conversation.opening)
-        own = [False] * len(ids)
-        for action, reply in conversation.turns:
+        learned = [False] * len(ids)
+        for number, (action, reply) in enumerate(conversation.turns):
             turn = self.turn_ids(action)
             heard = self.renderer.observation_ids(reply, closed=True) if reply else []
             ids += [*turn, *heard]
-            own += [True] * len(turn) + [False] * len(heard)
-        return ids, own
+            learned += [number not in conversation.unlearned] * len(turn) + [False] * len(heard)
+        return ids, learned
 
     def _opening(self, opening: str) -> list[dict[str, str]]:
         return [{"role": "system", "content": self._settings.system_prompt}, {"role": "user", "content": opening}]

@@ -308,6 +308,8 @@ WARMUP_FLAGS = FlagTable(
         Need("hub_always_push", *_on("push_to_hub")),
         Need("lora_dropout", *_on("use_peft")),
         Need("packing_strategy", *_on("packing")),
+        Need("explore", "--good above 0", lambda values: values["good"] > 0),
+        Need("replay_per_question", *_on("replay")),
     ),
     choices={"loss_type": ("nll", "dft", "chunked_nll"), "save_strategy": ("no", "steps", "epoch")},
 )

@@ -302,6 +302,13 @@ class RunFolder:
         return self.evaluations_path / (label + suffix)
 
 
+def read_records(path: Path) -> list[EpisodeRecord]:
+    """Return the episodes of a file that an evaluation or a run wrote. Raises RunFolderError."""
+    if not path.is_file():
+        raise RunFolderError(f"there is no file {path}; `sqlenv evaluate --episodes_out` writes one")
+    return _read(path, _RECORD.validate_json)
+
+
 def _read(path: Path, parse: Callable[[bytes], T]) -> list[T]:
     """Parse every complete line; raises RunFolderError for one that `parse` refuses."""
     rows: list[T] = []

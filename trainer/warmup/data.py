@@ -1,7 +1,8 @@
 """What a warm-up learns from: episodes that were really played on the training databases, as token ids with labels.
 
-Only the policy's own tokens are learned: labels are -100 on the prompt and on everything the environment says. The
-ids are assembled exactly as a rollout assembles them, so what is learned here is what is seen there.
+Only the policy's own tokens are learned, and of those no mistake's: labels are -100 on the prompt, on everything the
+environment says, and on the turns that a conversation calls unlearned. The ids are assembled exactly as a rollout
+assembles them, so what is learned here is what is seen there.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ IGNORED = -100
 
 
 def encode(conversation: Conversation, chat: ChatFormat) -> dict[str, list[int]]:
-    """An episode as `input_ids` and `labels`; the labels are the ids where the policy speaks, else IGNORED."""
-    ids, own = chat.encode(conversation)
-    return {"input_ids": ids, "labels": [token if said else IGNORED for token, said in zip(ids, own, strict=True)]}
+    """An episode as `input_ids` and `labels`; the labels are the ids of what is learned, else IGNORED."""
+    ids, learned = chat.encode(conversation)
+    return {"input_ids": ids, "labels": [token if its else IGNORED for token, its in zip(ids, learned, strict=True)]}
 
 
 def play_demonstrations(
@@ -40,8 +41,11 @@ def play_demonstrations(
     answer_mode: AnswerMode = AnswerMode.VALUE,
     step_budget: int = 15,
     limit: int = -1,
+    explore: float = 0.0,
 ) -> list[Conversation]:
     """Play training questions of the data sets once, `good` of them well: `limit` of each data set, or all for -1.
+
+    `explore` is the share of the good episodes that take other ways than the shortest.
 
     A limit is spread evenly over the databases. Raises ConfigError when a data set has no training questions.
     """
@@ -55,7 +59,7 @@ def play_demonstrations(
         if not questions:
             raise ConfigError(f"--data {spec} has no usable question for training")
         with EnvironmentFactory(dataset, settings, answer_mode) as factory:
-            playing = demonstrate(factory.make(), questions, good, seed, answer_mode)
+            playing = demonstrate(factory.make(), questions, good, seed, answer_mode, explore)
             quiet = not console.is_terminal
             shown = track(playing, f"playing {spec}", len(questions), console=console, transient=True, disable=quiet)
             played = list(shown)

@@ -1,16 +1,17 @@
-"""Play to learn from: clean play by the oracle, and play of mixed quality, both verified by the environment.
+"""Play to learn from: clean play by the oracle, play that explores, and play of mixed quality, all verified.
 
 GRPO sharpens a skill that a policy has and uses badly; it does not teach a new one. A base model is exactly that:
 it has seen good and bad play. So a base policy is trained on clean episodes beside episodes of a player who knows
 the moves and stumbles: who guesses from a sample, wanders, damages the right query, or misreads its result.
+A policy that is to play well learns from the oracle, and from a player who explores, errs and recovers (`exploring`).
 Every episode is really played; what the environment answered is what the policy learns to expect.
 """
 
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from env_server.dataset import Question
 from env_server.environment import SQLEnvironment
@@ -18,35 +19,13 @@ from env_server.types import ActionType, AnswerMode, SQLAction, SQLObservation
 from trainer.chat.format import Conversation
 from trainer.rollout.episodes import Episode
 from trainer.rollout.players import OraclePlayer, mentioned_tables, play, table_names
+from trainer.warmup.exploring import ExploringPlayer
+from trainer.warmup.nearby import damage
 
 GUESS = ""
 """Stands for an answer that is made up from what was seen last: a cell, or the query that was run last."""
-
-_SWAPS = (
-    ("MAX(", "MIN("),
-    ("AVG(", "SUM("),
-    ("COUNT(DISTINCT ", "COUNT("),
-    (" > ", " < "),
-    (" >= ", " <= "),
-    (" = '", " != '"),
-    (" DESC", " ASC"),
-    (" AND ", " OR "),
-    (" NOT IN ", " IN "),
-    (" INTERSECT ", " UNION "),
-    (" EXCEPT ", " INTERSECT "),
-)
-_CLAUSE = re.compile(r" (?:WHERE|HAVING) .*?(?= GROUP BY | ORDER BY | LIMIT |$)", re.DOTALL)
-
-
-def damage(sql: str, rng: random.Random) -> str:
-    """Return a nearby wrong query: a condition lost, or an operator, aggregate or direction turned around."""
-    candidates = [sql.replace(a, b, 1) for a, b in _SWAPS if a in sql]
-    candidates += [sql.replace(b, a, 1) for a, b in _SWAPS if b in sql and a not in sql]
-    if _CLAUSE.search(sql):
-        candidates.append(_CLAUSE.sub("", sql, count=1))
-    if " LIMIT " in sql:
-        candidates.append(sql[: sql.rindex(" LIMIT ")])
-    return rng.choice([c for c in candidates if c != sql] or [f"{sql} LIMIT 1"])
+TRIES = 4
+"""Ways that an exploring player draws for a question until one comes out as it was meant."""
 
 
 class StumblingPlayer:
@@ -113,19 +92,36 @@ def demonstrate(
     good: float,
     seed: int,
     answer_mode: AnswerMode = AnswerMode.VALUE,
+    explore: float = 0.0,
 ) -> Iterator[tuple[Episode, Conversation]]:
-    """Play each question once, a share `good` of them by the oracle, the others by the stumbling player.
+    """Play each question once, a share `good` of them well, the others by the stumbling player.
 
-    `answer_mode` is the environment's. An oracle's episode that the environment does not judge correct is left out: it
-    would teach a wrong answer.
+    Of the good ones a share `explore` is played by the exploring player, the others by the oracle. `answer_mode` is the
+    environment's. What the environment does not judge correct of good play is left out: it would teach a wrong answer.
     """
-    if not 0.0 <= good <= 1.0:
-        raise ValueError(f"the share of good play must lie in [0, 1], not {good}")
+    for name, share in (("good", good), ("explore", explore)):
+        if not 0.0 <= share <= 1.0:
+            raise ValueError(f"the share of {name} play must lie in [0, 1], not {share}")
     rng = random.Random(seed)
     for question in questions:
-        if rng.random() < good:
-            episode, conversation = play(environment, question, OraclePlayer(question, answer_mode))
-            if episode.correct:
-                yield episode, conversation
-        else:
+        if rng.random() >= good:
             yield play(environment, question, StumblingPlayer(question, rng, answer_mode))
+            continue
+        # Of its own, so that the play of a question depends on no other one.
+        ways = random.Random(f"{seed} {question.question_id}")
+        found = _explored(environment, question, ways, answer_mode) if ways.random() < explore else None
+        episode, conversation = found or play(environment, question, OraclePlayer(question, answer_mode))
+        if episode.correct:
+            yield episode, conversation
+
+
+def _explored(
+    environment: SQLEnvironment, question: Question, rng: random.Random, answer_mode: AnswerMode
+) -> tuple[Episode, Conversation] | None:
+    """Play a question by a way that comes out as it was meant; None where none of some does."""
+    for _ in range(TRIES):
+        player = ExploringPlayer(question, rng, answer_mode)
+        episode, conversation = play(environment, question, player)
+        if player.convincing(episode):
+            return episode, replace(conversation, unlearned=player.unlearned)
+    return None

@@ -44,6 +44,7 @@ from trainer.tiny.tokenizer import build_tokenizer
 from trainer.training.arguments import parse_warmup_arguments
 from trainer.training.optimizers import MuonAdamW
 from trainer.warmup.data import encode, play_demonstrations
+from trainer.warmup.replay import replay
 from trainer.warmup.training import WarmupTrainer
 
 LARGE_VOCABULARY = 8_192
@@ -69,17 +70,23 @@ class Deadline(TrainerCallback):  # type: ignore[misc]  # transformers carries n
 
 
 class ProgressLine(TrainerCallback):  # type: ignore[misc]
-    """Prints one line at each logging step: loss and accuracy on the policy's own tokens, and the time that is left."""
+    """Prints one line at each logging step: loss and accuracy on what is learned, the speed, and the time that is left.
+
+    Tokens are those of the episodes, read or shared with others; padding is not counted.
+    """
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._began = (0, 0.0)
+        self._before = (0.0, 0.0)
+        """Tokens and time at the line before."""
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Start the clock; a resumed run begins at its checkpoint's step."""
         self._began = (state.global_step, time.monotonic())
+        self._before = (0.0, time.monotonic())
 
     def on_log(
         self,
@@ -95,9 +102,13 @@ class ProgressLine(TrainerCallback):  # type: ignore[misc]
         step, began = self._began
         seconds = (time.monotonic() - began) / max(1, state.global_step - step)
         minutes = seconds * (state.max_steps - state.global_step) / 60
+        tokens, now = logs.get("num_tokens", 0.0), time.monotonic()
+        speed = (tokens - self._before[0]) / max(1e-9, now - self._before[1])
+        self._before = (tokens, now)
         self._console.print(
             f"step {state.global_step}/{state.max_steps}  loss {logs['loss']:.4f}  "
-            f"tokens right {logs.get('mean_token_accuracy', 0.0):.1%}  {seconds:.1f} s a step, {minutes:.0f} min left",
+            f"tokens right {logs.get('mean_token_accuracy', 0.0):.1%}  {seconds:.1f} s a step, {speed:,.0f} tokens/s, "
+            f"{minutes:.0f} min left",
             highlight=False,
         )
 
@@ -121,15 +132,24 @@ def _warm_up(
     answer_mode = AnswerMode(arguments.answer_mode)
     sources = arguments.data.split(",")
     with ranks.one_goes_first():
-        conversations = play_demonstrations(
-            sources,
-            arguments.good,
-            sft.seed,
-            console,
-            answer_mode=answer_mode,
-            step_budget=arguments.step_budget,
-            limit=arguments.max_episodes,
-        )
+        conversations = []
+        if arguments.max_episodes:
+            conversations += play_demonstrations(
+                sources,
+                arguments.good,
+                sft.seed,
+                console,
+                answer_mode=answer_mode,
+                step_budget=arguments.step_budget,
+                limit=arguments.max_episodes,
+                explore=arguments.explore,
+            )
+        if arguments.replay:
+            replayed = replay(
+                arguments.replay, sources, answer_mode, arguments.step_budget, arguments.replay_per_question
+            )
+            console.print(str(replayed), highlight=False, soft_wrap=True)
+            conversations += replayed.conversations
     tokenizer: PreTrainedTokenizerBase
     if arguments.new_tiny_policy:
         tokenizer = build_tokenizer(_texts(conversations))

@@ -140,7 +140,12 @@ def test_each_flag_that_needs_another_says_so(command: str, tmp_path: Path) -> N
     table = TABLES[command]
     needs = {name: need for need in table.needs for name in need.names.split()}
     given = read(command, list(needs), tmp_path)
-    off = {"gradient_checkpointing": False, "vllm_importance_sampling_correction": False, "save_strategy": "no"}
+    off = {
+        "gradient_checkpointing": False,
+        "vllm_importance_sampling_correction": False,
+        "save_strategy": "no",
+        "good": 0.0,
+    }
     resolved = defaults(command) | off | {"max_steps": 7, "eval_strategy": "no"}
     said = table.check_needs(given, resolved)
     assert said == [f"--{name} has no effect without {need.words}" for name, need in needs.items()]

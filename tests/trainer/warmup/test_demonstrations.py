@@ -5,16 +5,15 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from env_server.dataset import Dataset
 from env_server.environment import SQLEnvironment
 from env_server.factory import EnvironmentFactory
 from env_server.settings import EnvSettings, JudgingSettings
 from env_server.types import AnswerMode
+from trainer.chat.format import Conversation
 from trainer.rollout.players import play
-from trainer.warmup.demonstrations import StumblingPlayer, damage, demonstrate
+from trainer.warmup.demonstrations import StumblingPlayer, demonstrate
 
 
 def test_clean_play_is_right(environment: SQLEnvironment, pets: Dataset) -> None:
@@ -62,23 +61,29 @@ def test_queries_are_submitted_where_queries_are_asked_for(pets: Dataset) -> Non
     assert sum(episode.correct for episode in stumbling) < 16
 
 
-@pytest.mark.parametrize("good", [-0.1, 1.1])
-def test_shares_outside_the_unit_interval_are_refused(environment: SQLEnvironment, good: float) -> None:
+def test_a_share_of_the_good_play_explores(environment: SQLEnvironment, pets: Dataset) -> None:
+    def conversations(explore: float, seed: int = 0) -> list[Conversation]:
+        played = demonstrate(environment, pets.questions, good=1.0, seed=seed, explore=explore)
+        return [conversation for _, conversation in played]
+
+    clean = conversations(0.0)
+    many = [conversations(1.0, seed) for seed in range(20)]
+    assert all(len(played) == len(clean) for played in many), "all of it is right"
+    assert conversations(1.0) == many[0]
+    assert sum(played != clean for played in many) == 20
+    assert any(c.unlearned for played in many for c in played)
+    assert not any(c.unlearned for c in clean)
+    half = [conversations(0.5, seed) for seed in range(20)]
+    assert 20 < sum(a == b for played in half for a, b in zip(played, clean, strict=True)) < 60
+
+
+def test_a_question_explores_alike_whatever_is_played_beside_it(environment: SQLEnvironment, pets: Dataset) -> None:
+    ((_, alone),) = demonstrate(environment, [pets.question("oslo")], good=1.0, seed=3, explore=1.0)
+    among = [c for _, c in demonstrate(environment, pets.questions, good=1.0, seed=3, explore=1.0)]
+    assert alone in among
+
+
+@pytest.mark.parametrize(("good", "explore"), [(-0.1, 0.0), (1.1, 0.0), (1.0, -0.1), (1.0, 2.0)])
+def test_shares_outside_the_unit_interval_are_refused(environment: SQLEnvironment, good: float, explore: float) -> None:
     with pytest.raises(ValueError, match="must lie in"):
-        list(demonstrate(environment, [], good=good, seed=0))
-
-
-@given(
-    st.sampled_from(
-        [
-            "SELECT COUNT(*) FROM pets",
-            "SELECT name FROM pets WHERE age > 3",
-            "SELECT species, COUNT(*) FROM pets GROUP BY species HAVING COUNT(*) > 1",
-            "SELECT name FROM pets ORDER BY age DESC LIMIT 1",
-            "SELECT MAX(age) FROM pets WHERE species = 'cat' AND weight < 4",
-        ]
-    ),
-    st.integers(),
-)
-def test_damage_changes_the_query(sql: str, seed: int) -> None:
-    assert damage(sql, random.Random(seed)) != sql
+        list(demonstrate(environment, [], good=good, seed=0, explore=explore))

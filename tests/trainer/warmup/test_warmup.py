@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -110,6 +111,15 @@ def test_only_the_words_of_the_policy_are_learned(opening: str, turns: list[tupl
     assert row["labels"][-1] == CHAT.stop_ids[0], "it learns to stop"
 
 
+def test_mistakes_are_read_and_not_learned() -> None:
+    wrong, right = act("QUERY", "SELECT nothing"), act("QUERY", "SELECT age FROM pets")
+    turns = ((wrong, "Error: no such column: nothing"), (right, "age\n3"), (act("ANSWER", "3"), ""))
+    whole, masked = encode(Conversation("?", turns), CHAT), encode(Conversation("?", turns, frozenset({0})), CHAT)
+    assert masked["input_ids"] == whole["input_ids"]
+    learned = [token for token in masked["labels"] if token != IGNORED]
+    assert learned == [*CHAT.turn_ids(right), *CHAT.turn_ids(turns[-1][0])]
+
+
 def test_the_trainer_learns_from_the_labels_as_they_are_however_little_it_reads(
     random_policy: Callable[..., Qwen3ForCausalLM], tmp_path: Path
 ) -> None:
@@ -195,7 +205,7 @@ def test_the_command_makes_a_tiny_policy_and_trains_it_further(cache: None, tmp_
     again, _ = warm_up(tmp_path / "again", "--new_tiny_policy", "true", *rates)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
 
-    mixed = ("--good", "0.3", "--answer_mode", "sql", "--step_budget", "9")
+    mixed = ("--good", "0.7", "--explore", "0.5", "--answer_mode", "sql", "--step_budget", "9")
     further, same = warm_up(tmp_path / "further", "--model_name_or_path", str(tmp_path / "new"), *mixed)
     assert same.get_vocab() == tokenizer.get_vocab()
     assert same.chat_template == tokenizer.chat_template
@@ -227,6 +237,27 @@ def test_with_lora_it_makes_an_adapter_and_goes_on_with_it(
     assert distance[1] > distance[0] > 0
 
 
+def test_what_a_policy_played_right_is_learned(cache: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A round of rejection sampling: play training questions, then learn from what was right and nothing else."""
+    base, file = str(BASE_CHECKPOINT), tmp_path / "episodes.jsonl"
+    sampling = ("--split", "train", "--episodes", "4", "--samples", "6", "--temperature", "1", "--seed", "1")
+    assert sqlenv.main(["evaluate", "--policy", base, *sampling, "--episodes_out", str(file)]) == 0
+    played = [json.loads(line) for line in file.read_text().splitlines()]
+    right = {each["question_id"] for each in played if each["outcome"] == "correct"}
+    assert right
+
+    learned, _ = warm_up(
+        tmp_path / "second",
+        *("--model_name_or_path", base, "--replay", str(file), "--max_episodes", "0", "--learning_rate", "0.01"),
+    )
+    said = capsys.readouterr().err
+    assert f"of {len(right)} questions are played again" in said
+    assert "% of them right" not in said, "the oracle plays none"
+    assert "tokens/s" in said
+    before, _ = load_policy(base)
+    assert any(not torch.equal(a, b) for a, b in zip(before.parameters(), learned.parameters(), strict=True))
+
+
 def test_a_limit_is_spread_over_the_databases(cache: None, capsys: pytest.CaptureFixture[str]) -> None:
     console = Console(file=sys.stderr)
     played = play_demonstrations(["synthetic"], 1.0, 0, console, answer_mode=AnswerMode.SQL, limit=12)
@@ -251,6 +282,9 @@ def test_generation_stops_where_turns_end(random_policy: Callable[..., Qwen3ForC
     [
         ((), "--new_tiny_policy"),
         (("--good", "1.5"), "--good"),
+        (("--explore", "-1"), "--explore"),
+        (("--replay_per_question", "0"), "--replay_per_question"),
+        (("--new_tiny_policy", "true", "--replay", "/no/such.jsonl"), "/no/such.jsonl"),
         (("--config", "/no/such.yaml"), "/no/such.yaml"),
         (("--answer_mode", "yes"), "--answer_mode"),
         (("--max_episodes", "0"), "--max_episodes"),

@@ -1,0 +1,160 @@
+"""Rejection sampling: what a policy played right is played again, and learned.
+
+Episodes come from the files that `sqlenv evaluate --episodes_out` and a run write. Promises:
+
+1. Training questions of the data sets alone: an episode of any other question is left out, so that nothing leaks from
+   an evaluation.
+2. Every episode is played and judged anew; what comes out otherwise is left out. In `sql` mode the answer has to be
+   right on variants of the database, and in `value` mode a query of the episode has to be: an answer that was guessed,
+   or that a wrong query happens to give, teaches nothing.
+3. At most `most` episodes of a question, so that easy questions do not drown hard ones: of different actions each,
+   those with the fewest errors first, then the shortest.
+4. A turn that failed, or that repeats an earlier one, is shown and not learned.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from env_server.cache import default_cache_dir
+from env_server.data.loading import load_dataset
+from env_server.dataset import Dataset, Hardness, Question, Split
+from env_server.episodes import question_text
+from env_server.factory import EnvironmentFactory
+from env_server.reward import normalize_action
+from env_server.settings import EnvSettings
+from env_server.test_suites.judge import QueryJudge, SQLJudge
+from env_server.test_suites.store import Suites
+from env_server.types import ActionType, AnswerMode, SQLAction, SQLObservation
+from trainer.chat.format import Conversation
+from trainer.config import ConfigError
+from trainer.results.run_files import read_records
+from trainer.rollout.episodes import Episode, EpisodeRecord, Outcome
+from trainer.rollout.players import play
+
+Actions = tuple[SQLAction, ...]
+
+
+@dataclass
+class Replayed:
+    """What came of the episodes of some files."""
+
+    conversations: list[Conversation] = field(default_factory=list)
+    questions: Counter[Hardness] = field(default_factory=Counter)
+    """Questions of which an episode is learned."""
+    left_out: Counter[str] = field(default_factory=Counter)
+    """Episodes by the reason why they are not learned."""
+
+    def __str__(self) -> str:
+        by_hardness = ", ".join(f"{hardness} {self.questions[hardness]}" for hardness in Hardness)
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in self.left_out.most_common())
+        return (
+            f"{len(self.conversations):,} episodes of {self.questions.total():,} questions are played again "
+            f"({by_hardness}); left out: {reasons or 'none'}"
+        )
+
+
+class RepeatingPlayer:
+    """Takes the actions of an episode again, and the last one for as long as that does not end it."""
+
+    def __init__(self, actions: Actions) -> None:
+        self._plan: Iterator[SQLAction] = iter(actions)
+        self._last = actions[-1]
+
+    def act(self, observation: SQLObservation) -> SQLAction:
+        """Return the next action."""
+        return next(self._plan, self._last)
+
+
+def replay(
+    files: Sequence[str], specs: Sequence[str], answer_mode: AnswerMode, step_budget: int, most: int
+) -> Replayed:
+    """Play the episodes of the files again and keep what is worth learning. Raises SQLEnvError.
+
+    ConfigError when nothing is.
+    """
+    datasets = [load_dataset(spec, answer_mode=answer_mode) for spec in specs]
+    replayed = Replayed()
+    records = [record for file in files for record in read_records(Path(file))]
+    chosen = choose(records, datasets, replayed.left_out)
+    for dataset, of_questions in zip(datasets, chosen, strict=True):
+        settings = EnvSettings(step_budget=step_budget)
+        with EnvironmentFactory(dataset, settings, answer_mode) as factory:
+            suites = Suites(dataset.databases, settings.sandbox, default_cache_dir())
+            judge = SQLJudge(factory.pool, suites, settings.judging, settings.sandbox)
+            environment = factory.make()
+            for question, ways in of_questions.items():
+                kept = 0
+                for actions in ways:
+                    if kept == most:
+                        replayed.left_out["more than enough of their question"] += 1
+                        continue
+                    episode, conversation = play(environment, question, RepeatingPlayer(actions))
+                    if not episode.correct:
+                        replayed.left_out["not right when played again"] += 1
+                    elif answer_mode is AnswerMode.VALUE and not _asked(episode, question, judge):
+                        replayed.left_out["right without a right query"] += 1
+                    else:
+                        kept += 1
+                        replayed.conversations.append(replace(conversation, unlearned=missteps(episode)))
+                replayed.questions[question.hardness] += kept > 0
+    if not replayed.conversations:
+        raise ConfigError(f"--replay: nothing to learn from {len(records):,} episodes: {replayed}")
+    return replayed
+
+
+def choose(
+    records: Iterable[EpisodeRecord], datasets: Sequence[Dataset], left_out: Counter[str]
+) -> list[Mapping[Question, Sequence[Actions]]]:
+    """Return what was played right of each data set's training questions, best first; counts what is left out."""
+    homes = {
+        (question.question_id, question_text(question)): (number, question)
+        for number, dataset in reversed(list(enumerate(datasets)))
+        for question in dataset.select(Split.TRAIN)
+    }
+    found: list[dict[Question, dict[tuple[str, ...], tuple[int, int, Actions]]]] = [defaultdict(dict) for _ in datasets]
+    for record in records:
+        home = homes.get((record.question_id, record.question))
+        if home is None:
+            left_out["of no training question"] += 1
+        elif record.outcome != Outcome.CORRECT:
+            left_out["not right"] += 1
+        else:
+            number, question = home
+            actions = tuple(
+                SQLAction(action_type=turn["action_type"], argument=turn["argument"]) for turn in record.turns
+            )
+            same = tuple(normalize_action(action.action_type, action.argument) for action in actions)
+            ways = found[number][question]
+            if same in ways:
+                left_out["played the same way before"] += 1
+            else:
+                ways[same] = (sum(bool(turn["error"]) for turn in record.turns), len(actions), actions)
+    return [
+        {
+            question: [actions for *_, actions in sorted(ways.values(), key=lambda way: way[:2])]
+            for question, ways in of_questions.items()
+        }
+        for of_questions in found
+    ]
+
+
+def missteps(episode: Episode) -> frozenset[int]:
+    """The numbers of an episode's turns that failed, or that repeat an earlier one."""
+    taken: set[str] = set()
+    found = set()
+    for number, turn in enumerate(episode.turns):
+        action = normalize_action(turn.action_type, turn.argument)
+        if turn.error or action in taken:
+            found.add(number)
+        taken.add(action)
+    return frozenset(found)
+
+
+def _asked(episode: Episode, question: Question, judge: QueryJudge) -> bool:
+    """Whether a query of the episode answers the question, on variants of the database too."""
+    queries = {turn.argument for turn in episode.turns if turn.action_type == ActionType.QUERY and not turn.error}
+    return any(judge.judge(question, query).correct for query in queries)
