@@ -110,6 +110,7 @@ class ProgressLine(TrainerCallback):  # type: ignore[misc]
             f"tokens right {logs.get('mean_token_accuracy', 0.0):.1%}  {seconds:.1f} s a step, {speed:,.0f} tokens/s, "
             f"{minutes:.0f} min left",
             highlight=False,
+            soft_wrap=True,
         )
 
 
