@@ -15,6 +15,7 @@ usage: sqlenv COMMAND [flags]        (sqlenv COMMAND --help says more)
 
   train      train a policy on SQLEnv with GRPO: evaluate, train, evaluate, report
   evaluate   play a policy on a split and print its success with a 95% interval
+  compare    two evaluations or runs, question by question: which is better, how sure, and where
   export     a trained policy as a plain checkpoint, with its card, to ship or to push to the Hub
   warmup     raise a base policy on play that the environment has verified
   report     write a run's report.html again
@@ -99,6 +100,12 @@ def _evaluate(argv: Sequence[str]) -> int:
     return evaluate.run(argv)
 
 
+def _compare(argv: Sequence[str]) -> int:
+    from trainer.comparison import compare
+
+    return compare.run(argv)
+
+
 def _export(argv: Sequence[str]) -> int:
     from trainer.shipping import export
 
@@ -150,6 +157,7 @@ def _data(argv: Sequence[str]) -> int:
 _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "train": _train,
     "evaluate": _evaluate,
+    "compare": _compare,
     "export": _export,
     "warmup": _warmup,
     "report": _report,

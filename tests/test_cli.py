@@ -17,7 +17,19 @@ from env_server.cache import CACHE_VARIABLE
 from env_server.dataset import Dataset
 from env_server.errors import SQLEnvError
 
-COMMANDS = ("train", "evaluate", "export", "warmup", "report", "play", "simulate", "inference", "serve", "data")
+COMMANDS = (
+    "train",
+    "evaluate",
+    "compare",
+    "export",
+    "warmup",
+    "report",
+    "play",
+    "simulate",
+    "inference",
+    "serve",
+    "data",
+)
 ON_CPU = ("--use_cpu", "true", "--bf16", "false")
 
 Captured = pytest.CaptureFixture[str]
@@ -80,6 +92,7 @@ def test_without_the_training_packages_a_command_says_what_to_install() -> None:
         (["train"], "--eval_episodes"),
         (["train"], "--num_generations"),
         (["evaluate"], "--policy"),
+        (["compare"], "--png"),
         (["warmup"], "--new_tiny_policy"),
         (["report"], "--png"),
         (["play"], "--question_id"),

@@ -32,6 +32,7 @@ ROOMS = {
             "evaluation",
             "simulation",
             "report",
+            "comparison",
             "shipping",
             "flags",
         ),

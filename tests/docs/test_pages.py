@@ -120,7 +120,9 @@ def flags_of(command: str, capsys: pytest.CaptureFixture[str]) -> set[str]:
     return set(re.findall(r"--[a-z][a-z_]+", capsys.readouterr().out))
 
 
-@pytest.mark.parametrize("command", ["evaluate", "export", "inference", "play", "report", "serve", "train", "warmup"])
+@pytest.mark.parametrize(
+    "command", ["compare", "evaluate", "export", "inference", "play", "report", "serve", "train", "warmup"]
+)
 def test_the_flags_that_pages_give_a_command_exist(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     known = flags_of(command, capsys)
     for page, text in PAGES.items():

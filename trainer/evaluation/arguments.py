@@ -117,7 +117,12 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--trace", metavar="FILE", help=TRACE_HELP)
     parser.add_argument("--trust_remote_code", action="store_true", help="run code that comes with the policy")
     parser.add_argument("--json", action="store_true", help="end with one JSON object on the last line of stdout")
-    parser.add_argument("--episodes_out", help="write every episode, turn by turn, to this JSONL file")
+    parser.add_argument(
+        "--episodes_out",
+        metavar="FILE.jsonl",
+        help="write every episode, turn by turn, to this file, and to FILE.evaluation.json what was played; sqlenv "
+        "compare reads both",
+    )
     return parser
 
 

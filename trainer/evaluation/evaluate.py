@@ -29,11 +29,12 @@ from trainer.evaluation.arguments import SCRIPTED, build_parser
 from trainer.policy.play_settings import SETTING_NAMES, PlaySettings, SavedPlay, differences, saved_play
 from trainer.results.exploration import exploration_lines, explore
 from trainer.results.failure_kinds import count_failures
-from trainer.results.statistics import EvaluationSummary, summarize
+from trainer.results.run_files import Evaluation, write_episodes
+from trainer.results.statistics import EvaluationSummary, intervals_as_pairs, summarize
 from trainer.results.summary_table import difficulty_table, failure_table, summary_table
 from trainer.rollout.client import RolloutClient, RolloutSettings, derive_seed, request_for
 from trainer.rollout.environments import AnyEnvironments, Environments, open_environments
-from trainer.rollout.episodes import Episode, EpisodeRecord, record
+from trainer.rollout.episodes import Episode, record
 from trainer.rollout.examples import Examples
 from trainer.rollout.players import OraclePlayer, Player, RandomPlayer, play
 from trainer.rollout.trace import Trace
@@ -146,13 +147,7 @@ def summary_json(summary: EvaluationSummary, **extra: object) -> str:
 
 
 def _plain(instance: Any) -> Any:
-    return asdict(instance, dict_factory=_intervals_as_pairs)
-
-
-def _intervals_as_pairs(items: list[tuple[str, Any]]) -> Any:
-    """Write an `Interval` as [low, high]."""
-    fields = dict(items)
-    return [fields["low"], fields["high"]] if fields.keys() == {"low", "high"} else fields
+    return asdict(instance, dict_factory=intervals_as_pairs)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -211,7 +206,7 @@ def run(argv: Sequence[str]) -> int:
             f"{len(dataset.excluded)} questions of the data set are excluded: {counts}", highlight=False, soft_wrap=True
         )
     if args.episodes_out:
-        write_records(args.episodes_out, records)
+        write_episodes(Path(args.episodes_out), _about(args, chosen, dataset, summary), records)
     if args.json:
         print(  # noqa: T201
             summary_json(
@@ -226,6 +221,13 @@ def run(argv: Sequence[str]) -> int:
             )
         )
     return 0
+
+
+def _about(args: argparse.Namespace, chosen: PlaySettings, dataset: Dataset, summary: EvaluationSummary) -> Evaluation:
+    settings = {**asdict(chosen), "temperature": args.temperature}
+    unseen = args.split is Split.EVAL and all(len(splits) == 1 for splits in dataset.splits().values())
+    what = (args.policy, chosen.data, args.split.value, chosen.answer_mode.value)
+    return Evaluation(Path(args.episodes_out).stem, *what, 0, summary, unseen, settings=settings)
 
 
 def _saved_with(policy: str) -> SavedPlay | None:
@@ -277,9 +279,3 @@ def _play_policy(
     chat = ChatFormat(served.tokenizer, chosen.chat, examples)
     engine = served.engine(args.vllm_server_base_url, chat)
     return play_on(engine, chat, environments, questions, settings(served.context, chat), chosen.seed, advance)
-
-
-def write_records(path: str, records: Sequence[EpisodeRecord]) -> None:
-    """Write records as JSON lines."""
-    with Path(path).open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(asdict(r), ensure_ascii=False) + "\n" for r in records)

@@ -100,17 +100,20 @@ def saved_play(policy: Place) -> SavedPlay | None:
         )
     except (OSError, ValueError):  # there is no such policy, which whoever loads it says better
         return None
-    if found is None:
-        return None
+    return None if found is None else read_play(Path(found))
+
+
+def read_play(file: Path) -> SavedPlay:
+    """Return what a policy's file says. Raises PlaySettingsError when it is broken."""
     try:
-        content = json.loads(Path(found).read_bytes())
+        content = json.loads(file.read_bytes())
         return SavedPlay(_SETTINGS.validate_python(content), str(content.get(PROMPT_KEY, "")))
     except ValidationError as error:
         detail = error.errors()[0]
         where = ".".join(map(str, detail["loc"])) or "the settings"
-        raise PlaySettingsError(f"{found}: {where}: {detail['msg']}") from error
+        raise PlaySettingsError(f"{file}: {where}: {detail['msg']}") from error
     except ValueError as error:
-        raise PlaySettingsError(f"{found} is not JSON: {error}") from error
+        raise PlaySettingsError(f"{file} is not JSON: {error}") from error
 
 
 def differences(own: PlaySettings, saved: SavedPlay) -> list[str]:

@@ -109,7 +109,7 @@ def learning_curve(learning: Learning) -> Figure:
     count = 2 if learning.marks else 1
     panels = list(figure.subplots(1, count, width_ratios=(5, 3)[:count], squeeze=False).flat)
     for axes in panels:
-        _style(axes)
+        style_axes(axes)
     _draw_learning_curve(panels[0], learning)
     handles, labels = panels[0].get_legend_handles_labels()
     if handles:
@@ -128,7 +128,7 @@ def reward_curves(series: Sequence[Series], window: int) -> Figure:
     figure = Figure(figsize=(WIDTH, 2.3 * rows), layout=ConstrainedLayoutEngine(h_pad=0.1, w_pad=0.1))
     for index, one in enumerate(series):
         axes = figure.add_subplot(rows, columns, index + 1)
-        _style(axes)
+        style_axes(axes)
         _draw_series(axes, one, window)
     return figure
 
@@ -143,7 +143,7 @@ def time_picture(times: Mapping[str, Sequence[float]], window: int) -> Figure:
     """Draw the parts of the steps' time on top of each other, as rolling means; negligible ones are left out."""
     figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
     axes = figure.subplots()
-    _style(axes)
+    style_axes(axes)
     whole = sum(sum(times[part]) for part in TIMES)
     shown = {part: color for part, color in TIMES.items() if sum(times[part]) >= NEGLIGIBLE * whole}
     limit = MAX_POINTS // 2  # there are more curves than elsewhere
@@ -177,7 +177,12 @@ def learning_curve_png(run: Path, path: Path) -> None:
     learning = learning_of(folder, [(e.step, e.record) for e in folder.episodes(turns=False)])
     if not learning.points and not learning.marks:
         raise RunFolderError(f"{run} has neither training episodes nor evaluations yet: nothing to draw")
-    FigureCanvasAgg(learning_curve(learning)).print_png(path, metadata={"Software": None})
+    write_png(learning_curve(learning), path)
+
+
+def write_png(figure: Figure, path: Path) -> None:
+    """Write a figure, the same bytes for the same figure."""
+    FigureCanvasAgg(figure).print_png(path, metadata={"Software": None})
 
 
 def thin(rows: Sequence[T], limit: int = MAX_POINTS) -> list[T]:
@@ -206,7 +211,7 @@ def series_of(metrics: Sequence[Mapping[str, float]], keys: Mapping[str, str]) -
     return result
 
 
-def _style(axes: Any) -> None:
+def style_axes(axes: Any) -> None:
     """Only the two spines that carry a scale, and a quiet grid."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(GRID)
@@ -219,16 +224,16 @@ def _draw_learning_curve(axes: Any, learning: Learning) -> None:
     points = thin(learning.points)
     if points:
         window = learning.window
-        _draw_band(axes, points, TRAIN, "95% interval")
+        draw_band(axes, points, TRAIN, "95% interval")
         label = "training episodes" + (f", mean of {window} steps" if window > 1 else "")
         marker = "o" if len(points) == 1 else None
-        axes.plot(_steps(points), [p.rate for p in points], color=TRAIN, linewidth=2, marker=marker, label=label)
+        axes.plot(steps_of(points), [p.rate for p in points], color=TRAIN, linewidth=2, marker=marker, label=label)
     during = thin(learning.during)
     if during:
-        _draw_band(axes, during, AFTER, "_")
+        draw_band(axes, during, AFTER, "_")
         label = "evaluations during training, 95% interval"
         style = {"linewidth": 1.6, "marker": "o", "markersize": 4 if len(during) < 50 else 0}
-        axes.plot(_steps(during), [p.rate for p in during], color=AFTER, label=label, **style)
+        axes.plot(steps_of(during), [p.rate for p in during], color=AFTER, label=label, **style)
     last = max([1, *(p.step for p in (*points[-1:], *during[-1:]))])
     for mark in learning.marks:
         if mark.label in ("before", "after"):
@@ -241,12 +246,14 @@ def _draw_learning_curve(axes: Any, learning: Learning) -> None:
     axes.set_ylabel("success", color=MUTED)
 
 
-def _draw_band(axes: Any, points: Sequence[RollingPoint], color: str, label: str) -> None:
+def draw_band(axes: Any, points: Sequence[RollingPoint], color: str, label: str) -> None:
+    """The intervals of a curve; a label that begins with `_` is in no legend."""
     low, high = [p.interval.low for p in points], [p.interval.high for p in points]
-    axes.fill_between(_steps(points), low, high, color=color, alpha=0.18, linewidth=0, label=label)
+    axes.fill_between(steps_of(points), low, high, color=color, alpha=0.18, linewidth=0, label=label)
 
 
-def _steps(points: Sequence[RollingPoint]) -> list[int]:
+def steps_of(points: Sequence[RollingPoint]) -> list[int]:
+    """The steps of a curve's points."""
     return [p.step for p in points]
 
 

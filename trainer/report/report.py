@@ -21,7 +21,6 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jinja2 import Environment, StrictUndefined
@@ -33,6 +32,7 @@ from trainer.report.replays import OUTCOMES, cut, replays
 from trainer.report.tables import NONE, Played, Table
 from trainer.results.metrics import in_order, meaning
 from trainer.results.run_files import RunFolder, TrainingEpisode
+from trainer.results.run_flags import redacted
 from trainer.results.statistics import (
     GroupSummary,
     PairedDifference,
@@ -49,7 +49,6 @@ METRICS_HEADER = ["metric", "first", "last", "what it means"]
 BRACKETS = "In brackets: 95% intervals."
 RATIO = "sampling/importance_sampling_ratio"
 WEIGHT = "reward_weights/"
-_SECRET = re.compile(r"(token|secret|password|api_key|credential)s?$", re.IGNORECASE)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -317,16 +316,6 @@ def base_notes(notes: object) -> list[str]:
         return []
     text = notes if isinstance(notes, str) else json.dumps(notes, ensure_ascii=False, indent=2)
     return [part.strip() for part in re.split(r"\n\s*\n", cut(text, 8_000)) if part.strip()]
-
-
-def redacted(value: Any) -> Any:
-    """Hide what a config holds under a secret's name: reports are passed around."""
-    if isinstance(value, Mapping):
-        return {
-            key: "(hidden)" if isinstance(item, str) and item and _SECRET.search(key) else redacted(item)
-            for key, item in value.items()
-        }
-    return [redacted(item) for item in value] if isinstance(value, list) else value
 
 
 def counted(n: int, noun: str) -> str:

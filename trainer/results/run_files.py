@@ -8,6 +8,8 @@
     evaluations/LABEL.episodes.jsonl   its EpisodeRecords
     report.html
 
+`sqlenv evaluate --episodes_out FILE.jsonl` writes such records, and FILE.evaluation.json with what they are of.
+
 Promises:
 
 1. A line is on its way to the disk when `write` returns; a killed process loses at most the line being written, which
@@ -25,7 +27,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from itertools import takewhile
@@ -72,7 +74,8 @@ class Evaluation:
 
     `unseen_databases`: the evaluation questions are about databases that no training question is about. `step`: how
     many training steps the policy had had, where that is known. `during`: it was played during training. `best_of`: the
-    policy was chosen as the best of so many evaluations on these questions; 0 when it was not chosen.
+    policy was chosen as the best of so many evaluations on these questions; 0 when it was not chosen. `settings`: how
+    it was played, where that is kept here; for a run's own it is kept beside the run's policy.
     """
 
     label: str
@@ -86,12 +89,14 @@ class Evaluation:
     step: int | None = None
     during: bool = False
     best_of: int = 0
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
 _RECORD = TypeAdapter(EpisodeRecord)
 _EVALUATION = TypeAdapter(Evaluation)
 _WARNING = TypeAdapter(HealthWarning)
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+ABOUT = ".evaluation.json"
 
 
 def versions() -> dict[str, str]:
@@ -250,12 +255,10 @@ class RunFolder:
 
         Raises ValueError when the label is not letters, digits, `_` and `-`.
         """
-        episodes = "".join(json.dumps(_plain(asdict(r)), ensure_ascii=False) + "\n" for r in records)
         summary_path = self._evaluation_path(evaluation.label, ".json")
         self.evaluations_path.mkdir(exist_ok=True)
         summary_path.unlink(missing_ok=True)
-        _replace(self._evaluation_path(evaluation.label, ".episodes.jsonl"), episodes)
-        _replace(summary_path, _pretty(asdict(evaluation)))
+        write_episodes(self._evaluation_path(evaluation.label, ".episodes.jsonl"), evaluation, records, summary_path)
 
     def drop_evaluation(self, label: str) -> None:
         """Remove an evaluation and its episodes, where there are any."""
@@ -276,13 +279,7 @@ class RunFolder:
         return sorted(found, key=lambda pair: pair[0])
 
     def _evaluations(self) -> list[Evaluation]:
-        found = []
-        for path in sorted(self.evaluations_path.glob("*.json")):
-            try:
-                found.append(_EVALUATION.validate_json(path.read_bytes()))
-            except ValidationError as error:
-                raise RunFolderError(f"{path} is not an evaluation: {_first(error)}") from error
-        return found
+        return [_read_evaluation(path) for path in sorted(self.evaluations_path.glob("*.json"))]
 
     def evaluation_episodes(self, label: str) -> list[EpisodeRecord]:
         """Return the episodes of an evaluation. Raises RunFolderError when there are none or a line is broken."""
@@ -307,6 +304,24 @@ def read_records(path: Path) -> list[EpisodeRecord]:
     if not path.is_file():
         raise RunFolderError(f"there is no file {path}; `sqlenv evaluate --episodes_out` writes one")
     return _read(path, _RECORD.validate_json)
+
+
+def write_episodes(path: Path, of: Evaluation, records: Sequence[EpisodeRecord], about: Path | None = None) -> None:
+    """Write an evaluation's episodes into a file, then what they are of: beside it, or where it is said."""
+    _replace(path, "".join(json.dumps(_plain(asdict(r)), ensure_ascii=False) + "\n" for r in records))
+    _replace(about or path.with_suffix(ABOUT), _pretty(asdict(of)))
+
+
+def read_about(path: Path) -> Evaluation | None:
+    """Return what the episodes of such a file are of, where that is beside it. Raises RunFolderError."""
+    return _read_evaluation(about) if (about := path.with_suffix(ABOUT)).is_file() else None
+
+
+def _read_evaluation(path: Path) -> Evaluation:
+    try:
+        return _EVALUATION.validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise RunFolderError(f"{path} is not an evaluation: {_first(error)}") from error
 
 
 def _read(path: Path, parse: Callable[[bytes], T]) -> list[T]:

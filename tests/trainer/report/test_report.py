@@ -16,7 +16,7 @@ import pytest
 from env_server.types import RewardComponents
 from tests.trainer.records import make_record
 from trainer.report.plots import TIMES
-from trainer.report.report import group_table, headline, metrics_table, mismatch, redacted, run, write_report
+from trainer.report.report import group_table, headline, metrics_table, mismatch, run, write_report
 from trainer.report.tables import Played
 from trainer.results.run_files import Evaluation, HealthWarning, RunFolder, RunFolderError
 from trainer.results.statistics import summarize
@@ -196,11 +196,6 @@ def test_the_same_run_gives_the_same_report(folder: RunFolder, whole: tuple[str,
 
 def test_secrets_of_the_config_stay_out(whole: tuple[str, Page]) -> None:
     assert "s3cret" not in whole[0]
-    assert redacted({"a": [{"api_key": "k", "max_tokens": 5}], "token": "", "Password": "p"}) == {
-        "a": [{"api_key": "(hidden)", "max_tokens": 5}],
-        "token": "",
-        "Password": "(hidden)",
-    }
 
 
 def test_hostile_text_stays_text(tmp_path: Path) -> None:

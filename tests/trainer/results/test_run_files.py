@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.records import make_record
-from trainer.results.run_files import Evaluation, HealthWarning, RunFolder, RunFolderError
+from trainer.results.run_files import (
+    Evaluation,
+    HealthWarning,
+    RunFolder,
+    RunFolderError,
+    read_about,
+    read_records,
+    write_episodes,
+)
 from trainer.results.statistics import summarize
 from trainer.rollout.episodes import EpisodeRecord
 
@@ -180,3 +189,15 @@ def test_warnings_are_kept_also_beyond_the_step_that_a_run_goes_on_from(folder: 
         file.write('{"step": 8}\n{"step"')
     with pytest.raises(RunFolderError, match=r"health\.jsonl, line 3: sign: Field required"):
         folder.warnings()
+
+
+def test_episodes_in_a_file_of_their_own_have_beside_them_what_they_are_of(tmp_path: Path) -> None:
+    path = tmp_path / "base.jsonl"
+    records = [make_record("a"), make_record("b", "failed", question="\ud800 \u2028")]
+    about = replace(make_evaluation("base", records), settings={"few_shot": 2, "temperature": 0.5})
+    write_episodes(path, about, records)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["base.evaluation.json", "base.jsonl"]
+    assert read_about(path) == about
+    assert [e.question_id for e in read_records(path)] == ["a", "b"]
+    (tmp_path / "base.evaluation.json").unlink()
+    assert read_about(path) is None

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from scipy.stats import binomtest
+from scipy.stats import binomtest, ttest_rel
 
 from tests.trainer.records import make_record
 from trainer.results.statistics import (
@@ -16,6 +16,7 @@ from trainer.results.statistics import (
     clustered_interval,
     compare,
     keyed,
+    mean_difference,
     paired_difference,
     rolling_success,
     summarize,
@@ -145,6 +146,51 @@ def test_paired_difference_counts_what_it_leaves_out_and_refuses_strangers() -> 
         paired_difference({"a": True}, {"b": True}, clusters)
     with pytest.raises(ValueError, match="no cluster"):
         paired_difference({"z": True}, {"z": True}, clusters)
+
+
+WEIGHTED = st.tuples(st.floats(-5, 5), st.integers(0, 9))
+MEASURED = st.lists(st.tuples(WEIGHTED, WEIGHTED, st.sampled_from("abcdef")), min_size=1, max_size=40)
+
+
+@given(MEASURED)
+def test_mean_difference_is_proper_antisymmetric_and_never_narrower_than_independence(
+    rows: list[tuple[tuple[float, int], tuple[float, int], str]],
+) -> None:
+    before, after, clusters = zip(*rows, strict=True)
+    found = mean_difference(before, after, clusters)
+    assert found.mean == pytest.approx(found.after - found.before)
+    weights = [weight for _, weight in after]
+    expected = np.average([value for value, _ in after], weights=weights) if sum(weights) else 0.0
+    assert found.after == pytest.approx(expected)
+    assert found.interval.low <= found.mean <= found.interval.high
+    back = mean_difference(after, before, clusters)
+    assert (back.interval.low, back.interval.high) == pytest.approx((-found.interval.high, -found.interval.low))
+    independent = mean_difference(before, after, ["one"] * len(rows)).interval
+    assert found.interval.high - found.interval.low >= independent.high - independent.low - 1e-9
+
+
+def test_mean_difference_of_independent_questions_is_the_paired_t_interval() -> None:
+    """With a cluster for each question, the jackknife of a plain mean is the usual variance."""
+    before, after = np.arange(12.0), np.arange(12.0) ** 1.5
+    found = mean_difference([(v, 1) for v in before], [(v, 1) for v in after], [str(i) for i in range(12)])
+    expected = ttest_rel(after, before).confidence_interval()
+    assert (found.interval.low, found.interval.high) == pytest.approx((expected.low, expected.high))
+
+
+def test_mean_difference_of_questions_that_move_together_is_less_sure() -> None:
+    before = [(0.0, 1.0)] * 120
+    after = [(float(i < 60), 1.0) for i in range(120)]
+    together = mean_difference(before, after, [f"db{i // 10}" for i in range(120)]).interval
+    spread = mean_difference(before, after, [f"db{i % 12}" for i in range(120)]).interval
+    assert together.high - together.low > 2 * (spread.high - spread.low)
+
+
+def test_mean_difference_weighs_and_refuses_what_does_not_fit() -> None:
+    found = mean_difference([(1.0, 1), (0.0, 3)], [(1.0, 2), (0.5, 2)], ["a", "b"])
+    assert (found.before, found.after, found.mean) == (0.25, 0.75, 0.5)
+    for before, clusters in (([(1.0, 1.0)], ["a", "b"]), ([], [])):
+        with pytest.raises(ValueError, match="clusters"):
+            mean_difference(before, before, clusters)
 
 
 def test_keyed_pairs_repeated_plays_in_order_and_skips_failures() -> None:

@@ -1,0 +1,1 @@
+"""`sqlenv compare`: two evaluations, or two runs, question by question."""

@@ -1,0 +1,272 @@
+"""Two evaluations compared question by question. Pure: no I/O, no randomness.
+
+Promises:
+
+1. A question is compared where both sides were judged on it, under the same id, text and database, whatever the order
+   of the files. What is left out is counted and said.
+2. Both sides swapped give the same comparison with every difference negated.
+3. Every difference is paired, and has a 95% interval with the database as its cluster: of success and of how episodes
+   ended as `statistics.paired_difference` has it (jackknife over databases, t(G - 1), Bonett and Price's interval), of
+   means as `statistics.mean_difference`. They are not adjusted for their number: of twenty that are truly 0, one is
+   expected to exclude it.
+4. What makes the two sides not comparable, or not quite, is in `warnings`. Nothing in common is an error.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from env_server.dataset import Hardness
+from trainer.comparison.sides import Side, SideError
+from trainer.results.run_flags import Differing, differing
+from trainer.results.statistics import (
+    GroupSummary,
+    MeanDifference,
+    PairedDifference,
+    group_summary,
+    judged,
+    keyed,
+    mean_difference,
+    paired_difference,
+    successful,
+)
+from trainer.rollout.episodes import EpisodeRecord, Outcome
+
+Pair = tuple[EpisodeRecord, EpisodeRecord]
+
+MEANS: Mapping[str, Callable[[EpisodeRecord], tuple[float, float]]] = {
+    "reward": lambda r: (r.reward, 1),
+    "steps": lambda r: (r.steps, 1),
+    "tokens": lambda r: (r.tokens, 1),
+    "parse_rate": lambda r: (r.parse_rate, r.steps),
+}
+"""What is compared by its mean: an episode's value and its weight, as in `EvaluationSummary`."""
+
+
+@dataclass(frozen=True, slots=True)
+class SideFacts:
+    """What is known of a side; empty where it is not. `judged` and `failed` count all its episodes.
+
+    `alone` were judged on this side only, `strangers` have an id that is another question's on the other side.
+    """
+
+    name: str
+    policy: str
+    data: str
+    split: str
+    answer_mode: str
+    judged: int
+    failed: int
+    alone: int
+    strangers: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDifference:
+    """The success of both sides on the same questions, and the paired difference, B minus A."""
+
+    a: GroupSummary
+    b: GroupSummary
+    difference: PairedDifference
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeDifference:
+    """How many of the compared episodes ended in one way, and the paired difference of their shares."""
+
+    a: int
+    b: int
+    difference: PairedDifference
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How an episode ended, and the last thing that was done in it."""
+
+    outcome: str
+    steps: int
+    last_action: str
+
+
+@dataclass(frozen=True, slots=True)
+class Flip:
+    """A question that one side got right and the other did not."""
+
+    question_id: str
+    question: str
+    database: str
+    difficulty: str
+    a: Ending
+    b: Ending
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two sides on the questions that both were judged on; every difference is B minus A.
+
+    `gained`: only B got them right; `lost`: only A did; in turn from each database. `settings`: how they were played
+    differently. `flags`: what two runs were started with differently.
+    """
+
+    a: SideFacts
+    b: SideFacts
+    warnings: list[str]
+    success: GroupDifference
+    by_difficulty: dict[str, GroupDifference]
+    by_database: dict[str, GroupDifference]
+    means: dict[str, MeanDifference]
+    outcomes: dict[str, OutcomeDifference]
+    gained: list[Flip]
+    lost: list[Flip]
+    settings: list[Differing]
+    flags: list[Differing]
+
+
+def compare_sides(a: Side, b: Side) -> Comparison:
+    """Compare two sides; B's success minus A's. Raises SideError when they have no judged question in common."""
+    left, right = keyed(a.records), keyed(b.records)
+    common = left.keys() & right.keys()
+    same = sorted(key for key in common if _identity(left[key]) == _identity(right[key]))
+    strangers = len(common) - len(same)
+    facts = (
+        _facts(a, len(left.keys() - right.keys()), strangers),
+        _facts(b, len(right.keys() - left.keys()), strangers),
+    )
+    if not same:
+        raise SideError(_nothing_in_common(*facts))
+    pairs = [(left[key], right[key]) for key in same]
+    settings = {
+        d.name: d for d in differing(a.settings, b.settings) if a.settings.keys() & b.settings.keys() >= {d.name}
+    }
+    return Comparison(
+        a=facts[0],
+        b=facts[1],
+        warnings=[
+            *_warnings(*facts, len(same), list(settings)),
+            *a.notes,
+            *(note for note in b.notes if note not in a.notes),
+        ],
+        success=_group_difference(pairs),
+        by_difficulty=_by(pairs, "hardness", [h.value for h in Hardness]),
+        by_database=_by(pairs, "db_id", []),
+        means={name: _mean_difference(pairs, value) for name, value in MEANS.items()},
+        outcomes=_outcomes(pairs),
+        gained=[_flip(pair) for pair in _in_turn(pairs) if successful(pair[1]) > successful(pair[0])],
+        lost=[_flip(pair) for pair in _in_turn(pairs) if successful(pair[1]) < successful(pair[0])],
+        settings=list(settings.values()),
+        flags=[d for d in differing(a.flags, b.flags) if d.name not in settings] if a.flags and b.flags else [],
+    )
+
+
+def _identity(record: EpisodeRecord) -> tuple[str, str]:
+    return record.db_id, record.question
+
+
+def _facts(side: Side, alone: int, strangers: int) -> SideFacts:
+    about = side.evaluation
+    what = ("", "", "", "") if about is None else (about.policy, about.data, about.split, about.answer_mode)
+    count = len(judged(side.records))
+    return SideFacts(side.name, *what, count, len(side.records) - count, alone, strangers)
+
+
+def _played_on(facts: SideFacts) -> str:
+    return f"{facts.data}, split {facts.split}" if facts.data else "unknown data"
+
+
+def _nothing_in_common(a: SideFacts, b: SideFacts) -> str:
+    clash = f" ({a.strangers} have the same id but another text or database)" if a.strangers else ""
+    sides = " and ".join(f"{side.name} was judged on {side.judged} of {_played_on(side)}" for side in (a, b))
+    return (
+        f"they have no question in common{clash}: {sides}. Play both on the same questions: sqlenv evaluate --policy "
+        "POLICY --data DATA --split SPLIT --episodes N --episodes_out FILE.jsonl"
+    )
+
+
+def _warnings(a: SideFacts, b: SideFacts, n: int, settings: Sequence[str]) -> list[str]:
+    """What makes two sides not quite comparable, the gravest first; `settings`: which of play's differ."""
+    found = []
+    known = bool(a.data and b.data)
+    if known and a.answer_mode != b.answer_mode:
+        found.append(
+            f"A answers with a {a.answer_mode}, B with a {b.answer_mode} (--answer_mode): they are not judged alike, "
+            "and a difference may be the judge's"
+        )
+    if a.alone or b.alone or a.strangers:
+        parts = [f"A alone has {a.alone} more", f"B alone {b.alone}"]
+        if a.strangers:
+            parts.append(f"{a.strangers} have one id but another text or database on each side")
+        found.append(
+            f"not the same questions: compared are the {n} that both were judged on; {', '.join(parts)}. "
+            "For the whole, play both with the same --data, --split and --episodes"
+        )
+    if known and _played_on(a) != _played_on(b):
+        found.append(
+            f"the data is not of one name (A {_played_on(a)}; B {_played_on(b)}), though its questions have the same "
+            "id, text and database"
+        )
+    if settings:
+        found.append(f"they were not played alike: {', '.join(settings)}")
+    if a.failed or b.failed:
+        found.append(f"episodes that the machinery lost are left out: {a.failed} of A, {b.failed} of B")
+    return found
+
+
+def _group_difference(pairs: Sequence[Pair]) -> GroupDifference:
+    left, right = [a for a, _ in pairs], [b for _, b in pairs]
+    return GroupDifference(group_summary(left), group_summary(right), _paired(pairs, successful))
+
+
+def _paired(pairs: Sequence[Pair], holds: Callable[[EpisodeRecord], bool]) -> PairedDifference:
+    numbered = {str(i): pair for i, pair in enumerate(pairs)}
+    return paired_difference(
+        {key: holds(a) for key, (a, _) in numbered.items()},
+        {key: holds(b) for key, (_, b) in numbered.items()},
+        {key: a.db_id for key, (a, _) in numbered.items()},
+    )
+
+
+def _by(pairs: Sequence[Pair], field: str, order: Sequence[str]) -> dict[str, GroupDifference]:
+    groups: dict[str, list[Pair]] = {}
+    for pair in pairs:
+        groups.setdefault(getattr(pair[0], field), []).append(pair)
+    places = {name: i for i, name in enumerate(order)}
+    names = sorted(filter(None, groups), key=lambda name: (places.get(name, len(order)), name))
+    return {name: _group_difference(groups[name]) for name in names}
+
+
+def _mean_difference(pairs: Sequence[Pair], value: Callable[[EpisodeRecord], tuple[float, float]]) -> MeanDifference:
+    return mean_difference([value(a) for a, _ in pairs], [value(b) for _, b in pairs], [a.db_id for a, _ in pairs])
+
+
+def _outcomes(pairs: Sequence[Pair]) -> dict[str, OutcomeDifference]:
+    left, right = Counter(a.outcome for a, _ in pairs), Counter(b.outcome for _, b in pairs)
+    known = [outcome.value for outcome in Outcome]
+    kinds = [*(kind for kind in known if kind in left | right), *sorted((left | right).keys() - set(known))]
+    return {kind: OutcomeDifference(left[kind], right[kind], _paired(pairs, partial(_ended, kind))) for kind in kinds}
+
+
+def _ended(kind: str, record: EpisodeRecord) -> bool:
+    return record.outcome == kind
+
+
+def _in_turn(pairs: Sequence[Pair]) -> list[Pair]:
+    """One pair of each database, then the next of each: the first ones are of many databases."""
+    seen: Counter[str] = Counter()
+    places = []
+    for pair in pairs:
+        places.append((seen[pair[0].db_id], pair[0].db_id))
+        seen[pair[0].db_id] += 1
+    return [pair for _, pair in sorted(zip(places, pairs, strict=True), key=lambda placed: placed[0])]
+
+
+def _flip(pair: Pair) -> Flip:
+    a, b = pair
+    return Flip(a.question_id, a.question, a.db_id, a.hardness, _ending(a), _ending(b))
+
+
+def _ending(record: EpisodeRecord) -> Ending:
+    last = record.turns[-1] if record.turns else {}
+    return Ending(record.outcome, record.steps, f"{last.get('action_type', '')} {last.get('argument', '')}".strip())
