@@ -21,6 +21,7 @@ from functools import partial
 
 from env_server.dataset import Hardness
 from trainer.comparison.sides import Side, SideError
+from trainer.results.failure_kinds import FailureKind, failure_kind
 from trainer.results.run_flags import Differing, differing
 from trainer.results.statistics import (
     GroupSummary,
@@ -37,13 +38,14 @@ from trainer.rollout.episodes import EpisodeRecord, Outcome
 
 Pair = tuple[EpisodeRecord, EpisodeRecord]
 
-MEANS: Mapping[str, Callable[[EpisodeRecord], tuple[float, float]]] = {
+MEANS: Mapping[str, Callable[[EpisodeRecord], tuple[float | None, float]]] = {
     "reward": lambda r: (r.reward, 1),
     "steps": lambda r: (r.steps, 1),
-    "tokens": lambda r: (r.tokens, 1),
+    "tokens": lambda r: (None if r.prompt_tokens is None else r.tokens, 1),
+    "prompt_tokens": lambda r: (r.prompt_tokens, 1),
     "parse_rate": lambda r: (r.parse_rate, r.steps),
 }
-"""What is compared by its mean: an episode's value and its weight, as in `EvaluationSummary`."""
+"""What is compared by its mean: an episode's value and its weight, as in `EvaluationSummary` and `Exploration`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +86,10 @@ class OutcomeDifference:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How an episode ended, and the last thing that was done in it."""
+    """How an episode ended, why it failed if it did, and the last thing that was done in it."""
 
     outcome: str
+    failure: str
     steps: int
     last_action: str
 
@@ -107,7 +110,8 @@ class Flip:
 class Comparison:
     """Two sides on the questions that both were judged on; every difference is B minus A.
 
-    `gained`: only B got them right; `lost`: only A did; in turn from each database. `settings`: how they were played
+    `means` are those that are known on both sides; `failures`, by kind, are of those that are not right. `gained`: only
+    B got them right; `lost`: only A did; in turn from each database. `settings`: how they were played
     differently. `flags`: what two runs were started with differently.
     """
 
@@ -119,6 +123,7 @@ class Comparison:
     by_database: dict[str, GroupDifference]
     means: dict[str, MeanDifference]
     outcomes: dict[str, OutcomeDifference]
+    failures: dict[str, OutcomeDifference]
     gained: list[Flip]
     lost: list[Flip]
     settings: list[Differing]
@@ -152,8 +157,9 @@ def compare_sides(a: Side, b: Side) -> Comparison:
         success=_group_difference(pairs),
         by_difficulty=_by(pairs, "hardness", [h.value for h in Hardness]),
         by_database=_by(pairs, "db_id", []),
-        means={name: _mean_difference(pairs, value) for name, value in MEANS.items()},
-        outcomes=_outcomes(pairs),
+        means={name: mean for name, value in MEANS.items() if (mean := _mean_difference(pairs, value)) is not None},
+        outcomes=_by_kind(pairs, _outcome, list(Outcome)),
+        failures=_by_kind(pairs, _failure, list(FailureKind)),
         gained=[_flip(pair) for pair in _in_turn(pairs) if successful(pair[1]) > successful(pair[0])],
         lost=[_flip(pair) for pair in _in_turn(pairs) if successful(pair[1]) < successful(pair[0])],
         settings=list(settings.values()),
@@ -237,19 +243,40 @@ def _by(pairs: Sequence[Pair], field: str, order: Sequence[str]) -> dict[str, Gr
     return {name: _group_difference(groups[name]) for name in names}
 
 
-def _mean_difference(pairs: Sequence[Pair], value: Callable[[EpisodeRecord], tuple[float, float]]) -> MeanDifference:
-    return mean_difference([value(a) for a, _ in pairs], [value(b) for _, b in pairs], [a.db_id for a, _ in pairs])
+def _mean_difference(
+    pairs: Sequence[Pair], value: Callable[[EpisodeRecord], tuple[float | None, float]]
+) -> MeanDifference | None:
+    """The difference of a mean; None where the value of an episode is not known."""
+    left = [(number, weight) for number, weight in (value(a) for a, _ in pairs) if number is not None]
+    right = [(number, weight) for number, weight in (value(b) for _, b in pairs) if number is not None]
+    if len(left) < len(pairs) or len(right) < len(pairs):
+        return None
+    return mean_difference(left, right, [a.db_id for a, _ in pairs])
 
 
-def _outcomes(pairs: Sequence[Pair]) -> dict[str, OutcomeDifference]:
-    left, right = Counter(a.outcome for a, _ in pairs), Counter(b.outcome for _, b in pairs)
-    known = [outcome.value for outcome in Outcome]
-    kinds = [*(kind for kind in known if kind in left | right), *sorted((left | right).keys() - set(known))]
-    return {kind: OutcomeDifference(left[kind], right[kind], _paired(pairs, partial(_ended, kind))) for kind in kinds}
+def _by_kind(
+    pairs: Sequence[Pair], kind_of: Callable[[EpisodeRecord], str], order: Sequence[str]
+) -> dict[str, OutcomeDifference]:
+    """How many episodes are of each kind; those of none, "", are left out."""
+    left, right = Counter(kind_of(a) for a, _ in pairs), Counter(kind_of(b) for _, b in pairs)
+    kinds = [str(kind) for kind in order if kind in left | right]
+    kinds += sorted((left | right).keys() - {*kinds, ""})
+    return {
+        kind: OutcomeDifference(left[kind], right[kind], _paired(pairs, partial(_is, kind_of, kind))) for kind in kinds
+    }
 
 
-def _ended(kind: str, record: EpisodeRecord) -> bool:
-    return record.outcome == kind
+def _is(kind_of: Callable[[EpisodeRecord], str], kind: str, record: EpisodeRecord) -> bool:
+    return kind_of(record) == kind
+
+
+def _outcome(record: EpisodeRecord) -> str:
+    return record.outcome
+
+
+def _failure(record: EpisodeRecord) -> str:
+    kind = failure_kind(record)
+    return "" if kind is None else kind.value
 
 
 def _in_turn(pairs: Sequence[Pair]) -> list[Pair]:
@@ -269,4 +296,5 @@ def _flip(pair: Pair) -> Flip:
 
 def _ending(record: EpisodeRecord) -> Ending:
     last = record.turns[-1] if record.turns else {}
-    return Ending(record.outcome, record.steps, f"{last.get('action_type', '')} {last.get('argument', '')}".strip())
+    action = f"{last.get('action_type', '')} {last.get('argument', '')}".strip()
+    return Ending(record.outcome, _failure(record), record.steps, action)

@@ -14,11 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from trainer.comparison.comparison import Comparison, Flip, GroupDifference, SideFacts
-from trainer.report.replays import OUTCOMES, cut
+from trainer.report.replays import cut
 from trainer.results.run_flags import Differing
 from trainer.results.statistics import Interval, MeanDifference, PairedDifference
 from trainer.results.summary_table import interval_text, percent
-from trainer.rollout.episodes import Outcome
 
 SHOWN = 10
 """Flipped questions of each direction, and differing flags, that are shown unless all are asked for."""
@@ -26,7 +25,8 @@ VALUE_LIMIT = 60
 MEANS = {
     "reward": ("reward an episode", "{:+.2f}", "{:+.2f}"),
     "steps": ("steps", "{:.1f}", "{:+.1f}"),
-    "tokens": ("tokens", "{:.0f}", "{:+.0f}"),
+    "tokens": ("tokens written", "{:,.0f}", "{:+,.0f}"),
+    "prompt_tokens": ("tokens read", "{:,.0f}", "{:+,.0f}"),
     "parse_rate": ("turns that parsed", "{:.1%}", "{:+.1f}"),
 }
 """The label of a mean, and how it and its difference are written."""
@@ -87,16 +87,12 @@ def _table(comparison: Comparison) -> Table:
         _add_group(table, f"  {name}", group)
     table.add_section()
     for name, mean in comparison.means.items():
-        if name == "tokens" and not mean.before and not mean.after:
-            continue  # scripted players write none
         table.add_row(*_mean_cells(name, mean))
     table.add_section()
     n = comparison.success.difference.n
-    for kind, ended in comparison.outcomes.items():
-        if kind == Outcome.CORRECT:
-            continue  # which is success
-        cells = (percent(ended.a / n), percent(ended.b / n), *_paired_cells(ended.difference))
-        table.add_row(Text(f"ended {_outcome(kind)}"), *cells)
+    for kind, failed in comparison.failures.items():
+        cells = (percent(failed.a / n), percent(failed.b / n), *_paired_cells(failed.difference))
+        table.add_row(Text(f"failed: {_words(kind)}"), *cells)
     return table
 
 
@@ -126,15 +122,16 @@ def _points(interval: Interval) -> str:
     return f"{100 * interval.low:+.1f} to {100 * interval.high:+.1f}"
 
 
-def _outcome(kind: str) -> str:
-    return next((words for outcome, words in OUTCOMES.items() if outcome == kind), kind)
+def _words(kind: str) -> str:
+    return kind.replace("_", " ")
 
 
 def _print_flip(console: Console, flip: Flip) -> None:
     about = ", ".join(part for part in (flip.database, flip.difficulty, flip.question_id) if part)
     console.print(Padding(Text(f"{about}: {_line(flip.question)}"), (0, 0, 0, 2), expand=False))
     for letter, ending in (("A", flip.a), ("B", flip.b)):
-        said = f"{letter}  {_outcome(ending.outcome)} in {_count(ending.steps, 'step')}: {_line(ending.last_action)}"
+        how = "right" if not ending.failure else f"failed ({_words(ending.failure)})"
+        said = f"{letter}  {how} in {_count(ending.steps, 'step')}: {_line(ending.last_action)}"
         console.print(Padding(Text(said, "dim", no_wrap=True, overflow="ellipsis"), (0, 0, 0, 6), expand=False))
 
 

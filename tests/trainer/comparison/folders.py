@@ -15,7 +15,8 @@ from trainer.results.run_files import Evaluation, RunFolder, write_episodes
 from trainer.results.statistics import summarize
 from trainer.rollout.episodes import EpisodeRecord
 
-ANSWERED = [{"action_type": "ANSWER", "argument": "17"}]
+ANSWERED = [{"action_type": "ANSWER", "argument": "17", "parseable": True, "error": "", "reward": {"progress": 0.0}}]
+"""An answer on no evidence."""
 DATABASES = 4
 
 
@@ -32,7 +33,7 @@ def make_records(won: Sequence[bool], **fields: Any) -> list[EpisodeRecord]:
             f"q{i:03d}",
             "correct" if right else "wrong",
             f"db{i % DATABASES}",
-            **{"hardness": levels[4 * i // len(won)], "turns": ANSWERED} | fields,
+            **{"hardness": levels[4 * i // len(won)], "turns": ANSWERED, "prompt_tokens": 100} | fields,
         )
         for i, right in enumerate(won)
     ]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.trainer.comparison.folders import make_evaluation, make_records
 from tests.trainer.records import make_record
-from trainer.comparison.comparison import Comparison, compare_sides
+from trainer.comparison.comparison import Comparison, Ending, compare_sides
 from trainer.comparison.sides import Side, SideError
 from trainer.results.run_flags import Differing
 from trainer.results.statistics import Interval, compare, judged
@@ -30,7 +30,7 @@ def evaluations(draw: st.DrawFn) -> tuple[list[EpisodeRecord], list[EpisodeRecor
         database = draw(st.sampled_from("abcd"))
         for side in draw(st.sampled_from(((0,), (1,), (0, 1), (0, 1), (0, 1)))) if i else (0, 1):
             outcome = draw(st.sampled_from(OUTCOMES)) if i else "wrong"
-            numbers = {"steps": draw(st.integers(0, 9)), "tokens": draw(st.integers(0, 99))}
+            numbers = {"steps": draw(st.integers(0, 9)), "tokens": draw(st.integers(0, 99)), "prompt_tokens": 9}
             sides[side].append(make_record(f"q{i}", outcome, database, **shared | numbers))
     for records in sides:
         draw(st.randoms(use_true_random=False)).shuffle(records)
@@ -51,7 +51,7 @@ def test_swapped_sides_negate_every_difference(sides: tuple[list[EpisodeRecord],
     there, back = compare_sides(a, b), compare_sides(b, a)
     assert (there.a, there.b) == (back.b, back.a)
     groups = [("success", there.success, back.success)]
-    for by in ("by_difficulty", "by_database", "outcomes"):
+    for by in ("by_difficulty", "by_database", "outcomes", "failures"):
         left, right = getattr(there, by), getattr(back, by)
         assert left.keys() == right.keys()
         groups += [(name, left[name], right[name]) for name in left]
@@ -92,6 +92,8 @@ def test_each_question_is_paired_once_or_counted_as_left_out(
     assert sum(group.difference.n for group in found.by_database.values()) == paired.n
     assert sum(kind.a for kind in found.outcomes.values()) == sum(k.b for k in found.outcomes.values()) == paired.n
     assert "failed" not in found.outcomes
+    correct = found.outcomes["correct"].b if "correct" in found.outcomes else 0
+    assert sum(kind.b for kind in found.failures.values()) == paired.n - correct
     left_out = found.a.alone or found.b.alone
     assert bool(left_out) == any(w.startswith("not the same questions") for w in found.warnings)
 
@@ -116,10 +118,20 @@ def test_success_steps_tokens_and_endings_of_a_made_up_case() -> None:
     assert (found.means["tokens"].before, found.means["tokens"].mean) == (10, 20)
     assert found.means["steps"].mean == pytest.approx(-2 * 3 / 16)
     assert {kind: (k.a, k.b) for kind, k in found.outcomes.items()} == {"correct": (4, 7), "wrong": (12, 9)}
+    assert {kind: (k.a, k.b) for kind, k in found.failures.items()} == {"gave_up": (12, 9)}
     (lost,) = found.lost
     assert (lost.question_id, lost.database, lost.difficulty) == ("q003", "db3", "easy")
-    assert (lost.a.outcome, lost.b.outcome, lost.b.steps, lost.b.last_action) == ("correct", "wrong", 4, "ANSWER 17")
+    assert lost.a == Ending("correct", "", 2, "ANSWER 17")
+    assert lost.b == Ending("wrong", "gave_up", 4, "ANSWER 17")
     assert found.warnings == []
+
+
+def test_tokens_are_compared_where_both_sides_counted_them() -> None:
+    records = make_records([True, False])
+    known = {"reward", "steps", "tokens", "prompt_tokens", "parse_rate"}
+    assert compared(records, records).means.keys() == known
+    scripted = make_records([True, False], prompt_tokens=None)
+    assert compared(scripted, records).means.keys() == known - {"tokens", "prompt_tokens"}
 
 
 def test_flipped_questions_come_in_turn_from_each_database() -> None:

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from tests.trainer.comparison.folders import BETTER, WORSE, make_records
+from tests.trainer.comparison.folders import ANSWERED, BETTER, WORSE, make_records
 from tests.trainer.comparison.test_comparison import compared
 from trainer.comparison.comparison import Comparison, compare_sides
 from trainer.comparison.sides import Side
@@ -32,15 +32,7 @@ def test_the_verdict_is_about_the_interval() -> None:
 def test_it_fits_the_terminal(width: int) -> None:
     text = printed(compared(WORSE, BETTER), width)
     assert max(len(line.rstrip()) for line in text.splitlines()) <= width
-    for words in (
-        "success (40)",
-        "easy (10)",
-        "extra (10)",
-        "steps",
-        "tokens",
-        "turns that parsed",
-        "ended wrong answer",
-    ):
+    for words in ("success (40)", "easy (10)", "steps", "tokens read", "turns that parsed", "failed: gave up"):
         assert words in text
     assert "WARNING" not in text
 
@@ -52,8 +44,8 @@ def test_flipped_questions_are_shown_up_to_a_number_or_all() -> None:
     assert "right in A alone: 0 questions" in text
     assert "right in B alone: 20 questions\n" in whole
     for shown, count in ((text, SHOWN), (whole, 20)):
-        assert shown.count("A  wrong answer in 4 steps: ANSWER 17\n") == count
-        assert shown.count("B  correct in 2 steps: ANSWER 17\n") == count
+        assert shown.count("A  failed (gave up) in 4 steps: ANSWER 17\n") == count
+        assert shown.count("B  right in 2 steps: ANSWER 17\n") == count
     assert "db0, easy, q000: question q000" in text
 
 
@@ -72,13 +64,9 @@ def test_warnings_are_loud_and_what_differs_is_a_table() -> None:
 
 
 def test_text_from_data_is_no_markup_and_takes_one_place() -> None:
-    turns = [{"action_type": "ANSWER", "argument": "[red]1[/red]\n2"}]
+    turns = [ANSWERED[0] | {"argument": "[red]1[/red]\n2"}]
     a = make_records([False], question="[bold]Which\nones?[/nothing]", turns=turns)
     b = make_records([True], question="[bold]Which\nones?[/nothing]", turns=turns)
     text = printed(compared(a, b))
     assert "q000: [bold]Which ones?[/nothing]\n" in text
-    assert "A  wrong answer in 4 steps: ANSWER [red]1[/red] 2\n" in text
-
-
-def test_scripted_players_write_no_tokens() -> None:
-    assert "tokens" not in printed(compared(make_records([False], tokens=0), make_records([True], tokens=0)))
+    assert "A  failed (gave up) in 4 steps: ANSWER [red]1[/red] 2\n" in text
