@@ -11,6 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from env_server.dataset import Hardness
 from env_server.errors import SQLEnvError
 from env_server.types import AnswerMode
 from inference.launch.plan import WeightSyncMode
@@ -33,6 +34,10 @@ TRACE_HELP = (
     "https://ui.perfetto.dev opens it. Other ranks write files beside it."
 )
 FEW_SHOT_HELP = "Worked episodes on training databases to show before every question; those questions are not asked."
+DIFFICULTY_HELP = (
+    "Train on questions of these levels alone, separated by commas: easy, medium, hard, extra (Spider's hardness; "
+    "default: all). What is evaluated on stays all."
+)
 THINKING_HELP = (
     "Tokens that a thought may have in each turn, beside --max_turn_length; then it is closed and the action follows. "
     "0 closes it at once. (512 where the chat template knows of thoughts, unless said otherwise.)"
@@ -92,6 +97,7 @@ class EpisodeArguments:
     step_budget: int = field(default=15, metadata={"help": "Steps in an episode."})
     action_format: str = field(default="text", metadata={"help": ACTION_FORMAT_HELP})
     system_prompt: str | None = field(default=None, metadata={"help": SYSTEM_PROMPT_HELP})
+    difficulty: str | None = field(default=None, metadata={"help": DIFFICULTY_HELP})
 
     def __post_init__(self) -> None:
         modes, formats = [mode.value for mode in AnswerMode], [each.value for each in ActionFormat]
@@ -101,6 +107,18 @@ class EpisodeArguments:
             raise ConfigError(f"--answer_mode must be one of {modes}, not {self.answer_mode!r}")
         if self.system_prompt is not None:
             prompt_in(self.system_prompt)  # a file that is not there is told before a model is loaded
+        _ = self.difficulties
+
+    @property
+    def difficulties(self) -> tuple[Hardness, ...]:
+        """`difficulty`, from the easiest level to the hardest; all of them where none is given. Raises ConfigError."""
+        if self.difficulty is None:
+            return tuple(Hardness)
+        names = [name.strip() for name in self.difficulty.split(",")]
+        known = [level.value for level in Hardness]
+        if unknown := [name for name in names if name not in known]:
+            raise ConfigError(f"--difficulty takes {', '.join(known)}, separated by commas, not {unknown[0]!r}")
+        return tuple(level for level in Hardness if level in names)
 
 
 @dataclass
@@ -211,6 +229,13 @@ class SQLEnvArguments(EpisodeArguments):
             "evaluation databases (0: none, -1: all)."
         },
     )
+    stop_at_success: float | None = field(
+        default=None,
+        metadata={
+            "help": "With --eval_strategy steps, end training as soon as an evaluation during it has this success "
+            "rate, such as 0.6."
+        },
+    )
 
     trace: str | None = field(default=None, metadata={"help": TRACE_HELP})
     dry_run: bool = field(
@@ -241,6 +266,8 @@ class SQLEnvArguments(EpisodeArguments):
         for name in ("few_shot", "max_thinking_length", "staleness", "refill", "curriculum"):
             if (getattr(self, name) or 0) < 0:
                 raise ConfigError(f"--{name} must not be negative, not {getattr(self, name)}")
+        if self.stop_at_success is not None and not 0.0 < self.stop_at_success <= 1.0:
+            raise ConfigError(f"--stop_at_success is a success rate and must lie in (0, 1], not {self.stop_at_success}")
         if self.dry_run_gpu is not None and (not self.dry_run or self.dry_run_gpu <= 0):
             raise ConfigError("--dry_run_gpu is a positive number of GiB, and goes with --dry_run true")
         if not 0.0 <= self.max_failure_share <= 1.0:

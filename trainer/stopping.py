@@ -1,8 +1,8 @@
-"""How `sqlenv train` ends when SIGTERM asks it to: `docker stop`, or a cluster that takes its machine back.
+"""How `sqlenv train` and `warmup` end when SIGTERM asks: `docker stop`, or a cluster that takes its machine back.
 
 Promises:
 
-1. While GRPO trains, the running step ends, a checkpoint is saved whatever `save_strategy` says, and training stops. A
+1. While it trains, the running step ends, a checkpoint is saved whatever `save_strategy` says, and training stops. A
    run that has made its last step saves its model instead; one that has only the report to write, writes it. What is
    `skippable` between two steps, an evaluation, is left at once.
 2. At any other time all is closed at once, as by Ctrl-C.
@@ -39,7 +39,7 @@ ECHO_S = 1.0
 TERMINATED = 128 + signal.SIGTERM
 """The exit status that a shell gives a process which SIGTERM has ended."""
 
-NOT_BEGUN = "stopped before training began; start again with the same command"
+START_AGAIN = "start again with the same command"
 
 
 def half_trained(step: int, steps: int, checkpoint: Path) -> str:
@@ -129,14 +129,14 @@ class Stopping:
     """Listens to SIGTERM in its `with` block, and says at the block's end that the run was stopped.
 
     An end at once leaves the block as KeyboardInterrupt or CancelledError, and goes no further. On several ranks the
-    process ends there; see `ranks.ending_together`.
+    process ends there; see `ranks.ending_together`. `start_again` says how, after a stop before training began.
     """
 
-    def __init__(self, command: str) -> None:
+    def __init__(self, command: str, start_again: str = START_AGAIN) -> None:
         self._command = command
         self._request = StopRequest()
         self._ranks = Ranks()
-        self._there_is = NOT_BEGUN
+        self._there_is = f"stopped before training began; {start_again}"
         self._before: Any = None
         self._listens = threading.current_thread() is threading.main_thread()
         # A launcher says so long before the ranks have met.
@@ -151,6 +151,11 @@ class Stopping:
     def status(self) -> int:
         """The exit status of a run that came to its end, or was stopped."""
         return self._request.status
+
+    @property
+    def cut_short(self) -> bool:
+        """True in a run that was stopped before it came to its end."""
+        return self._request.asked and self._request.stage is not Stage.CONCLUDING
 
     @property
     def stopped_untrained(self) -> bool:

@@ -54,12 +54,12 @@ from trainer.training.arguments import advise, parse_arguments, require_question
 from trainer.training.batches import Batches, BatchSettings, BatchShape
 from trainer.training.dry_run import dry_run
 from trainer.training.engines import open_policy, rollout_settings
-from trainer.training.evaluating import EvaluateAtStart, SQLEnvTrainer
+from trainer.training.evaluating import EvaluateAtStart, SQLEnvTrainer, StopAtSuccess
 from trainer.training.grpo import build_trainer, stop_at_turns_ends, use_engine
 from trainer.training.health_watch import HealthWatch, watched
 from trainer.training.learnt import Kept, SaveLearnt
 from trainer.training.out_of_memory import memory_errors
-from trainer.training.questions import question_order
+from trainer.training.questions import of_difficulty, question_order
 from trainer.training.reward_weights import AdaptiveWeights
 from trainer.training.run_log import RunLog
 from trainer.training.trackers import writing_into
@@ -72,17 +72,27 @@ def run(argv: Sequence[str]) -> int:
     """Parse the arguments, then evaluate, train, evaluate and report; returns the exit status. Raises SQLEnvError."""
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experimental, and TRL is pinned
     with ending_together("sqlenv train"), Stopping("sqlenv train") as stopping:
-        arguments, grpo, model_config = parse_arguments(argv)
-        if arguments.torch_threads:
-            torch.set_num_threads(arguments.torch_threads)
-        ranks = Ranks.of(grpo)
-        ranks.silence_others()
-        if arguments.dry_run:
-            dry_run(arguments, grpo, model_config, Console(quiet=not ranks.is_main))
-            return 0
-        with memory_errors(grpo, "this run does not fit"), writing_into(grpo):
-            Training(arguments, grpo, model_config, ranks, Console(quiet=not ranks.is_main), stopping).run()
+        train(argv, stopping).disconnect()
     return stopping.status
+
+
+def train(argv: Sequence[str], stopping: Stopping) -> Ranks:
+    """`run` within the `with` block of a `Stopping`, which knows afterwards whether the run came to its end.
+
+    Returns the ranks, still connected.
+    """
+    arguments, grpo, model_config = parse_arguments(argv)
+    if arguments.torch_threads:
+        torch.set_num_threads(arguments.torch_threads)
+    ranks = Ranks.of(grpo)
+    ranks.silence_others()
+    console = Console(quiet=not ranks.is_main)
+    if arguments.dry_run:
+        dry_run(arguments, grpo, model_config, console)
+        return ranks
+    with memory_errors(grpo, "this run does not fit"), writing_into(grpo):
+        Training(arguments, grpo, model_config, ranks, console, stopping).run()
+    return ranks
 
 
 class Training:
@@ -114,7 +124,9 @@ class Training:
         with ranks.one_goes_first():
             self._dataset = load_dataset(arguments.data, answer_mode=self._answer_mode)
         self._examples = Examples.play(self._dataset, arguments.few_shot, self._answer_mode, arguments.step_budget)
-        require_questions(len(self._examples.without(self._dataset.select(Split.TRAIN))), grpo)
+        asked = of_difficulty(self._dataset.select(Split.TRAIN), arguments.difficulties, arguments.data)
+        self._questions = self._examples.without(asked)
+        require_questions(len(self._questions), grpo)
         self._chat = ChatSettings.of(arguments, grpo.chat_template_kwargs)
         self._tokenizer = load_tokenizer(model_config, trust_remote_code=grpo.trust_remote_code)
         self._folder = RunFolder(Path(grpo.output_dir))
@@ -135,15 +147,14 @@ class Training:
         with ExitStack() as stack:
             environments = stack.enter_context(closing(self._open_environments()))
             loop = stack.enter_context(RolloutLoop())
-            questions = self._examples.without(self._dataset.select(Split.TRAIN))
             lag = BatchShape.of(grpo).lag(self._arguments.staleness)
-            order = question_order(self._arguments, grpo, questions, lag)
+            order = question_order(self._arguments, grpo, self._questions, lag)
             filled = BatchSettings(self._arguments.staleness, self._arguments.refill)
             adaptive = self._adaptive_weights(lag)
             rewards = self._env_settings.reward
             batches = Batches(self._dataset, order, grpo, rewards, self._ranks, loop, filled, adaptive)
             trainer = build_trainer(
-                grpo, self._model_config, self._tokenizer, questions, self._evaluations.questions, batches
+                grpo, self._model_config, self._tokenizer, self._questions, self._evaluations.questions, batches
             )
             chat = ChatFormat(self._tokenizer, self._chat, self._examples.conversations)
             stop_at_turns_ends(trainer, chat)
@@ -164,11 +175,11 @@ class Training:
             trace = self._open_trace(stack, trainer)
             play = self._play_settings(settings)
             trainer.add_callback(StopAfterStep(self._stopping))
-            trainer.add_callback(SavePlaySettings(play))
             learnt = [Kept(order, "questions.json", "--question_sampler measured and --curriculum")]
             if adaptive is not None:
                 learnt.append(Kept(adaptive, "reward_weights.json", "--reward_weighting adaptive"))
             trainer.add_callback(SaveLearnt(*learnt))
+            trainer.add_callback(SavePlaySettings(play))  # the last one: it marks a checkpoint as whole
             client = RolloutClient(policy.engine, environments, chat, settings, trace)
             batches.play_with(client, log and log.write_batch)
             greedy = RolloutClient(policy.engine, environments, chat, replace(settings, temperature=0.0), trace)
@@ -190,8 +201,9 @@ class Training:
 
             trainer.evaluate_with(evaluate_on_the_way)
             trainer.add_callback(EvaluateAtStart(self._evaluations))
+            if self._arguments.stop_at_success is not None:
+                trainer.add_callback(StopAtSuccess(self._arguments.stop_at_success, self._evaluations, say))
             whole = self._train(trainer, environments, evaluate, play)
-        self._ranks.disconnect()
         if self._ranks.is_main and whole:
             self._conclude()
 

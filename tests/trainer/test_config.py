@@ -10,6 +10,7 @@ import pytest
 import yaml
 from trl import GRPOConfig, ModelConfig
 
+from env_server.dataset import Hardness
 from trainer.config import TOKEN_VARIABLE, ConfigError, SQLEnvArguments, WarmupArguments, token_of
 from trainer.training.arguments import parse_arguments
 
@@ -116,3 +117,17 @@ def test_a_system_prompt_that_cannot_be_used_is_named(content: bytes | None, pro
 def test_a_number_that_may_be_none_is_not_negative(name: str) -> None:
     with pytest.raises(ConfigError, match=f"--{name} must not be negative"):
         parse(f"--{name}", "-1")
+
+
+def test_levels_are_read_from_the_easiest_to_the_hardest() -> None:
+    assert SQLEnvArguments().difficulties == tuple(Hardness)
+    assert WarmupArguments(difficulty="extra, easy").difficulties == (Hardness.EASY, Hardness.EXTRA)
+    for wrong in ("simple", "easy,,hard", ""):
+        with pytest.raises(ConfigError, match="--difficulty takes easy, medium, hard, extra, separated by commas, not"):
+            SQLEnvArguments(difficulty=wrong)
+
+
+@pytest.mark.parametrize("rate", [0.0, -0.1, 1.1])
+def test_a_success_to_stop_at_is_a_rate(rate: float) -> None:
+    with pytest.raises(ConfigError, match="--stop_at_success is a success rate"):
+        SQLEnvArguments(stop_at_success=rate)

@@ -124,7 +124,20 @@ def test_a_run_that_is_not_stopped_says_nothing(before: list[int], capfd: pytest
     terminate()
     assert before == [signal.SIGTERM], "the handler is the one that was there"
     assert (stopping.status, stopping.stopped_untrained, stopping.stopped_after) == (0, False, None)
+    assert not stopping.cut_short
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(("concluding", "cut_short"), [(False, True), (True, False)])
+def test_what_was_cut_short_says_how_to_start_again(
+    concluding: bool, cut_short: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with Stopping("sqlenv train", "knock twice") as stopping:
+        if concluding:
+            stopping.conclude()
+        terminate()
+    assert stopping.cut_short is cut_short
+    assert capfd.readouterr().out == ("stopped before training began; knock twice\n" if cut_short else "")
 
 
 def test_a_step_is_finished_and_saved(clock: Clock, before: list[int], capfd: pytest.CaptureFixture[str]) -> None:

@@ -142,6 +142,10 @@ def _is(other: str, value: str) -> tuple[str, Callable[[Mapping[str, Any]], bool
     return f"--{other} {value}", lambda values: bool(values[other] == value)
 
 
+def _asks_hard(difficulty: str | None) -> bool:
+    return difficulty is None or "hard" in difficulty or "extra" in difficulty
+
+
 _NEEDS = (
     Need("lora_r lora_alpha lora_target_modules lora_target_parameters lora_modules_to_save", *_on("use_peft")),
     Need("use_rslora use_dora", *_on("use_peft")),
@@ -262,6 +266,7 @@ TRAIN_FLAGS = FlagTable(
             "--load_best_model_at_end or --save_strategy best",
             lambda values: values["load_best_model_at_end"] or values["save_strategy"] == "best",
         ),
+        Need("curriculum", "hard or extra questions in --difficulty", lambda values: _asks_hard(values["difficulty"])),
         Need("env_token", "--env", lambda values: values["env_server"] != "local"),
     ),
     choices={

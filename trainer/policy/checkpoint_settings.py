@@ -1,5 +1,7 @@
 """`sqlenv.json` in the checkpoints of a training run: each can be evaluated as the policy that is saved at the end.
 
+It is the last file that a checkpoint gets, and so says that the checkpoint is whole.
+
 Apart from `play_settings`, since a callback of transformers cannot be defined without importing it.
 """
 

@@ -8,6 +8,7 @@ policy without SQLEnv.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -64,10 +65,12 @@ class PlaySettings:
         )
 
     def save(self, folder: Path) -> None:
-        """Write the file into a policy's folder."""
+        """Write the file into a policy's folder, whole or not at all."""
         content = {**asdict(self), PROMPT_KEY: self.chat.system_prompt, TOOLS_KEY: self.chat.tools}
         text = json.dumps(content, ensure_ascii=False, indent=2)
-        (folder / SETTINGS_FILE).write_text(text + "\n", encoding="utf-8")
+        temporary = folder / f".{SETTINGS_FILE}.{os.getpid()}"
+        temporary.write_text(text + "\n", encoding="utf-8")
+        temporary.replace(folder / SETTINGS_FILE)
 
 
 @dataclass(frozen=True, slots=True)

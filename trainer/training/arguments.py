@@ -13,7 +13,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
-from transformers.trainer_utils import get_last_checkpoint
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOConfig, ModelConfig, SFTConfig, TrlParser
 
 from trainer.config import ConfigError, SQLEnvArguments, WarmupArguments, config_errors
@@ -22,6 +22,7 @@ from trainer.flags.defaults import Machine, train_defaults, warmup_defaults
 from trainer.flags.given import read_given
 from trainer.flags.table import TRAIN_FLAGS, WARMUP_FLAGS
 from trainer.policy.loading import resolve_policy
+from trainer.policy.play_settings import SETTINGS_FILE
 from trainer.training.batches import BatchSettings, check_batches
 from trainer.training.engines import check_vllm_flags
 from trainer.training.evaluating import settle_evaluation
@@ -56,7 +57,7 @@ def parse_arguments(argv: Sequence[str]) -> tuple[SQLEnvArguments, GRPOConfig, M
     if grpo.use_vllm:
         check_vllm_flags(arguments, grpo, model_config)
     check_batches(grpo, BatchSettings(arguments.staleness, arguments.refill))
-    settle_evaluation(grpo, arguments.eval_episodes)
+    settle_evaluation(grpo, arguments.eval_episodes, arguments.stop_at_success)
     advice += TRAIN_FLAGS.check_needs(given, vars(arguments) | vars(grpo) | vars(model_config))
     advise("sqlenv train", [*advice, *check_combinations(arguments, grpo, model_config)])
     _find_checkpoint(grpo)
@@ -96,10 +97,20 @@ def _starting_point(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]
 def _find_checkpoint(config: GRPOConfig | SFTConfig) -> None:
     """Name the last checkpoint where `--resume_from_checkpoint true` asks for it. Raises ConfigError."""
     if str(config.resume_from_checkpoint).lower() == "true":
-        output = config.output_dir
-        config.resume_from_checkpoint = get_last_checkpoint(output) if Path(output).is_dir() else None
-        if config.resume_from_checkpoint is None:
-            raise ConfigError(f"{output} holds no checkpoint to resume from; was save_strategy set?")
+        checkpoint = last_checkpoint(Path(config.output_dir))
+        if checkpoint is None:
+            raise ConfigError(f"{config.output_dir} holds no checkpoint to resume from; was save_strategy set?")
+        config.resume_from_checkpoint = str(checkpoint)
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint of a run that is whole: one that a killed process left half is passed over."""
+    steps = {
+        path: path.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-") for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*")
+    }
+    # The file is the last that a checkpoint gets; see `trainer.policy.checkpoint_settings`.
+    whole = [path for path, step in steps.items() if step.isdecimal() and (path / SETTINGS_FILE).is_file()]
+    return max(whole, key=lambda path: int(steps[path]), default=None)
 
 
 def advise(command: str, lines: Sequence[str]) -> None:

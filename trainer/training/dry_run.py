@@ -51,6 +51,7 @@ from trainer.training.arguments import require_questions
 from trainer.training.engines import server_urls
 from trainer.training.memory import GIB, Estimate, estimate, shape_of
 from trainer.training.memory_plan import bits_of, device_of, load_of, memory_table, remedy
+from trainer.training.questions import of_difficulty
 from trainer.training.transport_choice import choose_weight_sync
 
 SERVER_S = 60.0
@@ -174,7 +175,7 @@ class _Run:
 
     def _check_data(self) -> Dataset:
         dataset = load_dataset(self._arguments.data, answer_mode=self._answer_mode)
-        train, held_out = dataset.select(Split.TRAIN), dataset.select(Split.EVAL)
+        train, held_out = self._asked(dataset), dataset.select(Split.EVAL)
         self._plan.say(
             "data",
             f"{self._arguments.data}, {self._answer_mode.value} mode: {_extent(train)} to train on, "
@@ -182,6 +183,9 @@ class _Run:
         )
         require_questions(len(train), self._grpo)
         return dataset
+
+    def _asked(self, dataset: Dataset) -> list[Question]:
+        return of_difficulty(dataset.select(Split.TRAIN), self._arguments.difficulties, self._arguments.data)
 
     def _check_model(self) -> tuple[PretrainedConfig, PeftConfig | None]:
         name = str(self._model_config.model_name_or_path)
@@ -217,7 +221,7 @@ class _Run:
         environments = open_environments(
             arguments.env_server, token, dataset, settings, self._answer_mode, arguments.env_threads
         )
-        longest = max(dataset.select(Split.TRAIN), key=lambda question: len(question.text))
+        longest = max(self._asked(dataset), key=lambda question: len(question.text))
         with closing(environments), environments.blocking() as session:
             observation = session.reset(question_id=longest.question_id)
         self._plan.say(
@@ -299,7 +303,7 @@ class _Run:
         questions = episodes // (grpo.num_generations * grpo.num_iterations)
         steps = grpo.max_steps
         if steps <= 0 and dataset is not None:
-            steps = math.ceil(grpo.num_train_epochs * len(dataset.select(Split.TRAIN)) / max(1, questions))
+            steps = math.ceil(grpo.num_train_epochs * len(self._asked(dataset)) / max(1, questions))
         ranks = f" on {grpo.world_size} ranks" if grpo.world_size > 1 else ""
         tokens = grpo.max_completion_length
         self._plan.say(

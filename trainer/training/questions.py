@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -27,7 +28,7 @@ from trl import GRPOConfig
 from trl.trainer.utils import RepeatSampler
 
 from env_server.dataset import Hardness, Question
-from trainer.config import SQLEnvArguments
+from trainer.config import ConfigError, SQLEnvArguments
 from trainer.rollout.client import derive_seed
 
 EXPLORATION = 0.1
@@ -207,6 +208,17 @@ def _counted(
 def _key(chance: float, weight: float) -> tuple[float, float]:
     """The larger, the earlier; questions without weight come last, in the order of chance."""
     return (math.log(max(chance, 5e-324)) / weight, chance) if weight > 0 else (-math.inf, chance)
+
+
+def of_difficulty(questions: Sequence[Question], levels: Sequence[Hardness], data: str) -> list[Question]:
+    """The training questions of a data set that are of these levels. Raises ConfigError when none is."""
+    kept = [question for question in questions if question.hardness in levels]
+    if questions and not kept:
+        there = Counter(question.hardness for question in questions)
+        counts = ", ".join(f"{there[level]:,} {level.value}" for level in Hardness)
+        named = ",".join(level.value for level in levels)
+        raise ConfigError(f"--difficulty {named} leaves no training question of {data}, which has {counts}")
+    return kept
 
 
 def question_order(

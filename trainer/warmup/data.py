@@ -13,13 +13,13 @@ from rich.console import Console
 from rich.progress import track
 
 from env_server.data.loading import load_dataset
-from env_server.dataset import Split
+from env_server.dataset import Hardness, Split, in_turn
 from env_server.factory import EnvironmentFactory
 from env_server.settings import EnvSettings, JudgingSettings
 from env_server.types import AnswerMode
 from trainer.chat.format import ChatFormat, Conversation
 from trainer.config import ConfigError
-from trainer.evaluation.evaluate import choose_questions
+from trainer.training.questions import of_difficulty
 from trainer.warmup.demonstrations import demonstrate
 
 IGNORED = -100
@@ -42,20 +42,22 @@ def play_demonstrations(
     step_budget: int = 15,
     limit: int = -1,
     explore: float = 0.0,
+    levels: Sequence[Hardness] = tuple(Hardness),
 ) -> list[Conversation]:
     """Play training questions of the data sets once, `good` of them well: `limit` of each data set, or all for -1.
 
-    `explore` is the share of the good episodes that take other ways than the shortest.
+    `explore` is the share of the good episodes that take other ways than the shortest, `levels` are the difficulties of
+    the questions.
 
-    A limit is spread evenly over the databases. Raises ConfigError when a data set has no training questions.
+    A limit is spread evenly over the databases. Raises ConfigError when a data set has no such training questions.
     """
     # What the oracle submits is the gold itself: to judge it on variants of the databases, too, tells nothing.
     settings = EnvSettings(step_budget=step_budget, judging=JudgingSettings(variants=False))
     conversations: list[Conversation] = []
     for spec in specs:
         dataset = load_dataset(spec, answer_mode=answer_mode)
-        everything = dataset.select(Split.TRAIN)
-        questions = everything if limit < 0 else choose_questions(dataset, Split.TRAIN, limit)
+        everything = of_difficulty(dataset.select(Split.TRAIN), levels, spec)
+        questions = everything if limit < 0 else in_turn(everything)[:limit]
         if not questions:
             raise ConfigError(f"--data {spec} has no usable question for training")
         with EnvironmentFactory(dataset, settings, answer_mode) as factory:

@@ -70,16 +70,21 @@ class RepeatingPlayer:
 
 
 def replay(
-    files: Sequence[str], specs: Sequence[str], answer_mode: AnswerMode, step_budget: int, most: int
+    files: Sequence[str],
+    specs: Sequence[str],
+    answer_mode: AnswerMode,
+    step_budget: int,
+    most: int,
+    levels: Sequence[Hardness] = tuple(Hardness),
 ) -> Replayed:
     """Play the episodes of the files again and keep what is worth learning. Raises SQLEnvError.
 
-    ConfigError when nothing is.
+    `levels` are the difficulties of the questions. ConfigError when nothing is.
     """
     datasets = [load_dataset(spec, answer_mode=answer_mode) for spec in specs]
     replayed = Replayed()
     records = [record for file in files for record in read_records(Path(file))]
-    chosen = choose(records, datasets, replayed.left_out)
+    chosen = choose(records, datasets, replayed.left_out, levels)
     for dataset, of_questions in zip(datasets, chosen, strict=True):
         settings = EnvSettings(step_budget=step_budget)
         with EnvironmentFactory(dataset, settings, answer_mode) as factory:
@@ -107,7 +112,10 @@ def replay(
 
 
 def choose(
-    records: Iterable[EpisodeRecord], datasets: Sequence[Dataset], left_out: Counter[str]
+    records: Iterable[EpisodeRecord],
+    datasets: Sequence[Dataset],
+    left_out: Counter[str],
+    levels: Sequence[Hardness] = tuple(Hardness),
 ) -> list[Mapping[Question, Sequence[Actions]]]:
     """Return what was played right of each data set's training questions, best first; counts what is left out."""
     homes = {
@@ -120,6 +128,8 @@ def choose(
         home = homes.get((record.question_id, record.question))
         if home is None:
             left_out["of no training question"] += 1
+        elif home[1].hardness not in levels:
+            left_out["of another difficulty"] += 1
         elif record.outcome != Outcome.CORRECT:
             left_out["not right"] += 1
         else:

@@ -39,6 +39,7 @@ from trainer.policy.loading import init_kwargs, load_base, load_to_continue, loa
 from trainer.policy.play_settings import PlaySettings
 from trainer.policy.quantisation import keep_gradients
 from trainer.ranks import Ranks, ending_together
+from trainer.stopping import StopAfterStep, Stopping
 from trainer.tiny.model import build_model
 from trainer.tiny.tokenizer import build_tokenizer
 from trainer.training.arguments import parse_warmup_arguments
@@ -115,20 +116,33 @@ class ProgressLine(TrainerCallback):  # type: ignore[misc]
 
 
 def run(argv: Sequence[str]) -> int:
-    """Parse the flags, play, train and save. Raises SQLEnvError."""
-    with ending_together("sqlenv warmup"):
-        arguments, sft, model_config = parse_warmup_arguments(argv, str(__doc__))
-        if arguments.torch_threads:
-            torch.set_num_threads(arguments.torch_threads)
-        ranks = Ranks.of(sft)
-        ranks.silence_others()
-        _warm_up(arguments, sft, model_config, ranks, Console(file=sys.stderr, quiet=not ranks.is_main))
-        ranks.disconnect()
-    return 0
+    """Parse the flags, play, train and save; returns the exit status. Raises SQLEnvError."""
+    with ending_together("sqlenv warmup"), Stopping("sqlenv warmup") as stopping:
+        warm_up(argv, stopping).disconnect()
+    return stopping.status
+
+
+def warm_up(argv: Sequence[str], stopping: Stopping) -> Ranks:
+    """`run` within the `with` block of a `Stopping`, which knows afterwards whether the run came to its end.
+
+    Returns the ranks, still connected.
+    """
+    arguments, sft, model_config = parse_warmup_arguments(argv, str(__doc__))
+    if arguments.torch_threads:
+        torch.set_num_threads(arguments.torch_threads)
+    ranks = Ranks.of(sft)
+    ranks.silence_others()
+    _warm_up(arguments, sft, model_config, ranks, Console(file=sys.stderr, quiet=not ranks.is_main), stopping)
+    return ranks
 
 
 def _warm_up(
-    arguments: WarmupArguments, sft: SFTConfig, model_config: ModelConfig, ranks: Ranks, console: Console
+    arguments: WarmupArguments,
+    sft: SFTConfig,
+    model_config: ModelConfig,
+    ranks: Ranks,
+    console: Console,
+    stopping: Stopping,
 ) -> None:
     answer_mode = AnswerMode(arguments.answer_mode)
     sources = arguments.data.split(",")
@@ -144,10 +158,16 @@ def _warm_up(
                 step_budget=arguments.step_budget,
                 limit=arguments.max_episodes,
                 explore=arguments.explore,
+                levels=arguments.difficulties,
             )
         if arguments.replay:
             replayed = replay(
-                arguments.replay, sources, answer_mode, arguments.step_budget, arguments.replay_per_question
+                arguments.replay,
+                sources,
+                answer_mode,
+                arguments.step_budget,
+                arguments.replay_per_question,
+                arguments.difficulties,
             )
             console.print(str(replayed), highlight=False, soft_wrap=True)
             conversations += replayed.conversations
@@ -182,15 +202,19 @@ def _warm_up(
         processing_class=tokenizer,
         peft_config=None if continued else get_peft_config(model_config),
         optimizers=(optimizer, None),
-        callbacks=[ProgressLine(console), SavePlaySettings(play)],
+        callbacks=[ProgressLine(console), StopAfterStep(stopping), SavePlaySettings(play)],
     )
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     if arguments.max_minutes > 0:
         trainer.add_callback(Deadline(arguments.max_minutes))
     large = model.config.get_text_config(decoder=True).vocab_size >= LARGE_VOCABULARY
+    stopping.begin_training(ranks)
     with scoring_labels_alone() if large else nullcontext():
         trainer.train(resume_from_checkpoint=sft.resume_from_checkpoint)
+    if stopping.stopped_after is not None:
+        return
+    stopping.conclude()
     _stop_where_turns_end(model, chat)
     target = Path(sft.output_dir)
     trainer.save_model(str(target))

@@ -146,7 +146,7 @@ def test_each_flag_that_needs_another_says_so(command: str, tmp_path: Path) -> N
         "save_strategy": "no",
         "good": 0.0,
     }
-    resolved = defaults(command) | off | {"max_steps": 7, "eval_strategy": "no"}
+    resolved = defaults(command) | off | {"max_steps": 7, "eval_strategy": "no", "difficulty": "easy,medium"}
     said = table.check_needs(given, resolved)
     assert said == [f"--{name} has no effect without {need.words}" for name, need in needs.items()]
 

@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 from trl.trainer.utils import RepeatSampler
 
 from env_server.dataset import Gold, Hardness, Question, Split
+from trainer.config import ConfigError
 from trainer.training.questions import (
     EXPLORATION,
     EpochOrder,
     GroupResult,
     WeightedOrder,
+    of_difficulty,
     signal,
 )
 
@@ -118,3 +120,20 @@ def test_a_run_that_resumes_draws_the_same_and_knows_no_more(
             assert resumed.draw(ahead, 2) == drawn[ahead]
         resumed.observe(batch, told(history[batch]))
     assert resumed.state() == whole.state()
+
+
+@given(levels=st.sets(st.sampled_from(HARDNESS), min_size=1), count=st.integers(4, 12))
+def test_questions_of_a_level_are_all_that_have_it_in_their_order(levels: set[Hardness], count: int) -> None:
+    asked = questions(count)
+    kept = of_difficulty(asked, sorted(levels), "here")
+    assert kept == [question for question in asked if question.hardness in levels]
+
+
+def test_levels_without_a_question_are_refused_with_what_there_is() -> None:
+    some = [question for question in questions(8) if question.hardness is not Hardness.HARD]
+    with pytest.raises(ConfigError) as refusal:
+        of_difficulty(some, [Hardness.HARD], "spider:here")
+    assert str(refusal.value) == (
+        "--difficulty hard leaves no training question of spider:here, which has 2 easy, 2 medium, 0 hard, 2 extra"
+    )
+    assert of_difficulty([], [Hardness.HARD], "here") == [], "whoever wants questions says so"

@@ -105,6 +105,8 @@ def test_a_question_is_known_by_its_words_too(environment: SQLEnvironment, pets:
     assert [question.question_id for question in first] == ["cats"]
     assert not second
     assert left_out == {"of no training question": 1}
+    assert not any(choose([found], [pets], left_out, [Hardness.EXTRA]))
+    assert left_out["of another difficulty"] == 1
 
 
 def test_repeats_and_errors_are_missteps(environment: SQLEnvironment, pets: Dataset) -> None:

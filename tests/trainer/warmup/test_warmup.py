@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -25,14 +26,14 @@ import sqlenv
 import trainer.warmup.data
 import trainer.warmup.warmup
 from env_server.cache import CACHE_VARIABLE
-from env_server.dataset import Dataset, Split
+from env_server.dataset import Dataset, Hardness, Split
 from env_server.environment import SQLEnvironment
 from env_server.types import AnswerMode, SQLAction
 from inference.adapters import Place, find_policy
 from inference.engine import Completion, FinishReason, Sampling
 from trainer.chat.format import ChatFormat, Conversation
 from trainer.policy.loading import load_policy
-from trainer.policy.play_settings import saved_play
+from trainer.policy.play_settings import SETTINGS_FILE, saved_play
 from trainer.rollout.client import EpisodeRequest, RolloutClient, RolloutSettings
 from trainer.rollout.environments import LocalEnvironments
 from trainer.rollout.players import OraclePlayer, play
@@ -40,7 +41,7 @@ from trainer.rollout.transcript import TokenBudget
 from trainer.tiny import BASE_CHECKPOINT
 from trainer.tiny.tokenizer import build_tokenizer
 from trainer.warmup.data import IGNORED, encode, play_demonstrations
-from trainer.warmup.training import WarmupTrainer
+from trainer.warmup.training import EpochsByLength, WarmupTrainer
 from trainer.warmup.warmup import Deadline, _stop_where_turns_end, scoring_labels_alone
 
 CHAT = ChatFormat(build_tokenizer(["How many cats are there pets owners name"]))
@@ -213,6 +214,40 @@ def test_the_command_makes_a_tiny_policy_and_trains_it_further(cache: None, tmp_
     saved = saved_play(Place(str(tmp_path / "further")))
     assert saved is not None
     assert (saved.settings.answer_mode, saved.settings.step_budget) == (AnswerMode.SQL, 9)
+
+
+def test_a_warm_up_that_is_killed_goes_on_to_the_bit(cache: None, tmp_path: Path) -> None:
+    epochs = ("--max_episodes", "24", "--max_steps", "-1", "--num_train_epochs", "2")
+    saving = ("--save_strategy", "steps", "--save_steps", "2", "--model_name_or_path", str(BASE_CHECKPOINT))
+    whole, _ = warm_up(tmp_path / "whole", *saving, *epochs)
+    for step in (4, 8, 12):  # in the first epoch, in the second one, at the end
+        folder = tmp_path / f"from-{step}"
+        shutil.copytree(tmp_path / "whole" / f"checkpoint-{step}", folder / f"checkpoint-{step}")
+        half = shutil.copytree(folder / f"checkpoint-{step}", folder / f"checkpoint-{step + 1}")
+        (half / SETTINGS_FILE).unlink()  # it was being written
+        resumed, _ = warm_up(folder, *saving, *epochs, "--resume_from_checkpoint", "true")
+        assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
+        histories = [
+            json.loads((run / "checkpoint-12" / "trainer_state.json").read_bytes())["log_history"]
+            for run in (tmp_path / "whole", folder)
+        ]
+        assert histories[0] == histories[1]
+
+
+def test_an_epoch_has_an_order_of_its_own_whatever_was_drawn_before() -> None:
+    lengths = [place % 7 for place in range(100)]
+    order, again = EpochsByLength(lengths, 10, 3), EpochsByLength(lengths, 10, 3)
+    first = list(order)
+    torch.rand(5)
+    order.epoch = again.epoch = 1
+    assert sorted(first) == list(range(100))
+    assert list(order) == list(again) != first
+    assert len(order) == 100
+
+
+def test_the_questions_of_some_levels_are_played(cache: None, capsys: pytest.CaptureFixture[str]) -> None:
+    play_demonstrations(["synthetic"], 1.0, 0, Console(file=sys.stderr), limit=3, levels=[Hardness.HARD])
+    assert "on 3 of 450 questions" in capsys.readouterr().err
 
 
 def test_with_lora_it_makes_an_adapter_and_goes_on_with_it(
