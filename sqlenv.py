@@ -76,9 +76,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _train(argv: Sequence[str]) -> int:
     with _nothing_to_save():
-        from trainer import train
+        from trainer.stages import run as stages
 
-    return train.run(argv)
+    return stages.run(argv)
 
 
 @contextmanager
@@ -113,7 +113,8 @@ def _export(argv: Sequence[str]) -> int:
 
 
 def _warmup(argv: Sequence[str]) -> int:
-    from trainer.warmup import warmup
+    with _nothing_to_save():
+        from trainer.warmup import warmup
 
     return warmup.run(argv)
 

@@ -140,6 +140,8 @@ def _policy_rows(machine: Machine, label: str, policy: str, needs: Needs) -> Ite
 def _config_rows(machine: Machine, path: Path, small_model: str | None) -> Iterable[Row]:
     text = path.read_text(encoding="utf-8")
     config = yaml.safe_load(text)
+    if "stages" in config:
+        return  # two steps of it are those of another config
     size = re.search(r"(\d+) GiB", text)
     apart = path.stem == "two-gpus"
     on_cpu = bool(config.get("use_cpu"))

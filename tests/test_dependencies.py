@@ -36,7 +36,7 @@ ROOMS = {
             "shipping",
             "flags",
         ),
-        *("training", "warmup", "core"),
+        *("training", "warmup", "core", "stages"),
     ],
 }
 """The rooms of each package from the bottom up: a room imports those before it, and never one after it. "top" are the

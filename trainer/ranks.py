@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import cache
 from typing import Any, NoReturn, TypeVar
 
 import torch
@@ -65,9 +66,7 @@ class Ranks:
         if arguments.world_size == 1:
             return cls()
         if arguments.device.type == "cpu":
-            # Accelerate names a rank's device cpu:0, cpu:1 and so on, transformers resumes onto it by that name, and
-            # torch knows only "cpu".
-            torch.serialization.register_package(11, lambda _: None, _on_numbered_cpu)
+            _resume_on_numbered_cpus()
         # A group of our own: it needs no GPU, and its patience is ours, not that of the gradients' collectives.
         group = torch.distributed.new_group(backend="gloo", timeout=LONGEST_WAIT)
         return cls(arguments.process_index, arguments.world_size, arguments.local_process_index, group)
@@ -126,8 +125,14 @@ class Ranks:
             torch.distributed.barrier(group=self._group)
 
 
+@cache
+def _resume_on_numbered_cpus() -> None:
+    """Have torch know what Accelerate names a rank's device, and transformers resumes onto: cpu:0, cpu:1 and so on."""
+    torch.serialization.register_package(11, lambda _: None, _on_numbered_cpu)
+
+
 def _on_numbered_cpu(storage: T, location: str) -> T | None:
-    """Restore a tensor where it is, on the CPU, when the location is one that is numbered; see `Ranks.of`."""
+    """Restore a tensor where it is, on the CPU, when the location is one that is numbered."""
     return storage if location.startswith("cpu:") else None
 
 

@@ -30,7 +30,7 @@ def test_every_row_is_there_on_every_machine() -> None:
     names = [row.name for row in all_rows(NOTHING, MODEL, None)]
     assert len(set(names)) == len(names)
     assert names == [row.name for row in all_rows(TWO, MODEL, None)]
-    assert {path.stem for path in (ROOT / "configs").glob("*.yaml")} == {
+    assert {path.stem for path in (ROOT / "configs").glob("*.yaml")} - {"stages"} == {
         name.split("/")[1] for name in names if name.startswith("steps/")
     }
 

@@ -30,21 +30,30 @@ def read_given(kinds: Sequence[type], argv: Sequence[str], prog: str) -> dict[st
     parser = TrlParser(kinds, prog=prog, usage=f"{prog} [flags]     ({prog} -h lists them)", add_help=False)
     # Not `set_defaults`, which would put the mark itself where nothing was given.
     parser.set_defaults_with_config(**{field.name: argparse.SUPPRESS for kind in kinds for field in fields(kind)})
-    flags = list(argv)
-    if CONFIG_FLAG in flags:
-        place = flags.index(CONFIG_FLAG)
-        _, *path = flags[place : place + 2]
-        del flags[place : place + 2]
-        if not path:
-            raise ConfigError(f"{CONFIG_FLAG} wants the path of a YAML file")
-        written = _read_yaml(path[0])
+    config, flags = split_config(argv)
+    if config is not None:
+        written = {key: value for key, value in read_config(config).items() if key != "env"}
         _check_choices(kinds, written)
         parser.set_defaults_with_config(**written)
     namespace, _ = parser.parse_known_args(flags)
     return dict(vars(namespace))
 
 
-def _read_yaml(path: str) -> dict[str, Any]:
+def split_config(argv: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Return the config file that flags name, if any, and the other flags. Raises ConfigError."""
+    flags = list(argv)
+    if CONFIG_FLAG not in flags:
+        return None, flags
+    place = flags.index(CONFIG_FLAG)
+    _, *path = flags[place : place + 2]
+    del flags[place : place + 2]
+    if not path:
+        raise ConfigError(f"{CONFIG_FLAG} wants the path of a YAML file")
+    return path[0], flags
+
+
+def read_config(path: str) -> dict[str, Any]:
+    """Return the keys of a config file. Raises ConfigError."""
     with config_errors():
         try:
             written = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
@@ -52,7 +61,7 @@ def _read_yaml(path: str) -> dict[str, Any]:
             raise ConfigError(f"{CONFIG_FLAG} {path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(written, dict):
         raise ConfigError(f"{CONFIG_FLAG} {path} must hold one key for each flag")
-    return {str(key): value for key, value in written.items() if key != "env"}
+    return {str(key): value for key, value in written.items()}
 
 
 def _check_choices(kinds: Sequence[type], written: dict[str, Any]) -> None:

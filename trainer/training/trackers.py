@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,3 +32,19 @@ def writing_into(grpo: GRPOConfig) -> Iterator[None]:
     finally:
         for variable in unset:
             del os.environ[variable]
+
+
+@contextmanager
+def closing_runs() -> Iterator[None]:
+    """End the run that wandb keeps open in the process, so that what is trained next does not write into it.
+
+    The other trackers end theirs with the training. One that was open before stays open.
+    """
+    wandb = sys.modules.get("wandb")
+    before = wandb is not None and wandb.run is not None
+    try:
+        yield
+    finally:
+        wandb = sys.modules.get("wandb")
+        if wandb is not None and wandb.run is not None and not before:
+            wandb.finish()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
 from trainer.training.arguments import parse_arguments
-from trainer.training.trackers import writing_into
+from trainer.training.trackers import closing_runs, writing_into
 
 CPU = ("--model_name_or_path", "x", "--use_cpu", "true", "--bf16", "false")
 VARIABLES = ("TENSORBOARD_LOGGING_DIR", "WANDB_DIR")
@@ -39,3 +40,25 @@ def test_a_run_that_no_tracker_sees_gets_no_name(tmp_path: Path) -> None:
     _, grpo, _ = parse_arguments([*CPU, "--output_dir", str(tmp_path / "first"), "--report_to", "none"])
     with writing_into(grpo):
         assert grpo.run_name is None
+
+
+class Wandb:
+    """What of wandb's module matters here: one run is open in the process, or none."""
+
+    def __init__(self, run: object) -> None:
+        self.run: object = run
+
+    def finish(self) -> None:
+        self.run = None
+
+
+def test_the_run_that_wandb_keeps_open_ends_with_its_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    with closing_runs():
+        wandb = Wandb("opened in training")
+        monkeypatch.setitem(sys.modules, "wandb", wandb)
+    assert wandb.run is None
+    wandb.run = "the caller's own"
+    with closing_runs():
+        pass
+    assert wandb.run == "the caller's own"

@@ -1,0 +1,1 @@
+"""Several stages of warm-up and GRPO in one run."""

@@ -1,0 +1,146 @@
+"""All stages looked at before the first one starts: their flags, their data, and the policy that each begins with.
+
+A later stage begins with a policy that is not there yet. A stand-in takes its place: the policy that the first stage
+begins with, and where a stage before makes an adapter, the adapter's configuration on it. Nothing of it is trained.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+from rich.console import Console
+from trl import ModelConfig, get_peft_config
+
+from env_server.data.loading import load_dataset
+from env_server.dataset import Dataset, Question, Split
+from env_server.errors import SQLEnvError
+from env_server.types import AnswerMode
+from trainer.config import EpisodeArguments
+from trainer.policy.loading import resolve_policy
+from trainer.ranks import Ranks
+from trainer.stages.plan import DRY_RUN, OUTPUT, RESUME, START, Kind, Plan, Stage, StageError
+from trainer.tiny import BASE_CHECKPOINT
+from trainer.training.arguments import last_checkpoint, parse_arguments, parse_warmup_arguments, require_questions
+from trainer.training.dry_run import dry_run
+from trainer.training.questions import of_difficulty
+
+
+def write_config(plan: Plan, stage: Stage, policy: str | None, folder: Path) -> Path:
+    """Write a stage's config file; `policy` is what it begins with, None where the stage itself says so."""
+    keys = {**stage.keys, OUTPUT: str(plan.output_dir / stage.folder)}
+    if policy is not None:
+        keys[START[0]] = policy
+    path = folder / f"{stage.folder}.yaml"
+    path.write_text(yaml.safe_dump(keys, allow_unicode=True, sort_keys=False), encoding="utf-8")
+    return path
+
+
+@dataclass
+class Checks:
+    """Looks at stages in their order, and keeps what is in the way.
+
+    `policy`: what the first of them begins with, None where it says so itself. `scratch`: a folder for files.
+    """
+
+    plan: Plan
+    policy: str | None
+    scratch: Path
+    console: Console
+    problems: list[str] = field(default_factory=list)
+    ranks: Ranks = field(default_factory=Ranks)
+    """Those that the launcher has started, known when flags have been read."""
+
+    def check(self, stages: Sequence[Stage]) -> None:
+        """Look at all of them. Raises StageError that says what is in the way of which."""
+        for stage in stages:
+            with self._checking(stage):
+                self._check(stage)
+            if self.policy is None:
+                break  # without the policy of the first one, nothing can be said of the others
+        if self.problems:
+            raise StageError("; ".join(self.problems))
+
+    @contextmanager
+    def _checking(self, stage: Stage) -> Iterator[None]:
+        said = io.StringIO()
+        try:
+            # What a stage is told about its flags, it is told when it starts.
+            with redirect_stderr(said):
+                yield
+        except SQLEnvError as error:
+            self.problems.append(f"{self.plan.title(stage)}: {error}")
+        except SystemExit as end:  # argparse's, of a value that does not fit its flag
+            if not end.code:
+                raise
+            *_, last = said.getvalue().strip().splitlines() or [""]
+            self.problems.append(f"{self.plan.title(stage)}: {last.rpartition('error: ')[2]}")
+        if self.plan.dry_run:
+            sys.stderr.write(said.getvalue())
+
+    def _check(self, stage: Stage) -> None:
+        if self.plan.dry_run:
+            self.console.print(self.plan.title(stage), highlight=False)
+        config = write_config(self.plan, stage, self.policy, self.scratch)
+        argv = ["--config", str(config), *stage.words]
+        if stage.kind is Kind.WARMUP:
+            self._check_warmup(stage, argv)
+        else:
+            self._check_grpo(stage, argv)
+
+    def _check_warmup(self, stage: Stage, argv: Sequence[str]) -> None:
+        arguments, sft, model = parse_warmup_arguments(argv, "")
+        self.ranks = Ranks.of(sft)
+        self._hand_on(str(BASE_CHECKPOINT) if arguments.new_tiny_policy else None, model, stage)
+        found = []
+        for source in arguments.data.split(","):
+            dataset = load_dataset(source, answer_mode=AnswerMode(arguments.answer_mode))
+            questions = _asked(dataset, arguments, source)
+            if not questions:
+                raise StageError(f"--data {source} has no usable question for training")
+            found.append(f"{source}, {len(questions):,} questions to play")
+        if self.plan.dry_run:
+            begins = "a new tiny policy" if arguments.new_tiny_policy else model.model_name_or_path
+            self.console.print(
+                f"{stage.kind.command}, {sft.output_dir}: {begins}, {'; '.join(found)}", highlight=False, soft_wrap=True
+            )
+
+    def _check_grpo(self, stage: Stage, argv: Sequence[str]) -> None:
+        if self.plan.dry_run:
+            argv = [*argv, f"--{DRY_RUN}", "true", *self.plan.dry_run_gpu, *self._where(stage)]
+        arguments, grpo, model = parse_arguments(argv)
+        self.ranks = Ranks.of(grpo)
+        self._hand_on(None, model, stage)
+        if self.plan.dry_run:
+            dry_run(arguments, grpo, model, self.console)
+            return
+        dataset = load_dataset(arguments.data, answer_mode=AnswerMode(arguments.answer_mode))
+        require_questions(len(_asked(dataset, arguments, arguments.data)), grpo)
+
+    def _where(self, stage: Stage) -> list[str]:
+        """Flags that say where a stage is going to write that was broken off."""
+        folder = self.plan.output_dir / stage.folder
+        if (checkpoint := last_checkpoint(folder)) is not None:
+            return [f"--{RESUME}", str(checkpoint)]
+        return [f"--{OUTPUT}", str(self.scratch / f"new-{stage.folder}")] if folder.exists() else []
+
+    def _hand_on(self, policy: str | None, model: ModelConfig, stage: Stage) -> None:
+        """Have the next stage begin with what this one is going to make, or with what stands in for it."""
+        policy = policy or str(model.model_name_or_path)
+        named = resolve_policy(policy, model.model_revision)
+        self.policy = policy
+        if named.adapter is not None or not model.use_peft:
+            return
+        adapter = get_peft_config(model)
+        adapter.base_model_name_or_path = named.base.location
+        self.policy = str(self.scratch / stage.folder)
+        adapter.save_pretrained(self.policy)
+
+
+def _asked(dataset: Dataset, arguments: EpisodeArguments, data: str) -> list[Question]:
+    return of_difficulty(dataset.select(Split.TRAIN), arguments.difficulties, data)

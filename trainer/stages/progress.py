@@ -1,0 +1,85 @@
+"""What a run of stages has done so far: `stages.json` in its folder, and what an interrupted stage goes on from.
+
+Promises:
+
+1. The file is replaced atomically, and a stage is in it when all that it writes is written.
+2. A stage that is finished stays what it was: a plan that would have it otherwise is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from pydantic import TypeAdapter, ValidationError
+
+from trainer.stages.plan import Plan, Stage, StageError
+
+FILE = "stages.json"
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedStage:
+    """A stage that came to its end: what was asked of it, and the policy that it made."""
+
+    name: str
+    kind: str
+    settings: dict[str, str]
+    policy: str
+
+
+_FINISHED = TypeAdapter(list[FinishedStage])
+
+
+def read_finished(plan: Plan) -> list[FinishedStage]:
+    """Return the stages that are finished, in their order. Raises StageError when the plan cannot go on from them."""
+    path = plan.output_dir / FILE
+    if not path.is_file():
+        foreign = [stage.folder for stage in plan.stages if (plan.output_dir / stage.folder).exists()]
+        if foreign:
+            raise StageError(f"{plan.output_dir / foreign[0]} is there, and no {path}; choose another --output_dir")
+        return []
+    if not plan.resume:
+        raise StageError(
+            f"{plan.output_dir} already holds stages; choose another --output_dir, or go on with "
+            "--resume_from_checkpoint true"
+        )
+    try:
+        finished = _FINISHED.validate_python(json.loads(path.read_bytes())["finished"])
+    except (ValidationError, ValueError, KeyError, TypeError) as error:
+        raise StageError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+    check_unchanged(plan, finished)
+    return finished
+
+
+def check_unchanged(plan: Plan, finished: Sequence[FinishedStage]) -> None:
+    """Refuse a plan whose finished stages are not those that were run. Raises StageError."""
+    if len(finished) > len(plan.stages):
+        raise StageError(f"{len(finished)} stages are finished, and the plan has {len(plan.stages)}")
+    for stage, done in zip(plan.stages, finished, strict=False):
+        before = {"name": done.name, "kind": done.kind, **done.settings}
+        after = {"name": stage.name, "kind": stage.kind.value, **stage.settings}
+        for key in sorted({*before, *after}):
+            if before.get(key) != after.get(key):
+                raise StageError(
+                    f"{plan.title(stage)} is finished, with {key} {before.get(key, 'left out')}, and is now to have "
+                    f"{after.get(key, 'left out')}; put it back, or begin anew in another --output_dir"
+                )
+
+
+def write_finished(plan: Plan, finished: Sequence[FinishedStage]) -> None:
+    """Write down which stages are finished."""
+    plan.output_dir.mkdir(parents=True, exist_ok=True)
+    path = plan.output_dir / FILE
+    temporary = path.with_name(f".{FILE}.{os.getpid()}")
+    content = {"finished": [asdict(stage) for stage in finished]}
+    temporary.write_text(json.dumps(content, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+    temporary.replace(path)
+
+
+def clear(plan: Plan, stage: Stage) -> None:
+    """Remove what a stage has left that was broken off before its first checkpoint."""
+    shutil.rmtree(plan.output_dir / stage.folder, ignore_errors=True)

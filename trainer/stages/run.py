@@ -1,0 +1,137 @@
+"""`sqlenv train --config FILE` where the file has `stages:`: warm-up and GRPO one after the other, in this process.
+
+Promises:
+
+1. All stages are looked at before the first one starts.
+2. Each stage is `sqlenv warmup` or `sqlenv train` into a folder of its own, and begins with the policy of the stage
+   before. What it comes to depends on its flags and that policy alone, not on what this process did before it.
+3. `--resume_from_checkpoint true` goes on where the run was broken off: finished stages are not run again, the one that
+   was running goes on from its newest checkpoint, or from its beginning where it has none. The outcome is that of the
+   unbroken run.
+4. SIGTERM stops the stage that runs as it would stop its command, and the run with the stage's exit status.
+5. On several ranks all go from stage to stage together; rank 0 alone writes.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from rich.console import Console
+
+from env_server.errors import SQLEnvError
+from trainer import train
+from trainer.config import SQLEnvArguments, WarmupArguments
+from trainer.flags.given import read_config, split_config
+from trainer.flags.table import TRAIN_FLAGS, WARMUP_FLAGS, FlagTable
+from trainer.ranks import Ranks, ending_together
+from trainer.stages.checks import Checks, write_config
+from trainer.stages.plan import RESUME, STAGES, Kind, KnownFlags, Plan, Stage, StageError, read_plan
+from trainer.stages.progress import FinishedStage, clear, read_finished, write_finished
+from trainer.stages.summary import rows_of, table, write_page
+from trainer.stopping import Stopping
+from trainer.training.arguments import last_checkpoint
+from trainer.training.trackers import closing_runs
+from trainer.warmup import warmup
+
+GO_ON = "to go on, give the same command with --resume_from_checkpoint true"
+
+
+def run(argv: Sequence[str]) -> int:
+    """`sqlenv train`, of one stage or several; returns the exit status. Raises SQLEnvError."""
+    config, words = split_config(argv)
+    if config is None or {"-h", "--help"} & set(words):
+        return train.run(argv)
+    written = read_config(config)
+    if STAGES not in written:
+        return train.run(argv)
+    with ending_together("sqlenv train"), Stopping("sqlenv train", GO_ON) as stopping:
+        return _run(read_plan(written, words, known_flags(), f"runs/{Path(config).stem}"))
+    return stopping.status
+
+
+def known_flags() -> dict[Kind, KnownFlags]:
+    """The flags of each kind of stage."""
+    return {Kind.WARMUP: _known(WARMUP_FLAGS, WarmupArguments), Kind.GRPO: _known(TRAIN_FLAGS, SQLEnvArguments)}
+
+
+def _known(flags: FlagTable, ours: type) -> KnownFlags:
+    return KnownFlags(flags.honoured | {field.name for field in fields(ours)}, frozenset(flags.notes), flags.choices)
+
+
+def _run(plan: Plan) -> int:
+    finished = read_finished(plan)
+    left = plan.stages[len(finished) :]
+    policy = finished[-1].policy if finished else None
+    ranks = Ranks()
+    with TemporaryDirectory(prefix="sqlenv-stages-") as scratch:
+        checks = Checks(plan, policy, Path(scratch), Console())
+        checks.check(left)
+        ranks = checks.ranks
+        console = Console(quiet=not ranks.is_main)
+        if plan.dry_run:
+            return 0
+        _make_ready(plan, finished, left, ranks)
+        for stage in left:
+            status = _run_stage(plan, stage, policy, Path(scratch), console)
+            if status is not None:
+                return status
+            policy = str(plan.output_dir / stage.folder)
+            finished.append(FinishedStage(stage.name, stage.kind.value, stage.settings, policy))
+            if ranks.is_main:
+                write_finished(plan, finished)
+    if ranks.is_main:
+        rows = rows_of(plan)
+        console.print(table(plan, rows))
+        console.print(f"policy  {policy}\nreport  {write_page(plan, rows)}", highlight=False, soft_wrap=True)
+    ranks.disconnect()
+    return 0
+
+
+def _make_ready(plan: Plan, finished: Sequence[FinishedStage], left: Sequence[Stage], ranks: Ranks) -> None:
+    """Leave the folder so that the next stage can run. Collective: every rank calls it."""
+    ranks.gather([None])  # all have read what is there
+    if ranks.is_main:
+        write_finished(plan, finished)
+        for stage in left:
+            if last_checkpoint(plan.output_dir / stage.folder) is None:
+                clear(plan, stage)
+    ranks.gather([None])
+
+
+def _run_stage(plan: Plan, stage: Stage, policy: str | None, scratch: Path, console: Console) -> int | None:
+    """Run a stage to its end; returns None, or the exit status when it was stopped. Raises StageError."""
+    checkpoint = last_checkpoint(plan.output_dir / stage.folder)
+    from_where = f", going on from {checkpoint.name}" if checkpoint else f", from {policy}" if policy else ""
+    console.print(f"{plan.title(stage)}: {stage.kind.command}{from_where}", highlight=False, soft_wrap=True)
+    argv = ["--config", str(write_config(plan, stage, policy, scratch)), *stage.words]
+    if checkpoint is not None:
+        argv += [f"--{RESUME}", str(checkpoint)]
+    try:
+        with _alone(), Stopping(stage.kind.command, GO_ON) as stopping:
+            (warmup.warm_up if stage.kind is Kind.WARMUP else train.train)(argv, stopping)
+    except SQLEnvError as error:
+        raise StageError(f"{plan.title(stage)}: {error}") from error
+    if stopping.cut_short:
+        console.print(f"{plan.title(stage)} was stopped; {GO_ON}", highlight=False, soft_wrap=True)
+        return stopping.status
+    return None
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Undo what a stage leaves in the process: its memory, its number of threads, the runs of its trackers."""
+    threads = torch.get_num_threads()
+    try:
+        with closing_runs():
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
