@@ -6,19 +6,26 @@ import gc
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from trl import GRPOConfig, GRPOTrainer
 
 import sqlenv
 from benchmarks.server_process import ROOT
+from env_server.data.loading import load_dataset
+from env_server.dataset import Split
 from tests.integration.service import until
 from tests.integration.training import surroundings_in
 from tests.integration.vllm_runs import FLAGS, LORA, NO_CHECKPOINTS, command, token_exact
 from tests.integration.vllm_server import VLLMHandle, meanwhile, vllm_server
+from trainer.config import SQLEnvArguments
 from trainer.results.run_files import RunFolder
+from trainer.rollout.episodes import Episode, Outcome
+from trainer.rollout.rewards import REWARD_FUNCTIONS
 from trainer.tiny import BASE_CHECKPOINT
+from trainer.training.rollout_function import RolloutFunction
 
 # A connection attempt that is cancelled may leave its socket to the garbage collector: anyio closes it no sooner. Both
 # modules that kill servers collect at once, so that no other test is blamed.
@@ -129,6 +136,47 @@ def test_a_server_that_never_comes_back_stops_the_run_and_its_checkpoint_resumes
     assert sqlenv.main(resumed) == 0
     assert [row["step"] for row in folder.metrics()] == list(range(1, done + 2))
     assert all(token_exact(row) for row in folder.metrics())
+
+
+def test_a_stock_trainer_trains_on_rows_of_servers(well: VLLMHandle, tmp_path: Path) -> None:
+    dataset = load_dataset("synthetic")
+    batches: list[list[Episode]] = []
+    grpo = GRPOConfig(
+        output_dir=str(tmp_path / "run"),
+        vllm_server_base_url=well.url,
+        use_cpu=True,
+        bf16=False,
+        per_device_train_batch_size=8,
+        num_generations=4,
+        max_steps=3,
+        learning_rate=1e-3,
+        max_completion_length=512,
+        report_to=[],
+        save_strategy="no",
+        logging_steps=1,
+        disable_tqdm=True,
+    )
+    arguments = SQLEnvArguments(max_turn_length=64, weight_sync_dir=str(tmp_path / "weights"))
+
+    def keep(episodes: Sequence[Episode]) -> None:
+        batches.append(list(episodes))
+
+    with RolloutFunction(dataset, arguments, use_vllm=True, on_batch=keep) as rollout:
+        trainer = GRPOTrainer(
+            str(BASE_CHECKPOINT),
+            reward_funcs=list(REWARD_FUNCTIONS),
+            args=grpo,
+            train_dataset=rollout.rows(dataset.select(Split.TRAIN)),
+            rollout_func=rollout,
+        )
+        trainer.train()
+    assert [len(batch) for batch in batches] == [8, 8, 8]
+    assert [{episode.policy_versions for episode in batch} for batch in batches] == [{(0, 0)}, {(1, 1)}, {(2, 2)}]
+    assert Outcome.FAILED not in {episode.outcome for batch in batches for episode in batch}
+    logged = [entry for entry in trainer.state.log_history if "reward" in entry]
+    assert len(logged) == 3
+    assert all(token_exact(entry) and entry["grad_norm"] > 0 for entry in logged)
+    assert not (tmp_path / "weights").exists(), "what was written for the servers is gone"
 
 
 def test_two_ranks_share_one_server(well: VLLMHandle, tmp_path: Path) -> None:
