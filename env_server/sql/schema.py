@@ -123,6 +123,13 @@ def read_schema(sandbox: Sandbox) -> Schema:
     )
 
 
+def read_statements(sandbox: Sandbox, schema: Schema) -> tuple[str, ...]:
+    """Return the CREATE statements of the schema's tables and views, as the database has them. Raises SQLError."""
+    rows = _rows(sandbox, "SELECT name, sql FROM sqlite_master WHERE type IN ('table', 'view') ORDER BY rowid")
+    names = set(schema.table_names)
+    return tuple(str(sql) for name, sql in rows if name in names and sql is not None)
+
+
 def _internal(name: str) -> bool:
     return name.casefold().startswith("sqlite_")
 

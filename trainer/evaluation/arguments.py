@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from env_server.data.loading import SYNTAX
@@ -24,10 +26,25 @@ from trainer.config import (
 )
 from trainer.policy.play_settings import PlaySettings
 from trainer.rollout.environments import LOCAL
+from trainer.rollout.text_to_sql import TEXT_TO_SQL_STEPS
 
 SCRIPTED = ("random", "oracle")
 VLLM_URL = "http://127.0.0.1:8000"
 """Where `sqlenv inference` serves, if it is not told otherwise."""
+
+PROTOCOL_HELP = (
+    "'explore' (default): the four actions on a database whose schema is hidden. 'text_to_sql', the usual baseline: "
+    "the whole schema in the prompt and one query; its rows are the answer (with --answer_mode sql, the query is), "
+    "judged alike. The schema is read from --data on this machine, with --env too: servers tell none."
+)
+
+
+class EvaluationProtocol(StrEnum):
+    """What an episode is: exploration, or the text-to-SQL baseline."""
+
+    EXPLORE = "explore"
+    TEXT_TO_SQL = "text_to_sql"
+
 
 _DESCRIPTION = """\
 Evaluation: the environment, the rollout client and the prompts of training, on questions of a chosen split.
@@ -48,6 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="examples:\n  sqlenv evaluate --policy oracle --split all\n"
         "  sqlenv evaluate --policy runs/tiny/model --episodes 300 --json\n"
         "  sqlenv evaluate --policy Qwen/Qwen2.5-0.5B-Instruct --data spider:PATH\n"
+        "  sqlenv evaluate --policy Qwen/Qwen2.5-0.5B-Instruct --data spider:PATH --protocol text_to_sql --few_shot 3\n"
         "  sqlenv evaluate --policy runs/tiny/model --env ws://host:8000,ws://other:8000\n"
         "  sqlenv evaluate --policy runs/tiny/model --split train --temperature 1 --samples 8 --episodes_out FILE\n"
         "  sqlenv evaluate --policy runs/tiny/model --use_vllm      (after: sqlenv inference --model runs/tiny/model)",
@@ -55,6 +73,13 @@ def build_parser() -> argparse.ArgumentParser:
     defaults = PlaySettings()
     parser.add_argument(
         "--policy", required=True, help="random, oracle, a run's or a checkpoint's folder, or a model on the Hub"
+    )
+    parser.add_argument(
+        "--protocol",
+        type=EvaluationProtocol,
+        choices=list(EvaluationProtocol),
+        default=EvaluationProtocol.EXPLORE,
+        help=PROTOCOL_HELP,
     )
     parser.add_argument("--data", help=f"{SYNTAX} (default: the run's, else {defaults.data})")
     parser.add_argument("--split", type=Split, choices=list(Split), default=Split.EVAL, help="default: eval")
@@ -124,6 +149,25 @@ def build_parser() -> argparse.ArgumentParser:
         "compare reads both",
     )
     return parser
+
+
+def check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """End with status 2 where flags do not go together."""
+    if args.eval_episodes is not None and (args.eval_episodes == 0 or args.eval_episodes < -1):
+        parser.error(f"--episodes must be positive, or -1 for all; got {args.eval_episodes}")
+    if args.episodes_out and not Path(args.episodes_out).parent.is_dir():
+        parser.error(f"--episodes_out: there is no folder {Path(args.episodes_out).parent}")
+    if args.trace and args.policy in SCRIPTED:
+        parser.error(f"--trace is of what the episodes of a model wait for; {args.policy} waits for nothing")
+    if args.samples > 1 and (args.policy == "oracle" or (args.policy not in SCRIPTED and not args.temperature)):
+        parser.error("--samples above 1 plays the same episodes again; give a --temperature above 0")
+    if args.protocol is EvaluationProtocol.TEXT_TO_SQL:
+        if args.policy in SCRIPTED:
+            parser.error(f"--protocol text_to_sql is for a model; {args.policy} writes no SQL from a schema")
+        if args.action_format is not None:
+            parser.error("--action_format: with --protocol text_to_sql there are no actions, but one query")
+        if args.step_budget is not None and args.step_budget < TEXT_TO_SQL_STEPS:
+            parser.error(f"--step_budget {args.step_budget}: text_to_sql takes two steps, the query and its answer")
 
 
 def _text_of(path: str) -> str:

@@ -11,7 +11,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,20 +23,22 @@ from env_server.data.loading import load_dataset
 from env_server.dataset import Dataset, Question, Split, in_turn
 from env_server.settings import EnvSettings
 from env_server.types import AnswerMode
-from trainer.chat.format import ChatFormat, Conversation
-from trainer.config import token_of
-from trainer.evaluation.arguments import SCRIPTED, build_parser
+from trainer.chat.format import ChatFormat
+from trainer.chat.text_to_sql import SYSTEM_PROMPT
+from trainer.config import ActionFormat, token_of
+from trainer.evaluation.arguments import SCRIPTED, EvaluationProtocol, build_parser, check
 from trainer.policy.play_settings import SETTING_NAMES, PlaySettings, SavedPlay, differences, saved_play
 from trainer.results.exploration import exploration_lines, explore
 from trainer.results.failure_kinds import count_failures
 from trainer.results.run_files import Evaluation, write_episodes
 from trainer.results.statistics import EvaluationSummary, intervals_as_pairs, summarize
 from trainer.results.summary_table import difficulty_table, failure_table, summary_table
-from trainer.rollout.client import RolloutClient, RolloutSettings, derive_seed, request_for
+from trainer.rollout.client import PlayEpisode, RolloutClient, RolloutSettings, derive_seed, request_for
 from trainer.rollout.environments import AnyEnvironments, Environments, open_environments
 from trainer.rollout.episodes import Episode, record
 from trainer.rollout.examples import Examples
 from trainer.rollout.players import OraclePlayer, Player, RandomPlayer, play
+from trainer.rollout.text_to_sql import TextToSQL
 from trainer.rollout.trace import Trace
 from trainer.rollout.transcript import TokenBudget
 
@@ -106,10 +108,11 @@ def play_model(
     seed: int,
     on_episode: Callable[[Episode], None],
     chat: ChatFormat,
+    play_episode: PlayEpisode | None = None,
 ) -> list[Episode]:
     """Play the questions with a model in this process."""
     engine = in_process_engine(model, tokenizer, chat, settings)
-    return play_on(engine, chat, environments, questions, settings, seed, on_episode)
+    return play_on(engine, chat, environments, questions, settings, seed, on_episode, play_episode)
 
 
 def play_on(
@@ -120,13 +123,15 @@ def play_on(
     settings: RolloutSettings,
     seed: int,
     on_episode: Callable[[Episode], None],
+    play_episode: PlayEpisode | None = None,
 ) -> list[Episode]:
-    """Play the questions with an engine, and close it."""
+    """Play the questions with an engine, and close it; `play_episode` as `RolloutClient`'s."""
     requests = [request_for(question, derive_seed(seed, index)) for index, question in enumerate(questions)]
 
     async def run() -> list[Episode]:
+        client = RolloutClient(engine, environments, chat, settings, play_episode=play_episode)
         try:
-            return await RolloutClient(engine, environments, chat, settings).play(requests, on_episode)
+            return await client.play(requests, on_episode)
         finally:
             await engine.aclose()
 
@@ -154,19 +159,17 @@ def run(argv: Sequence[str]) -> int:
     """Evaluate as the flags say; print the table, and the JSON line when asked."""
     parser = build_parser()
     args = parser.parse_args(argv)
-    if args.eval_episodes is not None and (args.eval_episodes == 0 or args.eval_episodes < -1):
-        parser.error(f"--episodes must be positive, or -1 for all; got {args.eval_episodes}")
-    if args.episodes_out and not Path(args.episodes_out).parent.is_dir():
-        parser.error(f"--episodes_out: there is no folder {Path(args.episodes_out).parent}")
-    if args.trace and args.policy in SCRIPTED:
-        parser.error(f"--trace is of what the episodes of a model wait for; {args.policy} waits for nothing")
-    if args.samples > 1 and (args.policy == "oracle" or (args.policy not in SCRIPTED and not args.temperature)):
-        parser.error("--samples above 1 plays the same episodes again; give a --temperature above 0")
+    check(parser, args)
     console = Console(stderr=True)
     saved = None if args.policy in SCRIPTED else _saved_with(args.policy)
     chosen = settle(args, saved)
     if saved is not None:
-        for line in (f"{args.policy} is played as it was trained", *differences(chosen, saved)):
+        played = (
+            "is played as it was trained"
+            if args.protocol is EvaluationProtocol.EXPLORE
+            else "writes one query and does not explore"
+        )
+        for line in (f"{args.policy} {played}", *differences(chosen, saved)):
             console.print(line, highlight=False, soft_wrap=True)
     dataset = load_dataset(chosen.data, answer_mode=chosen.answer_mode)
     few_shot = 0 if args.policy in SCRIPTED else chosen.few_shot
@@ -178,7 +181,14 @@ def run(argv: Sequence[str]) -> int:
     env_settings = EnvSettings(step_budget=chosen.step_budget)
     environments = open_environments(args.env, token_of(args.env_token), dataset, env_settings, chosen.answer_mode)
     tracing = Trace(Path(args.trace)) if args.trace else nullcontext()
-    with closing(environments), tracing as trace, Progress(console=console, transient=True) as progress:
+    with ExitStack() as stack:
+        stack.enter_context(closing(environments))
+        trace = stack.enter_context(tracing)
+        progress = stack.enter_context(Progress(console=console, transient=True))
+        baseline = None
+        if args.protocol is EvaluationProtocol.TEXT_TO_SQL:
+            baseline = TextToSQL(dataset, env_settings, chosen.answer_mode, examples.questions)
+            stack.enter_context(closing(baseline))
         bar = progress.add_task(f"playing as {args.policy}", total=len(questions))
 
         def advance(episode: Episode) -> None:
@@ -189,12 +199,13 @@ def run(argv: Sequence[str]) -> int:
         if args.policy in SCRIPTED:
             episodes = play_scripted(args.policy, environments, questions, chosen.answer_mode, chosen.seed, advance)
         else:
-            episodes = _play_policy(args, chosen, environments, questions, examples.conversations, advance)
+            episodes = _play_policy(args, chosen, environments, questions, examples, baseline, advance)
     records = [record(episode) for episode in episodes]
     summary = summarize(records, excluded_by_reason(dataset))
     rows = [(args.policy, summary)]
     out = Console()
-    out.print(summary_table(rows, title=f"{chosen.data}, split {args.split.value}"), difficulty_table(rows))
+    title = f"{chosen.data}, split {args.split.value}" + (", text to SQL" if baseline else "")
+    out.print(summary_table(rows, title), difficulty_table(rows))
     if summary.successes < summary.episodes:
         out.print(failure_table(args.policy, records))
     exploration = explore(records)
@@ -212,6 +223,7 @@ def run(argv: Sequence[str]) -> int:
             summary_json(
                 summary,
                 policy=args.policy,
+                protocol=args.protocol.value,
                 data=chosen.data,
                 split=args.split.value,
                 answer_mode=chosen.answer_mode.value,
@@ -252,7 +264,8 @@ def _play_policy(
     chosen: PlaySettings,
     environments: Environments,
     questions: Sequence[Question],
-    examples: Sequence[Conversation],
+    examples: Examples,
+    baseline: TextToSQL | None,
     advance: Callable[[Episode], None],
 ) -> list[Episode]:
     from trainer.policy.loading import load_policy
@@ -270,12 +283,20 @@ def _play_policy(
             max_concurrency=args.max_concurrency,
         )
 
+    def chat_of(tokenizer: PreTrainedTokenizerBase) -> ChatFormat:
+        if baseline is None:
+            return ChatFormat(tokenizer, chosen.chat, examples.conversations)
+        # What the policy was told of the four actions says nothing about one query.
+        told = args.custom_system_prompt or SYSTEM_PROMPT
+        return ChatFormat(tokenizer, replace(chosen.chat, action_format=ActionFormat.TEXT, custom_system_prompt=told))
+
     if not args.use_vllm:
         model, tokenizer = load_policy(args.policy, trust_remote_code=args.trust_remote_code)
-        chat = ChatFormat(tokenizer, chosen.chat, examples)
+        chat = chat_of(tokenizer)
         room = settings(model.config.max_position_embeddings, chat)
-        return play_model(model, tokenizer, environments, questions, room, chosen.seed, advance, chat)
+        return play_model(model, tokenizer, environments, questions, room, chosen.seed, advance, chat, baseline)
     served = ServedPolicy.load(args.policy, trust_remote_code=args.trust_remote_code)
-    chat = ChatFormat(served.tokenizer, chosen.chat, examples)
+    chat = chat_of(served.tokenizer)
     engine = served.engine(args.vllm_server_base_url, chat)
-    return play_on(engine, chat, environments, questions, settings(served.context, chat), chosen.seed, advance)
+    room = settings(served.context, chat)
+    return play_on(engine, chat, environments, questions, room, chosen.seed, advance, baseline)

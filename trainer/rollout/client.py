@@ -21,19 +21,19 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 
 from env_server.dataset import Question
 from env_server.errors import SQLEnvError
-from env_server.types import ActionType, SQLObservation
+from env_server.types import ActionType, SQLAction, SQLObservation
 from inference.engine import Completion, ContextOverflowError, Engine, EngineError, Sampling, Session
 from trainer.chat.format import ChatFormat
 from trainer.chat.prompts import first_message
 from trainer.rollout.collector import rare_collections
 from trainer.rollout.environments import Environments, EnvironmentSession
-from trainer.rollout.episodes import Episode, Outcome, Turn, outcome_of, turn_of
+from trainer.rollout.episodes import Episode, Outcome, TokenRow, Turn, outcome_of, turn_of
 from trainer.rollout.failures import Failures, rollout_error_alone
 from trainer.rollout.timings import Stopwatch, Wait
 from trainer.rollout.trace import Trace
@@ -86,10 +86,75 @@ def request_for(question: Question, seed: int) -> EpisodeRequest:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """What an episode is played with. `begin` is shared by the episodes of a batch: prompts are made one by one."""
+
+    request: EpisodeRequest
+    environment: EnvironmentSession
+    engine: Session
+    chat: ChatFormat
+    settings: RolloutSettings
+    watch: Stopwatch
+    begin: asyncio.Lock
+
+    @property
+    def episode_id(self) -> str:
+        """The episode's name."""
+        return f"{self.request.question_id}#{self.request.seed}"
+
+    async def reset(self) -> SQLObservation:
+        """Start the episode."""
+        with self.watch.waiting(Wait.RESET):
+            async with deadline(self.settings.environment_timeout_s, "the environment did not answer a reset"):
+                return await self.environment.reset(self.request.question_id, self.episode_id)
+
+    async def generate(self, prompt: tuple[int, ...], tokens: int, seed: int) -> Completion:
+        """Generate at most so many tokens."""
+        sampling = Sampling(max_new_tokens=tokens, temperature=self.settings.temperature)
+        async with deadline(self.settings.engine_timeout_s, "the engine did not finish a turn"):
+            return await self.engine.generate(prompt, sampling, seed)
+
+    async def step(self, action: SQLAction, number: int) -> SQLObservation:
+        """Take the action of turn `number`."""
+        is_answer = action.action_type == ActionType.ANSWER
+        with self.watch.waiting(Wait.ANSWER if is_answer else Wait.STEP, number):
+            async with deadline(self.settings.environment_timeout_s, "the environment did not answer a step"):
+                return await self.environment.step(action)
+
+    def episode(
+        self,
+        question: str,
+        outcome: Outcome,
+        turns: Sequence[Turn],
+        row: TokenRow,
+        prompt_tokens: int,
+        truncated_turns: int = 0,
+    ) -> Episode:
+        """Return the episode as it ended."""
+        return Episode(
+            episode_id=self.episode_id,
+            question_id=self.request.question_id,
+            db_id=self.request.db_id,
+            question=question,
+            hardness=self.request.hardness,
+            family=self.request.family,
+            outcome=outcome,
+            turns=tuple(turns),
+            row=row,
+            truncated_turns=truncated_turns,
+            prompt_tokens=prompt_tokens,
+        )
+
+
+PlayEpisode = Callable[[Flight], Awaitable[Episode]]
+"""Plays one episode, from reset to its row."""
+
+
 class RolloutClient:
     """Plays batches of episodes, several at once where the trainer asks ahead; keeps no state between them.
 
-    `trace` is told of each episode that ends.
+    `trace` is told of each episode that ends. `play_episode` is the protocol of an episode: to explore, by default.
     """
 
     def __init__(
@@ -99,7 +164,9 @@ class RolloutClient:
         chat: ChatFormat,
         settings: RolloutSettings,
         trace: Trace | None = None,
+        play_episode: PlayEpisode | None = None,
     ) -> None:
+        self._play_episode = play_episode or explore
         self._engine = engine
         self._environments = environments
         self._chat = chat
@@ -170,46 +237,37 @@ class RolloutClient:
     async def _play(self, index: int, request: EpisodeRequest, watch: Stopwatch, begin: asyncio.Lock) -> Episode:
         async with AsyncExitStack() as stack:
             with watch.waiting(Wait.SESSION):
-                async with _deadline(self._settings.environment_timeout_s, "the environment opened no session"):
+                async with deadline(self._settings.environment_timeout_s, "the environment opened no session"):
                     environment = await stack.enter_async_context(self._environments.session())
-                async with _deadline(self._settings.engine_timeout_s, "the engine opened no session"):
+                async with deadline(self._settings.engine_timeout_s, "the engine opened no session"):
                     engine = await stack.enter_async_context(self._engine.session(index))
-            return await _EpisodePlayer(request, environment, engine, self._chat, self._settings, watch).play(begin)
+            flight = Flight(request, environment, engine, self._chat, self._settings, watch, begin)
+            return await self._play_episode(flight)
 
 
-class _EpisodePlayer:
-    """One episode, from reset to its row."""
+async def explore(flight: Flight) -> Episode:
+    """Play an episode of the four actions, from reset to its row."""
+    return await _Explorer(flight).play()
 
-    def __init__(
-        self,
-        request: EpisodeRequest,
-        environment: EnvironmentSession,
-        engine: Session,
-        chat: ChatFormat,
-        settings: RolloutSettings,
-        watch: Stopwatch,
-    ) -> None:
-        self._request = request
-        self._environment = environment
-        self._engine = engine
-        self._chat = chat
-        self._settings = settings
-        self._watch = watch
+
+class _Explorer:
+    """One episode that explores."""
+
+    def __init__(self, flight: Flight) -> None:
+        self._flight = flight
         self._turns: list[Turn] = []
         self._prompt_tokens = 0
 
-    async def play(self, begin: asyncio.Lock) -> Episode:
-        """Play to the end. `begin` is shared by the episodes of a batch."""
-        request = self._request
-        episode_id = f"{request.question_id}#{request.seed}"
-        with self._watch.waiting(Wait.RESET):
-            async with _deadline(self._settings.environment_timeout_s, "the environment did not answer a reset"):
-                observation = await self._environment.reset(request.question_id, episode_id)
-        async with begin:
+    async def play(self) -> Episode:
+        """Play to the end."""
+        flight = self._flight
+        budget = flight.settings.budget
+        observation = await flight.reset()
+        async with flight.begin:
             # Thousands of resets may come back together. One prompt a round of the event loop: nobody else is held up.
             await asyncio.sleep(0)
-            transcript = Transcript(self._chat.prompt_ids(first_message(observation)), self._settings.budget)
-        limit = self._settings.budget.max_context
+            transcript = Transcript(flight.chat.prompt_ids(first_message(observation)), budget)
+        limit = budget.max_context
         while not observation.done and (room := transcript.room()):
             try:
                 observation = await self._take_turn(transcript, room)
@@ -223,43 +281,33 @@ class _EpisodePlayer:
             raise SQLEnvError(
                 "the prompt leaves no room for a turn; raise max_completion_length or the model's context"
             )
-        return Episode(
-            episode_id=episode_id,
-            question_id=request.question_id,
-            db_id=request.db_id,
-            question=observation.question,
-            hardness=request.hardness,
-            family=request.family,
-            outcome=outcome_of(observation),
-            turns=tuple(self._turns),
-            row=transcript.row(),
-            truncated_turns=transcript.dropped_turns,
-            prompt_tokens=self._prompt_tokens,
+        return flight.episode(
+            observation.question,
+            outcome_of(observation),
+            self._turns,
+            transcript.row(),
+            self._prompt_tokens,
+            transcript.dropped_turns,
         )
 
     async def _take_turn(self, transcript: Transcript, room: int) -> SQLObservation:
         """Generate, act, and append the reply unless the episode is over (a row ends on the model's words)."""
-        settings, chat, number = self._settings, self._chat, len(self._turns)
+        flight, chat, number = self._flight, self._flight.chat, len(self._turns)
         view = transcript.view
 
         async def generate(said: tuple[int, ...], tokens: int, part: int) -> Completion:
-            sampling = Sampling(max_new_tokens=tokens, temperature=settings.temperature)
-            seed = derive_seed(self._request.seed, number, *([part] if part else []))
+            seed = derive_seed(flight.request.seed, number, *([part] if part else []))
             prompt = (*view, *said) if said else view
-            async with _deadline(settings.engine_timeout_s, "the engine did not finish a turn"):
-                completion = await self._engine.generate(prompt, sampling, seed)
+            completion = await flight.generate(prompt, tokens, seed)
             self._prompt_tokens += len(prompt)
             return completion
 
-        with self._watch.waiting(Wait.GENERATION, number):
-            turn = await generate_turn(generate, chat, settings.budget.max_turn, room)
+        with flight.watch.waiting(Wait.GENERATION, number):
+            turn = await generate_turn(generate, chat, flight.settings.budget.max_turn, room)
         transcript.add_turn(turn.token_ids, turn.logprobs)
         text = chat.text_of(turn.token_ids)
         parsed = chat.parse(text)
-        is_answer = parsed.action.action_type == ActionType.ANSWER
-        with self._watch.waiting(Wait.ANSWER if is_answer else Wait.STEP, number):
-            async with _deadline(settings.environment_timeout_s, "the environment did not answer a step"):
-                observation = await self._environment.step(parsed.action)
+        observation = await flight.step(parsed.action, number)
         self._turns.append(turn_of(text, parsed.action, observation, parsed.parseable, turn.policy_version))
         if not observation.done:
             transcript.add_reply(chat.reply_ids(observation, closed=turn.closed))
@@ -267,7 +315,7 @@ class _EpisodePlayer:
 
 
 @asynccontextmanager
-async def _deadline(seconds: float, complaint: str) -> AsyncIterator[None]:
+async def deadline(seconds: float, complaint: str) -> AsyncIterator[None]:
     """Bound a wait; the TimeoutError says what did not happen, and in how long."""
     timeout = asyncio.timeout(seconds)
     try:

@@ -26,8 +26,8 @@ class Examples:
     """Worked episodes, and the questions that they give away."""
 
     def __init__(self, worked: Sequence[tuple[Question, Conversation]] = ()) -> None:
+        self.questions = [question for question, _ in worked]
         self.conversations = [conversation for _, conversation in worked]
-        self._known = {question.question_id for question, _ in worked}
 
     @classmethod
     def play(cls, dataset: Dataset, count: int, answer_mode: AnswerMode, step_budget: int) -> Examples:
@@ -48,4 +48,5 @@ class Examples:
 
     def without(self, questions: Sequence[Question]) -> list[Question]:
         """Return the questions that are not given away."""
-        return [question for question in questions if question.question_id not in self._known]
+        known = {question.question_id for question in self.questions}
+        return [question for question in questions if question.question_id not in known]

@@ -1,0 +1,136 @@
+"""The text-to-SQL baseline: the policy is shown the whole schema, writes one query, and does not explore.
+
+An episode of it is a record like any other, judged by the same environment: a QUERY, which is what the policy said,
+and an ANSWER, which is not its own: in `value` mode the rows that its query returns, in `sql` mode the query.
+
+Promises:
+
+1. Whatever the policy says is its one query: a reply without one is a QUERY of the whole text, not parseable.
+2. A query that fails has nothing to answer with: the episode is wrong, and has no ANSWER.
+3. A schema that does not fit into the context is a failure of the method and not of the machinery: the episode is out
+   of tokens, and counts.
+4. Servers never tell a schema. It is read from the data set's own files, and so are the rows of an answer, since a
+   QUERY shows them cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from env_server.dataset import Dataset, Question
+from env_server.episodes import question_text
+from env_server.judging.answers import format_answer
+from env_server.settings import EnvSettings
+from env_server.sql.pool import DatabasePool
+from env_server.sql.schema import read_statements
+from env_server.types import ActionType, AnswerMode, SQLAction
+from inference.engine import Completion, ContextOverflowError
+from trainer.chat.format import ChatFormat
+from trainer.chat.parsing import format_action
+from trainer.chat.text_to_sql import query_in, schema_prompt
+from trainer.rollout.client import Flight, derive_seed
+from trainer.rollout.episodes import Episode, Outcome, outcome_of, turn_of
+from trainer.rollout.timings import Wait
+from trainer.rollout.transcript import Transcript, masked_row
+from trainer.rollout.turns import GeneratedTurn, generate_turn
+
+TEXT_TO_SQL_STEPS = 2
+"""What an episode takes of its step budget: the query, and the answer."""
+
+ANSWER_CHARS = 30_000
+"""Characters of an answer: more than any usable question's gold takes, and no more than a server is to be sent."""
+
+
+class TextToSQL:
+    """Plays episodes of the baseline for a `RolloutClient`; `examples` are shown, with their golds, before a question.
+
+    A context manager, which closes the databases.
+    """
+
+    def __init__(
+        self, dataset: Dataset, settings: EnvSettings, answer_mode: AnswerMode, examples: Sequence[Question] = ()
+    ) -> None:
+        self._answer_mode = answer_mode
+        self._max_rows = settings.display.max_rows + 1
+        """One more than any usable question's gold has."""
+        self._databases = DatabasePool(dataset.databases, settings.sandbox)
+        self._statements: dict[str, tuple[str, ...]] = {}
+        self._examples = [(self.opening(q.db_id, question_text(q)), q.gold_sql) for q in examples]
+
+    def close(self) -> None:
+        """Close the databases."""
+        self._databases.close()
+
+    def opening(self, db_id: str, question: str) -> str:
+        """Return the user's message for a question. Raises DataError."""
+        if db_id not in self._statements:
+            schema = self._databases.schema(db_id)
+            with self._databases.lease(db_id) as sandbox:
+                self._statements[db_id] = read_statements(sandbox, schema)
+        return schema_prompt(self._statements[db_id], question)
+
+    async def __call__(self, flight: Flight) -> Episode:
+        """Play an episode. Raises what its environment and its engine raise."""
+        observation = await flight.reset()
+        question = observation.question
+        async with flight.begin:
+            await asyncio.sleep(0)
+            opening = self.opening(flight.request.db_id, question)
+            transcript = Transcript(self._prompt_ids(flight.chat, opening), flight.settings.budget)
+        prompt = transcript.view
+        turn = await _one_turn(flight, transcript)
+        if turn is None:
+            row = masked_row(list(prompt), flight.chat.stop_ids[0])
+            return flight.episode(question, Outcome.OUT_OF_TOKENS, (), row, 0)
+        transcript.add_turn(turn.token_ids, turn.logprobs)
+        text = flight.chat.text_of(turn.token_ids)
+        sql = query_in(text)
+        query = SQLAction(action_type=ActionType.QUERY, argument=sql or text)
+        observation = await flight.step(query, 0)
+        turns = [turn_of(text, query, observation, sql is not None, turn.policy_version)]
+        outcome = Outcome.WRONG
+        if not observation.error:
+            argument = await asyncio.to_thread(self._answer, flight.request.db_id, query.argument)
+            answer = SQLAction(action_type=ActionType.ANSWER, argument=argument)
+            observation = await flight.step(answer, 1)
+            written = format_action(answer.action_type, argument)
+            turns.append(turn_of(written, answer, observation, policy_version=turn.policy_version))
+            outcome = outcome_of(observation)
+        return flight.episode(question, outcome, turns, transcript.row(), len(prompt))
+
+    def _answer(self, db_id: str, sql: str) -> str:
+        if self._answer_mode is AnswerMode.SQL:
+            return sql
+        return format_answer(self._databases.query(db_id, sql, self._max_rows).rows)[:ANSWER_CHARS]
+
+    def _prompt_ids(self, chat: ChatFormat, opening: str) -> list[int]:
+        """Return the ids of the prompt: worked examples, if there are any, as earlier turns of the conversation."""
+        if not self._examples:
+            return chat.prompt_ids(opening)
+        (first, _), *_ = self._examples
+        ids = chat.prompt_ids(first)
+        following = [*(shown for shown, _ in self._examples[1:]), opening]
+        for (_, sql), message in zip(self._examples, following, strict=True):
+            ids += [*chat.renderer.turn_ids(sql), *chat.renderer.user_ids(message, closed=True)]
+        return ids
+
+
+async def _one_turn(flight: Flight, transcript: Transcript) -> GeneratedTurn | None:
+    """Generate the reply; None when the prompt leaves no room for one."""
+    prompt, limit = transcript.view, flight.settings.budget.max_context
+
+    async def generate(said: tuple[int, ...], tokens: int, part: int) -> Completion:
+        return await flight.generate((*prompt, *said), tokens, derive_seed(flight.request.seed, 0, part))
+
+    while room := transcript.room():
+        try:
+            with flight.watch.waiting(Wait.GENERATION, 0):
+                return await generate_turn(generate, flight.chat, flight.settings.budget.max_turn, room)
+        except ContextOverflowError as error:
+            if error.allowed >= limit:
+                raise
+            # A server may have been started with less than the model can do.
+            limit = error.allowed
+            transcript.limit_context(limit)
+    return None
