@@ -27,15 +27,16 @@ from trainer.chat.format import ChatFormat
 from trainer.chat.text_to_sql import SYSTEM_PROMPT
 from trainer.config import ActionFormat, token_of
 from trainer.evaluation.arguments import SCRIPTED, EvaluationProtocol, build_parser, check
+from trainer.evaluation.luck import Luck, luck_line, measure_luck
 from trainer.policy.play_settings import SETTING_NAMES, PlaySettings, SavedPlay, differences, saved_play
 from trainer.results.exploration import exploration_lines, explore
 from trainer.results.failure_kinds import count_failures
 from trainer.results.run_files import Evaluation, write_episodes
-from trainer.results.statistics import EvaluationSummary, intervals_as_pairs, summarize
+from trainer.results.statistics import EvaluationSummary, intervals_as_pairs, successful, summarize
 from trainer.results.summary_table import difficulty_table, failure_table, summary_table
 from trainer.rollout.client import PlayEpisode, RolloutClient, RolloutSettings, derive_seed, request_for
 from trainer.rollout.environments import AnyEnvironments, Environments, open_environments
-from trainer.rollout.episodes import Episode, record
+from trainer.rollout.episodes import Episode, EpisodeRecord, record
 from trainer.rollout.examples import Examples
 from trainer.rollout.players import OraclePlayer, Player, RandomPlayer, play
 from trainer.rollout.text_to_sql import TextToSQL
@@ -211,6 +212,9 @@ def run(argv: Sequence[str]) -> int:
     exploration = explore(records)
     for line in exploration_lines(exploration):
         out.print(line, highlight=False, soft_wrap=True)
+    luck = _luck(records, dataset, console) if chosen.answer_mode is AnswerMode.VALUE else None
+    if luck is not None:
+        out.print(luck_line(luck), highlight=False, soft_wrap=True)
     if dataset.excluded:
         counts = ", ".join(f"{reason} {n}" for reason, n in sorted(summary.excluded.items()))
         out.print(
@@ -230,16 +234,24 @@ def run(argv: Sequence[str]) -> int:
                 seed=chosen.seed,
                 failure_kinds=count_failures(records),
                 exploration=exploration,
+                luck=luck,
             )
         )
     return 0
 
 
 def _about(args: argparse.Namespace, chosen: PlaySettings, dataset: Dataset, summary: EvaluationSummary) -> Evaluation:
-    settings = {**asdict(chosen), "temperature": args.temperature}
+    settings = {**asdict(chosen), "temperature": args.temperature, "protocol": args.protocol.value}
     unseen = args.split is Split.EVAL and all(len(splits) == 1 for splits in dataset.splits().values())
     what = (args.policy, chosen.data, args.split.value, chosen.answer_mode.value)
     return Evaluation(Path(args.episodes_out).stem, *what, 0, summary, unseen, settings=settings)
+
+
+def _luck(records: Sequence[EpisodeRecord], dataset: Dataset, console: Console) -> Luck | None:
+    right = sum(map(successful, records))
+    with Progress(console=console, transient=True) as progress:
+        bar = progress.add_task("trying what right answers rest on", total=right)
+        return measure_luck(records, dataset, lambda: progress.advance(bar))
 
 
 def _saved_with(policy: str) -> SavedPlay | None:

@@ -79,6 +79,12 @@ def exploration_lines(exploration: Exploration) -> list[str]:
     return [*lines, cost]
 
 
+def share_of(databases: Sequence[str], outcomes: Sequence[bool]) -> Share:
+    """Return the share of outcomes that are true, of which there is one; `databases[i]` is that of `outcomes[i]`."""
+    count, n = sum(outcomes), len(outcomes)
+    return Share(count / n, clustered_interval(outcomes, databases), count, n)
+
+
 def share_text(share: Share) -> str:
     """A share with its interval, in percent."""
     return f"{percent(share.share)} ({interval_text(share.interval)})"
@@ -102,11 +108,7 @@ def _inventions(record: EpisodeRecord) -> Iterator[bool]:
 
 def _share(cases: Sequence[tuple[str, bool]]) -> Share | None:
     """The share of the cases, each of a database, that are true."""
-    if not cases:
-        return None
-    outcomes = [outcome for _, outcome in cases]
-    count = sum(outcomes)
-    return Share(count / len(cases), clustered_interval(outcomes, [db_id for db_id, _ in cases]), count, len(cases))
+    return share_of([db_id for db_id, _ in cases], [outcome for _, outcome in cases]) if cases else None
 
 
 def _mean(numbers: Sequence[float]) -> float:

@@ -52,7 +52,7 @@ class FailureKind(StrEnum):
 
 
 _MEANINGS = {
-    FailureKind.UNPARSEABLE: "most turns were no action",
+    FailureKind.UNPARSEABLE: "most turns were no action, or no query",
     FailureKind.OUT_OF_TOKENS: "no answer: out of tokens",
     FailureKind.OUT_OF_STEPS: "no answer: out of steps",
     FailureKind.NO_SUCH_COLUMN: "every query failed: no such column",
