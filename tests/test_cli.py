@@ -30,6 +30,7 @@ COMMANDS = (
     "serve",
     "data",
 )
+TINY = str(Path(__file__).parents[1] / "trainer" / "tiny" / "base")
 ON_CPU = ("--use_cpu", "true", "--bf16", "false")
 
 Captured = pytest.CaptureFixture[str]
@@ -245,6 +246,39 @@ def test_without_json_there_is_a_table_alone(small: str, capsys: Captured) -> No
     out = capsys.readouterr().out
     assert "100.0%" in out
     assert "{" not in out
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (("--policy", "random"), "--protocol text_to_sql is for a model; random writes no SQL from a schema"),
+        (("--policy", "x", "--action_format", "tools"), "--action_format: with --protocol text_to_sql there are no"),
+        (("--policy", "x", "--step_budget", "1"), "--step_budget 1: text_to_sql takes two steps"),
+    ],
+)
+def test_what_does_not_go_with_one_query_is_refused(flags: tuple[str, ...], complaint: str, capsys: Captured) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        sqlenv.main(["evaluate", "--protocol", "text_to_sql", *flags])
+    assert stopped.value.code == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_a_policy_is_asked_for_one_query(capsys: Captured, tmp_path: Path) -> None:
+    """The tiny policy, which has seen no schema in a prompt: it plays its own game, and that is told."""
+    kept = tmp_path / "episodes.jsonl"
+    flags = ("--policy", TINY, "--episodes", "3", "--few_shot", "1", "--episodes_out", str(kept))
+    assert sqlenv.main(["evaluate", "--protocol", "text_to_sql", "--json", *flags]) == 0
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [json.loads(line)["turns"][0]["action_type"] for line in kept.read_text().splitlines()] == ["QUERY"] * 3
+    assert (summary["protocol"], summary["episodes"], summary["mean_steps"] <= 2) == ("text_to_sql", 3, True)
+    assert sum(summary["failure_kinds"].values()) == 3 - summary["successes"]
+    assert summary["exploration"]["prompt_tokens"] > 200
+
+
+def test_luck_is_told_where_values_are_answers(small: str, capsys: Captured) -> None:
+    by_value = evaluate(capsys, "--policy", "oracle", "--data", small)
+    assert (by_value["luck"]["lucky"]["n"], by_value["luck"]["lucky"]["count"]) == (4, 0)
+    assert evaluate(capsys, "--policy", "oracle", "--data", small, "--answer_mode", "sql")["luck"] is None
 
 
 def test_it_says_why_episodes_failed_and_how_they_explored(small: str, capsys: Captured) -> None:

@@ -129,7 +129,7 @@ def _settings_of(run: RunFolder) -> dict[str, Any]:
     checkpoints = sorted(run.path.glob(f"checkpoint-*/{SETTINGS_FILE}"))
     for file in (run.path / RUN_MODEL / SETTINGS_FILE, *checkpoints):
         if file.is_file():
-            return {**asdict(read_play(file).settings), "temperature": 0.0}
+            return {**asdict(read_play(file).settings), "temperature": 0.0, "protocol": "explore"}
     return {}
 
 

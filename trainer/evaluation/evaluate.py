@@ -210,7 +210,7 @@ def run(argv: Sequence[str]) -> int:
     if summary.successes < summary.episodes:
         out.print(failure_table(args.policy, records))
     exploration = explore(records)
-    for line in exploration_lines(exploration):
+    for line in exploration_lines(exploration, one_query=baseline is not None):
         out.print(line, highlight=False, soft_wrap=True)
     luck = _luck(records, dataset, console) if chosen.answer_mode is AnswerMode.VALUE else None
     if luck is not None:

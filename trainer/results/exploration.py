@@ -65,11 +65,14 @@ def explore(records: Sequence[EpisodeRecord]) -> Exploration:
     )
 
 
-def exploration_lines(exploration: Exploration) -> list[str]:
-    """Say it, one line each."""
-    named = (
+def exploration_lines(exploration: Exploration, *, one_query: bool = False) -> list[str]:
+    """Say it, one line each; what episodes of `one_query` have nothing to say about is left out."""
+    explored = (
         ("DESCRIBE before the first QUERY", exploration.described_first, "episodes that queried"),
         ("followed by a query that succeeds", exploration.recovered, "failed queries"),
+    )
+    named = (
+        *(() if one_query else explored),
         ("named a column or a table that is not there", exploration.invented_names, "queries"),
     )
     lines = [f"{what}: {share_text(share)} of {share.n:,} {of}" for what, share, of in named if share is not None]

@@ -39,6 +39,7 @@ def test_the_figures(environment: SQLEnvironment, pets: Dataset) -> None:
     assert (found.steps, found.generated_tokens, found.prompt_tokens) == (15 / 4, 15 / 4, 100.0)
     said = exploration_lines(found)
     assert said[0].startswith("DESCRIBE before the first QUERY: 33.3% (")
+    assert exploration_lines(found, one_query=True) == said[2:]
     assert said[-1] == "a question took 3.8 steps, 4 tokens written and 100 read"
 
 
