@@ -1,8 +1,8 @@
 """What the text-to-SQL baseline says and reads: schema and question in one prompt, and the query in a reply. Pure.
 
 The prompt is the zero-shot one of Rajkumar, Li and Bahdanau (Evaluating the Text-to-SQL Capabilities of Large Language
-Models, 2022), "Create Table", which BIRD's baseline has taken over: the database's own CREATE statements, then the
-question in comments. A chat model gets it as a user's message, under a system message that asks for one query.
+Models, 2022), "Create Table", which BIRD's baseline has taken over: the database's own CREATE statements, the question
+in comments, and SELECT. A chat model gets it as a user's message, under a system message that asks for one query.
 
 `query_in` promises: any text is read, in time linear in its length; what is returned is one statement, as it was
 written, that begins with SELECT or WITH. It is, thoughts aside, the first of:
@@ -41,7 +41,8 @@ def schema_prompt(statements: Sequence[str], question: str) -> str:
     """Return the user's message; `question` as the environment words it, with its hint if it has one."""
     schema = "\n\n".join(f"{statement.strip().rstrip(';')};" for statement in statements)
     asked = "\n".join(f"-- {line}" for line in question.splitlines())
-    return f"{schema}\n\n-- Using valid SQLite, answer the following question for the tables provided above.\n{asked}"
+    task = "-- Using valid SQLite, answer the following question for the tables provided above."
+    return f"{schema}\n\n{task}\n{asked}\nSELECT"
 
 
 def query_in(text: str) -> str | None:

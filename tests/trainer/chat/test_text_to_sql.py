@@ -16,7 +16,8 @@ def test_the_prompt_is_the_schema_and_the_question_in_comments() -> None:
         "CREATE VIEW cats AS SELECT * FROM pets;\n\n"
         "-- Using valid SQLite, answer the following question for the tables provided above.\n"
         "-- How many?\n"
-        "-- Hint: count"
+        "-- Hint: count\n"
+        "SELECT"
     )
 
 
