@@ -114,6 +114,9 @@ def _of_folder(path: Path, label: str) -> Side:
         return _of_file(files[label])
     if len(files) == 1 and not label:
         return _of_file(*files.values())
+    runs = sorted(found.parent for found in path.glob("*/evaluations"))
+    if not files and runs:
+        raise SideError(f"{path} is a folder of runs; name one: {', '.join(map(str, runs))}")
     if not files:
         raise SideError(
             f"{path} holds no evaluation; {HOW}. A policy is played by: "

@@ -10,9 +10,10 @@ from typing import Any
 SECTIONS = ("sqlenv", "grpo", "model", "versions")
 """The parts of a run's config.json that are made of flags, and the versions of what it was built on."""
 PLACES = re.compile(
-    r"(output_dir|run_name|trace|resume_from_checkpoint|hub_.*|push_to_hub|report_to|project|trackio_.*)$"
+    r"output_dir|run_name|trace|resume_from_checkpoint|hub_.*|push_to_hub|report_to|project|trackio_.*|save_.*|log_.*|"
+    r"logging_.*"
 )
-"""Flags that say where a run writes and who is told; they change nothing about what it learns."""
+"""Flags that say what a run writes, where, and who is told; they change nothing about what it learns."""
 _SECRET = re.compile(r"(token|secret|password|api_key|credential)s?$", re.IGNORECASE)
 
 

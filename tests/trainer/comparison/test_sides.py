@@ -89,6 +89,7 @@ def test_a_folder_of_evaluations(tmp_path: Path) -> None:
         ("run", "has no evaluation 'after'; it has .*run:before"),
         ("fresh", "it has none at all"),
         ("model", "holds no evaluation; .* sqlenv evaluate --policy .*model --episodes_out FILE.jsonl"),
+        ("", "is a folder of runs; name one: .*/fresh, .*/run$"),
         ("run/episodes.jsonl", "are episodes of training, under many policies; give the run's folder, .*run$"),
     ],
 )

@@ -29,7 +29,14 @@ def test_a_flag_that_one_side_lacks_is_none_there() -> None:
 def test_flags_are_those_that_decide_what_is_learnt() -> None:
     config = {
         "sqlenv": {"data": "synthetic", "trace": "x.json"},
-        "grpo": {"beta": 0.1, "output_dir": "runs/a", "hub_token": "s3cret", "model_init_kwargs": {"token": "s3cret"}},
+        "grpo": {
+            "beta": 0.1,
+            "output_dir": "runs/a",
+            "save_steps": 5,
+            "logging_steps": 1,
+            "hub_token": "s3cret",
+            "model_init_kwargs": {"token": "s3cret"},
+        },
         "model": {"use_peft": True},
         "versions": {"torch": "2"},
         "base_notes": "Warmed up.",
