@@ -197,7 +197,7 @@ def _warnings(a: SideFacts, b: SideFacts, n: int, settings: Sequence[str]) -> li
     known = bool(a.data and b.data)
     if known and a.answer_mode != b.answer_mode:
         found.append(
-            f"A answers with a {a.answer_mode}, B with a {b.answer_mode} (--answer_mode): they are not judged alike, "
+            f"A answers as {a.answer_mode}, B as {b.answer_mode} (--answer_mode): they are not judged alike, "
             "and a difference may be the judge's"
         )
     if a.alone or b.alone or a.strangers:

@@ -20,7 +20,7 @@ from env_server.errors import SQLEnvError
 from inference.adapters import RUN_MODEL
 from trainer.evaluation.arguments import SCRIPTED
 from trainer.policy.play_settings import SETTINGS_FILE, read_play
-from trainer.results.run_files import Evaluation, RunFolder, read_about, read_records
+from trainer.results.run_files import ABOUT, Evaluation, RunFolder, read_about, read_records
 from trainer.results.run_flags import flags_of
 from trainer.rollout.episodes import EpisodeRecord
 
@@ -101,6 +101,8 @@ def _of_file(path: Path) -> Side:
         return _of_run(RunFolder.open(run), path.name.partition(".")[0])
     if path.name == "episodes.jsonl" and (path.parent / "config.json").is_file():
         raise SideError(f"{path} are episodes of training, under many policies; give the run's folder, {path.parent}")
+    if path.name.endswith(ABOUT):
+        path = path.with_name(path.name.removesuffix(ABOUT) + RECORDS)
     evaluation, records = read_about(path), read_records(path)
     if evaluation is None:
         note = f"there is no file beside {path} that says what it is of: data, answer mode and settings are not known"

@@ -74,7 +74,7 @@ def verdict(comparison: Comparison) -> str:
 def _about(side: SideFacts) -> str:
     if not side.policy:
         return side.name
-    return f"{side.name}: {side.policy} on {side.data}, split {side.split}, answers with a {side.answer_mode}"
+    return f"{side.name}: {side.policy} on {side.data}, split {side.split}, answers as {side.answer_mode}"
 
 
 def _table(comparison: Comparison) -> Table:

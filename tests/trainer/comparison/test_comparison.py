@@ -165,7 +165,7 @@ def test_an_other_answer_mode_or_name_of_the_data_is_said_and_an_unknown_one_is_
     records = make_records([True, False])
     a, b = side("a", records), side("b", records, answer_mode="sql", data="synthetic:1")
     judge, data = compare_sides(a, b).warnings
-    assert judge.startswith("A answers with a value, B with a sql (--answer_mode): they are not judged alike")
+    assert judge.startswith("A answers as value, B as sql (--answer_mode): they are not judged alike")
     assert "A synthetic, split eval; B synthetic:1, split eval" in data
     bare = Side("bare", records, notes=("nothing is known",))
     assert compare_sides(bare, b).warnings == ["nothing is known"]

@@ -48,6 +48,7 @@ def test_a_policy_that_was_chosen_by_these_questions_is_pointed_out(tmp_path: Pa
 
 def test_what_was_played_is_known_from_the_file_beside_the_episodes_or_from_the_run(tmp_path: Path) -> None:
     side = find_side(str(make_file(tmp_path / "base.jsonl", FEW)))
+    assert find_side(str(tmp_path / "base.evaluation.json")) == side
     assert side.evaluation is not None
     assert (side.evaluation.label, side.evaluation.data, side.settings["temperature"]) == ("base", "synthetic", 0.0)
     assert "seed" not in side.settings, "greedy play draws nothing"
