@@ -131,8 +131,9 @@ def warmup_defaults(given: Mapping[str, Any], machine: Machine) -> dict[str, Any
         "warmup_steps": 0.05,
         # One pass: episodes on the same databases resemble each other.
         "num_train_epochs": 1.0,
-        # Rows of like length side by side need little padding.
-        "per_device_train_batch_size": 4,
+        # Rows of like length side by side need little padding. A CPU has the memory for a whole step at once, and then
+        # weights are rounded to bfloat16 and prompts read once a step.
+        "per_device_train_batch_size": max(1, WARMUP_EPISODES_PER_STEP // machine.ranks) if machine.cpu else 4,
         "train_sampling_strategy": "group_by_length",
         # As many tokens as the model's context has; TRL's own 1,024 are a short episode.
         "max_length": None,
@@ -143,7 +144,7 @@ def warmup_defaults(given: Mapping[str, Any], machine: Machine) -> dict[str, Any
         "output_dir": f"runs/warmup-{Path(str(given.get('model_name_or_path', 'tiny'))).name}",
     }
     if not given.keys() & {"gradient_accumulation_steps", "auto_find_batch_size"}:
-        rows = int(given.get("per_device_train_batch_size", 4)) * machine.ranks
+        rows = int(given.get("per_device_train_batch_size", chosen["per_device_train_batch_size"])) * machine.ranks
         chosen["gradient_accumulation_steps"] = max(1, WARMUP_EPISODES_PER_STEP // max(1, rows))
     return chosen
 

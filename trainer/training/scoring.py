@@ -8,6 +8,7 @@ model answer the same calls, `model(input_ids, attention_mask, labels, fused_lm_
 2. What all rows begin with, the system prompt at least, is read once; their attention goes to the same keys and values.
 3. Rows of like length are read together, in as few passes as padding is worth.
 4. The head sees the positions alone whose labels are not -100.
+5. On a CPU, in bfloat16, attention is written out instead of left to PyTorch's kernel (`attention`).
 
 Promises: logprobs, entropies and gradients are those of TRL's own pass to rounding, zero where nothing is scored, and
 connected to the weights even if nothing is scored at all. Positions count from a row's own first token, as engines
@@ -37,6 +38,8 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 from trl.kernels import ChunkedLogProbFunction
 from trl.trainer.utils import FusedCausalLMOutput, maybe_gather_lm_head_ctx
+
+from trainer.training.attention import short_rows
 
 IGNORED = -100
 """The label of what is not scored."""
@@ -119,7 +122,8 @@ def read_less(
             reading = plan(*tensors, share=shares and not again, one_pass=one_pass)
         if reading is None:
             return stock(*args, **kwargs, fused_lm_head=True)
-        return _score(self, kwargs["input_ids"], kwargs["labels"], reading, head)
+        with short_rows(self, kwargs["input_ids"].device):
+            return _score(self, kwargs["input_ids"], kwargs["labels"], reading, head)
 
     model.forward = types.MethodType(forward, model)
     return ""

@@ -124,3 +124,12 @@ def test_a_warm_up_has_the_machines_defaults_too() -> None:
     _, sft, model = parse_warmup_arguments(["--use_cpu", "--new_tiny_policy", "--output_dir", "x"], "")
     assert sft.use_cpu
     assert (model.dtype, model.lora_dropout, model.lora_target_modules) == ("float32", 0.0, "all-linear")
+
+
+@pytest.mark.parametrize(("machine", "rows"), [(NEW_CPU, 16), (Machine(ranks=4), 4), (Machine(ranks=32), 1), (A100, 4)])
+def test_a_warm_up_reads_a_whole_step_at_once_where_memory_is_no_matter(machine: Machine, rows: int) -> None:
+    defaults = warmup_defaults({}, machine)
+    assert defaults["per_device_train_batch_size"] == rows
+    step = rows * machine.ranks * defaults["gradient_accumulation_steps"]
+    assert step == max(16, machine.ranks)
+    assert warmup_defaults({"per_device_train_batch_size": 2}, NEW_CPU)["gradient_accumulation_steps"] == 8
