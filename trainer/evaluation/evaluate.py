@@ -249,7 +249,8 @@ def _about(args: argparse.Namespace, chosen: PlaySettings, dataset: Dataset, sum
 
 def _luck(records: Sequence[EpisodeRecord], dataset: Dataset, console: Console) -> Luck | None:
     right = sum(map(successful, records))
-    with Progress(console=console, transient=True) as progress:
+    # What is no terminal would get an empty line.
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("trying what right answers rest on", total=right)
         return measure_luck(records, dataset, lambda: progress.advance(bar))
 

@@ -279,7 +279,8 @@ class _Explorer:
                 transcript.limit_context(limit)
         if not self._turns:
             raise SQLEnvError(
-                "the prompt leaves no room for a turn; raise max_completion_length or the model's context"
+                "the prompt leaves no room for a turn; raise max_completion_length or the model's context, or lower "
+                "few_shot"
             )
         return flight.episode(
             observation.question,
