@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import ceil
 from operator import itemgetter
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -175,6 +176,8 @@ class Batches:
         self._failures: FailureWindow
         self.waits: Mapping[Part, float] = {}
         """What the episodes of the last batch waited for, in seconds; of several ranks, the slowest one's."""
+        self.without_signal = 0.0
+        """Share of the last batch's groups that teach nothing."""
         self._on_batch: OnBatch | None = None
         self._next: int | None = None
         self._begun: dict[int, Future[_Played]] = {}
@@ -298,6 +301,11 @@ class Batches:
         causes = [e.failure for e in (*kept, *others) if e.outcome is Outcome.FAILED]
         self._failures.add(causes, len(kept) + len(others))
         metrics = {**rollout_metrics(kept, times, step), **drawn_metrics(first), "rollout/replaced": len(replaced)}
+        weights = self._weights if self._adaptive is None else self._adaptive.of(batch)
+        groups_kept = [kept[row : row + size] for row in range(0, len(kept), size)]
+        self.without_signal = fmean(
+            not group_teaches(self._rewards, weights, self._each_counts, group) for group in groups_kept
+        )
         if self._adaptive is not None:
             weights = self._adaptive.of(batch)
             trainer.reward_weights = torch.tensor(weights, dtype=torch.float32)

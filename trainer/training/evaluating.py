@@ -196,6 +196,8 @@ class SQLEnvTrainer(ResumableTrainer, HalvingTrainer):
         self.times.played(self._batches.waits)
         played = [{**row, "prompt": prompt} for row, prompt in zip(inputs, prompts, strict=True)]
         scored: dict[str, Any] = super()._generate_and_score_completions(played)
+        # TRL counts a group as one with signal when its rewards differ in their last bits, by rounding.
+        self._metrics["train"]["frac_reward_zero_std"][-1] = self._batches.without_signal
         return scored
 
     def evaluate_with(self, evaluate: Evaluate) -> None:
