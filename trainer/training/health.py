@@ -48,7 +48,6 @@ class Watched:
     """Gradients are scaled, and steps left out where they overflow."""
     comparable: bool = True
     """Rewards of early and late steps are: neither the questions nor the weights follow what the policy has learnt."""
-    max_grad_norm: float = 1.0
 
 
 NOT_FINITE = Symptom(
@@ -104,7 +103,8 @@ KL_RUNS_AWAY = Symptom(
 MISMATCH = Symptom(
     "importance ratios run away from 1",
     "engine and trainer compute differently, or tokens are too old",
-    "the same dtype on both sides; `--staleness 0`; `--vllm_importance_sampling_mode token_truncate`",
+    "the same dtype on both sides, `--disable_dropout true`; `--staleness 0`; "
+    "`--vllm_importance_sampling_mode token_truncate`",
 )
 LARGE_UPDATES = Symptom(
     "many tokens leave the clipping range",
@@ -161,7 +161,8 @@ LONG = 100
 """Rows over which the reward must have risen measurably: half of what a run takes by default. The demo's steps, of 64
 episodes, scatter by 0.11, which tells a rise over 100 rows to within 0.04; it rises by 0.77 in 60."""
 ENOUGH = 0.9
-"""Success from which on neither a flat reward nor a low entropy is a fault."""
+"""Success from which on neither a flat reward nor a low entropy is a fault; a share of actions by which a step shows
+that the policy knows the format."""
 HALF = 0.5
 FORMAT_FALL = 0.3
 """Over SmolLM2's episodes the share spreads by up to 0.36, so of 64 it is known to within 0.045; a run has many means
@@ -186,8 +187,8 @@ SPIKE, SPIKES_SEEN, SPIKE_ROWS, USUAL_ROWS = 10.0, 2, 10, 50
 """Times the median. The demo's stay within 3.5 times. One alone is clipped, and does no harm."""
 LONGER_BY = 3.0
 """The demo's episodes become twice as long as they learn to look before they answer."""
-CUT = 1 / 8
-"""Of episodes: one in a group of eight is judged by where it was cut, and not by what it did."""
+CUT = 0.2
+"""Of episodes: in a group of eight, one or two are judged by where they were cut, and not by what they did."""
 FLOAT16_PATIENCE = 5
 """Rows. The scale of float16's loss begins far too large and is halved at each overflow."""
 
@@ -249,13 +250,15 @@ class _History:
         return Finding(FLAT, f"{rise:+.3f} ± {error:.3f} over {LONG} logged steps") if rise <= error else None
 
     def format(self) -> Finding | None:
-        parsed, count = self._values("rewards/reward_format/mean"), self._rows_of(FEW)
-        means = [fmean(parsed[end - count : end]) for end in range(count, len(parsed) + 1)]
-        if not means:
+        parsed = self._values("rewards/reward_format/mean")
+        late = self._last("rewards/reward_format/mean", self._rows_of(FEW))
+        if not late:
             return None
-        best, now = max(means), means[-1]
-        if now < best - FORMAT_FALL:
-            return Finding(FORMAT_LOST, f"{now:.0%} of the turns are actions, and were {best:.0%}")
+        count = self._fewest_rows()
+        best = max(fmean(parsed[end - count : end]) for end in range(count, len(parsed) + 1))
+        now = fmean(late)
+        if now < best - FORMAT_FALL or (now < HALF and max(parsed) >= ENOUGH):
+            return Finding(FORMAT_LOST, f"{now:.0%} of the turns are actions, and were up to {max(parsed):.0%}")
         return Finding(NO_FORMAT, f"{now:.0%} of the turns are actions") if now < HALF else None
 
     def no_entropy(self) -> Finding | None:
@@ -295,8 +298,7 @@ class _History:
         before, now = norms[:-SPIKE_ROWS], norms[-SPIKE_ROWS:]
         if len(before) < SPIKE_ROWS:
             return None
-        bound = max(SPIKE * median(before), self.run.max_grad_norm)
-        spikes = [norm for norm in now if norm > bound]
+        spikes = [norm for norm in now if norm > SPIKE * median(before)]
         if len(spikes) < SPIKES_SEEN:
             return None
         return Finding(
@@ -308,7 +310,8 @@ class _History:
         lengths, success = self._values("completions/mean_length"), self._values("rollout/success_rate")
         if min(len(lengths), len(success)) < 2 * count:
             return None
-        (at_first, now), (before, after) = ((fmean(v[:count]), fmean(v[-count:])) for v in (lengths, success))
+        at_first, now = fmean(lengths[: self._fewest_rows()]), fmean(lengths[-count:])
+        before, after = fmean(success[:count]), fmean(success[-count:])
         if now < LONGER_BY * at_first or after > before:
             return None
         return Finding(LONGER, f"{at_first:.0f} tokens at first, {now:.0f} now; success {before:.1%} and {after:.1%}")
@@ -334,6 +337,10 @@ class _History:
 
     def _rows_of(self, episodes: int) -> int:
         return max(SEVERAL, math.ceil(episodes / self.run.episodes))
+
+    def _fewest_rows(self) -> int:
+        """For what a run was like before a fast fall, which a mean of several rows sees too late."""
+        return math.ceil(FEW / self.run.episodes)
 
     def _success(self) -> float:
         """Of late; 0 while that is not known."""

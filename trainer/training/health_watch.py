@@ -27,7 +27,6 @@ def watched(arguments: SQLEnvArguments, grpo: GRPOConfig, ranks: int) -> Watched
         episodes=shape.rows * shape.batches_per_step * ranks,
         float16=grpo.fp16,
         comparable=(arguments.question_sampler, arguments.curriculum, arguments.reward_weighting) == SAME_THROUGHOUT,
-        max_grad_norm=grpo.max_grad_norm,
     )
 
 

@@ -75,6 +75,7 @@ DISEASES: list[tuple[Symptom, list[Row]]] = [
     (health.NO_FORMAT, rows(5, rewards__reward_format__mean=0.07)),
     (health.FORMAT_LOST, rows(20, rewards__reward_format__mean=[0.95] * 10 + [0.62] * 10)),
     (health.FORMAT_LOST, rows(20, rewards__reward_format__mean=[0.95] * 10 + [0.1] * 10)),
+    (health.FORMAT_LOST, rows(5, rewards__reward_format__mean=[0.95] + [0.1] * 4)),
     (health.NO_ENTROPY, rows(5, entropy=0.02)),
     (health.NO_ENTROPY, rows(20, entropy=[1.0] * 10 + [0.05] * 10)),
     (health.KL_RUNS_AWAY, rows(5, kl=1.5)),
@@ -83,8 +84,8 @@ DISEASES: list[tuple[Symptom, list[Row]]] = [
     (health.LARGE_UPDATES, rows(6, clip_ratio__region_mean=[0.0, 0.4, 0.5, 0.0, 0.4, 0.5])),
     (health.SPIKES, rows(20, grad_norm=[0.3] * 15 + [4.0, 0.3, 0.3, 0.3, 9.0])),
     (health.LONGER, rows(20, completions__mean_length=[25.0] * 5 + [50.0] * 10 + [90.0] * 5)),
-    (health.TURNS_CUT, rows(5, completions__clipped_ratio=0.2)),
-    (health.OUT_OF_TOKENS, rows(5, rollout__out_of_tokens=0.2, completions__clipped_ratio=0.2)),
+    (health.TURNS_CUT, rows(5, completions__clipped_ratio=0.25)),
+    (health.OUT_OF_TOKENS, rows(5, rollout__out_of_tokens=0.25, completions__clipped_ratio=0.25)),
     (health.TURNS_DROPPED, rows(5, rollout__truncated=20.0)),
 ]
 
@@ -111,7 +112,7 @@ NEARLY: list[list[Row]] = [
     rows(5, kl=[0.1, 0.1, 40.0, 0.1, 0.1]),
     rows(6, clip_ratio__region_mean=[0.0, 0.4, 0.0, 0.0, 0.4, 0.0]),
     rows(20, grad_norm=[0.3] * 19 + [50.0]),
-    rows(20, grad_norm=[0.02] * 15 + [0.9] * 5),
+    rows(20, grad_norm=[0.3] * 10 + [1.0] * 10),
     rows(20, completions__mean_length=[15.0] * 10 + [31.0] * 10),
     rows(20, completions__mean_length=[25.0] * 10 + [90.0] * 10, rollout__success_rate=[0.1] * 10 + [0.3] * 10),
     rows(5, completions__clipped_ratio=0.1, rollout__out_of_tokens=0.1, rollout__truncated=6.0),

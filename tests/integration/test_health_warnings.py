@@ -1,0 +1,183 @@
+"""Warnings about a run's health, each provoked by a real run of `sqlenv train` that has the disease.
+
+A few steps each, of a network of two layers that begins with habits: which word it says after which. One disease takes
+a hundred steps, more than a test has: of a reward that does not rise for long, tests/trainer/training/test_health.py
+has made-up logs alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+import sqlenv
+from tests.integration.training import surroundings_in
+from trainer.results.run_files import RunFolder
+from trainer.tiny.tokenizer import build_tokenizer
+from trainer.training import health
+from trainer.training.health import SYMPTOMS, Symptom
+
+FLAGS = [
+    *("--eval_episodes", "0", "--step_budget", "3", "--max_turn_length", "8", "--max_completion_length", "256"),
+    *("--gradient_accumulation_steps", "1", "--num_generations", "8", "--lr_scheduler_type", "constant"),
+    *("--warmup_steps", "0", "--report_to", "none", "--save_strategy", "no", "--seed", "3"),
+    *("--use_cpu", "true", "--bf16", "false", "--gradient_checkpointing", "false", "--torch_threads", "1"),
+]
+Habits = Mapping[str, Mapping[str, float]]
+"""After a token, what is added to the logits of others."""
+ENDS: Habits = {"1": {"<end>": 10}, "2": {"<end>": 10}, "items": {"<end>": 10}}
+DESCRIBES: Habits = {**ENDS, "DESCRIBE ": {"items": 9, "1": 7}, "SAMPLE ": {"items": 9, "1": 7}}
+ANSWERS: Habits = {**DESCRIBES, "<act>": {"ANSWER ": 10, "DESCRIBE ": 8}, "ANSWER ": {"1": 8, "2": 8}}
+EXPLORES: Habits = {**ANSWERS, "<act>": {"ANSWER ": 8, "DESCRIBE ": 8, "SAMPLE ": 7}}
+SELDOM_RIGHT: Habits = {**EXPLORES, "ANSWER ": {"1": 8, "2": 5}}
+ALWAYS_TWO: Habits = {"<act>": {"ANSWER ": 14}, "ANSWER ": {"2": 14}, "2": {"<end>": 14}}
+BABBLES: Habits = {}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run, and all that it is warned of, or at least."""
+
+    habits: Habits
+    steps: int
+    episodes: int
+    rate: str
+    flags: tuple[str, ...]
+    warnings: set[Symptom]
+    others_follow: bool = False
+    data: str = "half"
+    """Of the questions with the answer 2."""
+    attention_dropout: float = 0.0
+
+
+FORMAT_UNPAID = ("--warmup_steps", "40", "--reward_weights", "0", "0", "-1", "0", "--step_budget", "4")
+CORRECTNESS_OVERWHELMS = ("--reward_weights", "1", "0", "0.1", "0", "--scale_rewards", "none")
+CASES = {
+    "no format": Case(BABBLES, 5, 64, "1e-4", (), {health.ALL_FAIL, health.NO_FORMAT, health.TURNS_CUT}),
+    "all right": Case(ALWAYS_TWO, 5, 64, "1e-4", (), {health.ALL_SUCCEED}, data="all"),
+    "no chance": Case(ALWAYS_TWO, 5, 64, "1e-4", (), {health.ALL_ALIKE, health.NO_ENTROPY}),
+    "no weights": Case(EXPLORES, 1, 16, "1e-4", ("--reward_weights", *"0000"), {health.NO_SPREAD}),
+    "short": Case(EXPLORES, 5, 16, "1e-4", ("--max_completion_length", "24"), {health.OUT_OF_TOKENS}),
+    "narrow": Case(
+        EXPLORES, 5, 16, "1e-4", ("--max_context_length", "90", "--step_budget", "6"), {health.TURNS_DROPPED}
+    ),
+    "far too fast": Case(EXPLORES, 2, 16, "1e10", (), {health.NOT_FINITE}),
+    "too fast": Case(
+        EXPLORES, 10, 16, "0.05", ("--beta", "0.001"), {health.KL_RUNS_AWAY, health.FORMAT_LOST}, others_follow=True
+    ),
+    "too fast on one batch": Case(EXPLORES, 8, 16, "0.05", ("--num_iterations", "4"), {health.LARGE_UPDATES}),
+    "steps are paid": Case(
+        ANSWERS, 10, 64, "0.02", FORMAT_UNPAID, {health.FORMAT_LOST, health.LONGER}, others_follow=True
+    ),
+    "few decide": Case(SELDOM_RIGHT, 24, 8, "1e-5", CORRECTNESS_OVERWHELMS, {health.SPIKES}, data="all"),
+    "dropout": Case(
+        *(EXPLORES, 5, 16, "1e-3", ("--disable_dropout", "false"), {health.MISMATCH}),
+        others_follow=True,
+        attention_dropout=0.9,
+    ),
+}
+Train = Callable[[Case], RunFolder]
+
+
+def questions(folder: Path, answer: Callable[[int], int]) -> Path:
+    """A table of three rows, and questions that ask for a number of them."""
+    folder.mkdir()
+    (folder / "items.csv").write_text("item_id,name\n1,lamp\n2,desk\n3,sofa\n")
+    asked = [f"How many items come before number {n} and {answer(n) + 1}?" for n in range(4, 44)]
+    golds = [f"SELECT COUNT(*) FROM items WHERE item_id < {n} AND item_id < {answer(n) + 1}" for n in range(4, 44)]
+    lines = [json.dumps({"question": q, "sql": sql}) + "\n" for q, sql in zip(asked, golds, strict=True)]
+    (folder / "questions.jsonl").write_text("".join(lines))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("health")
+    questions(folder / "all", lambda _: 2)
+    questions(folder / "half", lambda n: 1 + n % 2)
+    with surroundings_in(folder / "cache"):
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return build_tokenizer(["How many items come before number and"])
+
+
+def give_habits(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, habits: Habits) -> None:
+    """The first hidden dimensions tell the token; their columns of the head are what it adds to the logits."""
+
+    def index(word: str) -> int:
+        (found,) = tokenizer(word, add_special_tokens=False)["input_ids"]
+        return int(found)
+
+    with torch.no_grad():
+        model.model.embed_tokens.weight[:, : len(habits)] = 0.0
+        for place, (token, follows) in enumerate(habits.items()):
+            model.model.embed_tokens.weight[index(token), place] = 1.0
+            for word, bias in follows.items():
+                model.lm_head.weight[index(word), place] = bias / model.config.hidden_size**0.5
+
+
+@pytest.fixture(scope="module")
+def train(random_policy: Callable[..., Qwen3ForCausalLM], tokenizer: PreTrainedTokenizerFast, work: Path) -> Train:
+    def run(case: Case) -> RunFolder:
+        number = len(list(work.glob("run-*")))
+        policy, output = work / f"policy-{number}", work / f"run-{number}"
+        model = random_policy(tokenizer)
+        give_habits(model, tokenizer, case.habits)
+        if case.attention_dropout:
+            model.config.attention_dropout = case.attention_dropout
+            with torch.no_grad():
+                # What is attended to matters, else it does not matter that some of it is dropped.
+                for layer in model.model.layers:
+                    layer.self_attn.o_proj.weight *= 90.0
+        model.save_pretrained(policy)
+        tokenizer.save_pretrained(policy)
+        command = ["train", "--model_name_or_path", str(policy), "--output_dir", str(output), *FLAGS]
+        command += ["--data", str(work / case.data), "--max_steps", str(case.steps), "--learning_rate", case.rate]
+        assert sqlenv.main([*command, "--per_device_train_batch_size", str(case.episodes), *case.flags]) == 0
+        return RunFolder.open(output)
+
+    return run
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_a_run_with_a_disease_is_told_of_it(case: Case, train: Train, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = train(case)
+    signs = [warning.sign for warning in folder.warnings()]
+    expected = {symptom.sign for symptom in case.warnings}
+    assert expected <= set(signs)
+    assert case.others_follow or expected == set(signs)
+    assert len(signs) == len(set(signs))
+    said, report = capsys.readouterr().out, folder.report_path.read_text(encoding="utf-8")
+    for warning in folder.warnings():
+        assert f"warning at step {warning.step}: {warning.sign} (" in said
+        assert f"Step {warning.step}: <b>{warning.sign}</b>" in report
+
+
+def test_every_warning_has_its_run() -> None:
+    provoked = {symptom for case in CASES.values() for symptom in case.warnings}
+    assert provoked == set(SYMPTOMS) - {health.FLAT}
+
+
+def test_a_run_that_learns_is_silent(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = train(Case(EXPLORES, 12, 64, "1e-2", (), set()))
+    rates = [row["rollout/success_rate"] for row in folder.metrics()]
+    assert sum(rates[-4:]) > sum(rates[:4]) + 0.4
+    assert folder.warnings() == []
+    assert "warning" not in capsys.readouterr().out
+    assert "warned" not in folder.report_path.read_text(encoding="utf-8")
+
+
+def test_a_group_whose_rewards_differ_by_rounding_has_no_signal(train: Train) -> None:
+    """Eight times 1.096 in float32 have a spread of 1e-7, which TRL takes for a signal."""
+    row = train(Case(ALWAYS_TWO, 1, 16, "1e-4", (), set(), data="all")).metrics()[0]
+    assert 0 < row["reward_std"] < 1e-6
+    assert row["frac_reward_zero_std"] == 1.0
