@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -171,6 +172,18 @@ def test_a_run_that_is_killed_in_each_stage_ends_as_if_it_had_not_been(
     assert sqlenv.main(command) == 0
     assert "stage 3 of 3 (all): sqlenv train, going on from checkpoint-1" in capsys.readouterr().out
     assert_the_same(tmp_path / "run", whole)
+
+
+def test_a_run_that_is_killed_after_its_last_step_takes_no_further_one(whole: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(whole, tmp_path / "run"))
+    progress = json.loads((run / "stages.json").read_bytes())
+    del progress["finished"][-1]
+    (run / "stages.json").write_text(json.dumps(progress))
+    shutil.rmtree(run / "3-all" / "model")
+    for file in ("report.html", "evaluations/after.json"):
+        (run / "3-all" / file).unlink()
+    assert sqlenv.main([*config(tmp_path), "--resume_from_checkpoint", "true"]) == 0
+    assert_the_same(run, whole)
 
 
 @pytest.fixture

@@ -33,6 +33,8 @@ GRPO on SQLEnv, with evaluation before and after, and the report.
 
 Arguments are TRL's (GRPOConfig, ModelConfig) and SQLEnv's own, from flags and --config FILE.yaml. All that a run writes
 is in its --output_dir: config.json, metrics.jsonl, episodes.jsonl, evaluations/, checkpoints, model/ and report.html.
+
+A config with `stages:` runs a warm-up and GRPO one after the other: docs/training.md.
 """
 
 
