@@ -70,7 +70,6 @@ Evaluate = Callable[[str, str], EvaluationSummary | None]
 
 def run(argv: Sequence[str]) -> int:
     """Parse the arguments, then evaluate, train, evaluate and report; returns the exit status. Raises SQLEnvError."""
-    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experimental, and TRL is pinned
     with ending_together("sqlenv train"), Stopping("sqlenv train") as stopping:
         train(argv, stopping).disconnect()
     return stopping.status
@@ -81,6 +80,7 @@ def train(argv: Sequence[str], stopping: Stopping) -> Ranks:
 
     Returns the ranks, still connected.
     """
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experimental, and TRL is pinned
     arguments, grpo, model_config = parse_arguments(argv)
     if arguments.torch_threads:
         torch.set_num_threads(arguments.torch_threads)
