@@ -4,10 +4,11 @@
 
 A vLLM server is started (`make vllm-cpu`, or CUDA) with environments in this process. Each round plays short bursts
 at the concurrencies of `--calibrate`, fits the simulated server and environments to them (`sqlenv simulate --measure`
-does the same), plays half of `--episodes` at the largest of these to see what the policy says (a few episodes in a
-thousand take ten times as long as others, and a burst has one of them or none), rehearses `--episodes` with `--predict`
-in flight, and then plays as many, of other questions, for real. Prints one JSON line: of each round what was predicted and what it took, in seconds, of the whole
-and of an episode (median and 95th percentile), and `error`, the median over the rounds of how far off the whole was.
+does the same), and plays half of `--episodes` at the largest of these to see what the policy says: a few episodes in a
+thousand take ten times as long as others, and a burst has one of them or none. It rehearses `--episodes` with
+`--predict` in flight, and then plays as many, of other questions, for real. Prints one JSON line: of each round what
+was predicted and what it took, in seconds, of the whole and of an episode (median and 95th percentile), and `error`,
+the median over the rounds of how far off the whole was.
 """
 
 from __future__ import annotations
