@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trainer.comparison.folders import make_evaluation, make_records
@@ -45,6 +45,7 @@ def mirrored(one: Interval, other: Interval) -> bool:
     return (one.low, one.high) == pytest.approx((-other.high, -other.low), abs=1e-9)
 
 
+@settings(deadline=None)
 @given(evaluations())
 def test_swapped_sides_negate_every_difference(sides: tuple[list[EpisodeRecord], list[EpisodeRecord]]) -> None:
     a, b = (side(name, records) for name, records in zip("ab", sides, strict=True))
@@ -66,6 +67,7 @@ def test_swapped_sides_negate_every_difference(sides: tuple[list[EpisodeRecord],
     assert [(f.a, f.b) for f in there.lost] == [(f.b, f.a) for f in back.gained]
 
 
+@settings(deadline=None)
 @given(evaluations(), st.randoms(use_true_random=False))
 def test_the_order_of_the_files_does_not_matter(
     sides: tuple[list[EpisodeRecord], list[EpisodeRecord]], shuffled: random.Random
@@ -76,6 +78,7 @@ def test_the_order_of_the_files_does_not_matter(
     assert compare_sides(side("a", sides[0]), side("b", sides[1])) == expected
 
 
+@settings(deadline=None)
 @given(evaluations())
 def test_each_question_is_paired_once_or_counted_as_left_out(
     sides: tuple[list[EpisodeRecord], list[EpisodeRecord]],
