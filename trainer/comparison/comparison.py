@@ -206,7 +206,7 @@ def _warnings(a: SideFacts, b: SideFacts, n: int, settings: Sequence[str]) -> li
             parts.append(f"{a.strangers} have one id but another text or database on each side")
         found.append(
             f"not the same questions: compared are the {n} that both were judged on; {', '.join(parts)}. "
-            "For the whole, play both with the same --data, --split and --episodes"
+            "For the whole, play both with the same --data, --split, --episodes and --samples"
         )
     if known and _played_on(a) != _played_on(b):
         found.append(

@@ -54,7 +54,8 @@ def test_what_was_played_is_known_from_the_file_beside_the_episodes_or_from_the_
     assert "seed" not in side.settings, "greedy play draws nothing"
     play = PlaySettings(step_budget=7)
     run = make_run(tmp_path / "run", {"random": FEW, "after": MANY}, play=play)
-    assert find_side(str(run.path)).settings["step_budget"] == 7
+    settings = find_side(str(run.path)).settings
+    assert (settings["step_budget"], settings["temperature"], settings["protocol"]) == (7, 0.0, "explore")
     assert find_side(f"{run.path}:random").settings == {"step_budget": 7, "seed": 0}
     checkpoint = tmp_path / "stopped" / "checkpoint-5"
     stopped = make_run(tmp_path / "stopped", {"before": FEW})
