@@ -131,9 +131,9 @@ def warmup_defaults(given: Mapping[str, Any], machine: Machine) -> dict[str, Any
         "warmup_steps": 0.05,
         # One pass: episodes on the same databases resemble each other.
         "num_train_epochs": 1.0,
-        # Rows of like length side by side need little padding. A CPU has the memory for a whole step at once, and then
-        # weights are rounded to bfloat16 and prompts read once a step.
-        "per_device_train_batch_size": max(1, WARMUP_EPISODES_PER_STEP // machine.ranks) if machine.cpu else 4,
+        # Rows of like length side by side need little padding. More of them share more, and take more memory: the
+        # longest episodes of a data set come together.
+        "per_device_train_batch_size": 4,
         "train_sampling_strategy": "group_by_length",
         # As many tokens as the model's context has; TRL's own 1,024 are a short episode.
         "max_length": None,
