@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 from env_server.dataset import Dataset, Gold, Hardness, Question, Row, Split
 from env_server.environment import SQLEnvironment
@@ -20,6 +21,10 @@ from env_server.sql.pool import DatabasePool
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Tests run beside each other, one a core: torch's threads would spend their time waiting for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# How long an example takes says nothing on a machine that others use as well.
+settings.register_profile("shared", deadline=None)
+settings.load_profile("shared")
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
