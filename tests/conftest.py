@@ -40,6 +40,8 @@ LONGEST = (
     "integration/test_device_sync.py",
     "integration/test_bfloat16_sync.py",
     "integration/test_ranks.py",
+    "integration/test_staleness.py",
+    "integration/test_stages.py",
     "integration/test_launcher.py",
     "inference/test_engine_contract.py",
 )
