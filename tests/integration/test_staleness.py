@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import os
+import shutil
+import threading
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 import sqlenv
 from inference.launch.plan import WeightSyncMode
+from inference.vllm.api import VLLMServer
+from inference.weights.disk import DiskTransport
+from inference.weights.gather import write_checkpoint
 from tests.integration.service import until
 from tests.integration.training import surroundings_in
-from tests.integration.vllm_runs import LORA, NO_CHECKPOINTS, command
-from tests.integration.vllm_server import VLLMHandle, meanwhile, vllm_server
+from tests.integration.vllm_runs import LORA, NO_CHECKPOINTS, command, token_exact
+from tests.integration.vllm_server import START_S, VLLMHandle, meanwhile, vllm_server
 from trainer.results.run_files import RunFolder
 from trainer.tiny import BASE_CHECKPOINT
 
@@ -100,5 +109,66 @@ def test_a_server_that_is_killed_while_the_trainer_computes_gets_the_weights_aga
     assert meanwhile(strike, lambda: sqlenv.main([*arguments, "--vllm_server_timeout", "300"])) == 0
     steps = folder.metrics()
     assert len(steps) == 6
+    assert all(row["rollout/failed"] == 0 and row["rollout/staleness/max"] <= 1 for row in steps)
+    assert {len(ids) for ids in episodes_of(folder).values()} == {8}
+
+
+def replace_by_a_pipe(checkpoint: Path) -> Path:
+    """Cut a checkpoint's file up, and put a pipe that nobody writes to in the place of the third part."""
+    tensors = load_file(checkpoint / "model.safetensors")
+    shutil.rmtree(checkpoint)
+    write_checkpoint(checkpoint, tensors, shard_bytes=sum(t.nbytes for t in tensors.values()) // 3)
+    pipe = sorted(checkpoint.glob("*.safetensors"))[2]
+    pipe.unlink()
+    os.mkfifo(pipe)
+    return pipe
+
+
+def test_a_server_that_is_killed_in_the_middle_of_a_push_leaves_nothing_of_it_behind(
+    server: VLLMHandle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has read a part of the new weights when it dies; batches are played ahead.
+
+    The policy is another than the server's own, and hardly changes as it trains: tokens that were drawn with the
+    server's weights, or with a part of the policy's, would not be token-exact.
+    """
+    policy = shutil.copytree(BASE_CHECKPOINT, tmp_path / "policy")
+    own = load_file(policy / "model.safetensors")
+    save_file({name: 1.05 * t for name, t in own.items()}, policy / "model.safetensors", metadata={"format": "pt"})
+    folder = RunFolder(tmp_path / "run")
+    pushes, killed = count(), threading.Event()
+    send = DiskTransport.send
+
+    async def die_in_the_third(self: DiskTransport, api: VLLMServer) -> None:
+        if next(pushes) != 2:
+            await send(self, api)
+            return
+        checkpoint = max((folder.path / "weights").iterdir())
+        whole = shutil.copytree(checkpoint, tmp_path / "whole")
+        pipe = replace_by_a_pipe(checkpoint)
+        sending = asyncio.create_task(send(self, api))
+        # It opens when the server opens it to read, who by then has taken what is in the parts before.
+        opened = await asyncio.to_thread(pipe.open, "wb")
+        assert not sending.done()
+        server.kill()
+        opened.close()
+        shutil.rmtree(checkpoint)
+        whole.rename(checkpoint)
+        killed.set()
+        await sending
+
+    monkeypatch.setattr(DiskTransport, "send", die_in_the_third)
+    flags = (*AHEAD, *NO_CHECKPOINTS, "--model_name_or_path", str(policy), "--learning_rate", "1e-8")
+    patient = ("--weight_sync_pause", "keep", "--vllm_server_timeout", "300")
+    arguments = command(folder.path, server.url, *flags, *patient, "--max_steps", "5")
+
+    def restart() -> None:
+        assert killed.wait(START_S)
+        server.start()
+
+    assert meanwhile(restart, lambda: sqlenv.main(arguments)) == 0
+    steps = folder.metrics()
+    assert len(steps) == 5
+    assert all(token_exact(row) for row in steps)
     assert all(row["rollout/failed"] == 0 and row["rollout/staleness/max"] <= 1 for row in steps)
     assert {len(ids) for ids in episodes_of(folder).values()} == {8}

@@ -28,7 +28,7 @@ from env_server.dataset import Dataset, Question
 from env_server.settings import EnvSettings
 from env_server.types import AnswerMode
 from trainer.chat.format import ChatFormat, ChatSettings
-from trainer.config import SQLEnvArguments, token_of
+from trainer.config import ConfigError, SQLEnvArguments, token_of
 from trainer.ranks import Ranks
 from trainer.rollout.background import RolloutLoop
 from trainer.rollout.client import RolloutClient, derive_seed, request_for
@@ -41,14 +41,20 @@ from trainer.training.grpo import prompt_rows, stop_at_turns_ends, use_engine
 
 _LOG = logging.getLogger(__name__)
 
+OF_A_RUN = (
+    *("staleness", "refill", "reward_weighting", "question_sampler", "curriculum", "difficulty"),
+    *("stop_at_success", "trace", "torch_threads", "dry_run"),
+)
+"""Flags about what `sqlenv train` has beside the rollout client: when batches are played, of which questions."""
+
 
 class RolloutFunction:
     """A `rollout_func`. A context manager; `close` ends its sessions and its engine.
 
     `arguments` are the flags of `sqlenv train`: where episodes are played, how the policy writes, how many are in
-    flight. With `use_vllm` the servers of the trainer's `vllm_server_base_url` generate, and get the weights after each
-    update; the trainer's own `use_vllm` stays off, or it would start a client of its own. `on_batch` is told of every
-    batch. Raises SQLEnvError.
+    flight; those that only such a run honours are refused. With `use_vllm` the servers of the trainer's
+    `vllm_server_base_url` generate, and get the weights after each update; the trainer's own `use_vllm` stays off, or
+    it would start a client of its own. `on_batch` is told of every batch. Raises SQLEnvError.
     """
 
     def __init__(
@@ -61,6 +67,9 @@ class RolloutFunction:
     ) -> None:
         self._dataset = dataset
         self._arguments = arguments = arguments or SQLEnvArguments()
+        usual = SQLEnvArguments()
+        if given := [f"--{name}" for name in OF_A_RUN if getattr(arguments, name) != getattr(usual, name)]:
+            raise ConfigError(f"{', '.join(given)}: only `sqlenv train` honours it; leave it out of a RolloutFunction")
         self._use_vllm = use_vllm
         self._on_batch = on_batch
         mode = AnswerMode(arguments.answer_mode)

@@ -11,7 +11,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from env_server.dataset import Dataset, Split
 from tests.env_server.serving import running_server
-from trainer.config import SQLEnvArguments
+from trainer.config import ConfigError, SQLEnvArguments
 from trainer.rollout.episodes import Episode, Outcome
 from trainer.rollout.rewards import REWARD_FUNCTIONS
 from trainer.tiny.tokenizer import build_tokenizer
@@ -66,3 +66,9 @@ def test_a_stock_trainer_trains_on_our_rows(
     for entry in logged:  # the rows are those that the trainer's own model would have sampled
         assert entry["sampling/importance_sampling_ratio/min"] == pytest.approx(1.0, abs=1e-4)
         assert entry["sampling/importance_sampling_ratio/max"] == pytest.approx(1.0, abs=1e-4)
+
+
+@pytest.mark.parametrize("flag", ["staleness", "refill", "curriculum"])
+def test_flags_that_it_cannot_honour_are_refused(pets: Dataset, flag: str) -> None:
+    with pytest.raises(ConfigError, match=f"--{flag}: only `sqlenv train` honours it"):
+        RolloutFunction(pets, SQLEnvArguments(**{flag: 1}))  # type: ignore[arg-type]
