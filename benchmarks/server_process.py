@@ -10,7 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -62,7 +62,10 @@ def _bound(stack: ExitStack, port: int) -> int:
 
 
 class ServerProcess:
-    """A running server; a context manager. `command` holds `{port}` where the port goes; output goes to `log`."""
+    """A running server; a context manager. `command` holds `{port}` where the port goes; output goes to `log`.
+
+    `before_exec` is called in its process before the command.
+    """
 
     def __init__(
         self,
@@ -70,6 +73,7 @@ class ServerProcess:
         log: Path,
         environment: Mapping[str, str] | None = None,
         start_s: float = START_S,
+        before_exec: Callable[[], None] | None = None,
     ) -> None:
         self.log = log
         self._start_s = start_s
@@ -82,6 +86,7 @@ class ServerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                preexec_fn=before_exec,
             )
             self._reservation = stack.pop_all()
 

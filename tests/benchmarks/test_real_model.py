@@ -1,0 +1,149 @@
+"""The benchmark on a real model: its recipes are refused where they cannot work, and a phase is run once.
+
+The whole of it, killed and resumed, is `python -m benchmarks.real_model --quick`: minutes, and vLLM.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from rich.console import Console
+
+from benchmarks.real_model import same_as_before
+from benchmarks.real_model_phases import Finished, Phase, PhaseError, evaluate, steps_of, trained_minutes
+from benchmarks.real_model_recipe import RecipeError, read_recipe, words
+from benchmarks.real_model_table import gather, print_tables
+from benchmarks.server_process import ROOT
+from tests.integration.training import surroundings_in
+from trainer.results.run_files import RunFolder
+from trainer.tiny import BASE_CHECKPOINT
+from trainer.training.arguments import parse_arguments, parse_warmup_arguments
+
+RECIPES = sorted((ROOT / "configs" / "real-model").glob("*.yaml"))
+QUICK: Mapping[str, Any] = yaml.safe_load((ROOT / "configs/real-model/quick.yaml").read_text(encoding="utf-8"))
+WAIT_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def surroundings(generated_cache: Path) -> Iterator[None]:
+    with surroundings_in(generated_cache):
+        yield
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_shipped_recipe_is_taken_by_the_commands(path: Path, tmp_path: Path) -> None:
+    recipe = read_recipe(yaml.safe_load(path.read_text(encoding="utf-8")))
+    begin = ["--model_name_or_path", str(BASE_CHECKPOINT), "--output_dir", str(tmp_path / "run"), "--use_cpu", "true"]
+
+    def config(keys: Mapping[str, Any]) -> list[str]:
+        (tmp_path / "keys.yaml").write_text(yaml.safe_dump(dict(keys)), encoding="utf-8")
+        return ["--config", str(tmp_path / "keys.yaml"), *begin]
+
+    for keys in filter(None, (recipe.warmup, recipe.replay, recipe.control)):
+        assert parse_warmup_arguments(config({**keys, "max_episodes": 4}), "")[1].save_strategy == "steps"
+    for stage in recipe.grpo:
+        arguments, grpo, _ = parse_arguments(config(stage.keys))
+        assert arguments.eval_episodes == 0
+        assert grpo.save_strategy == "steps"
+    assert {"control", "warmup"} <= {*yaml.safe_load(path.read_text(encoding="utf-8"))}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"waffle": {}}, "no section 'waffle'"),
+        ({"sampling": None}, "second round needs both"),
+        ({"evaluation": None}, "evaluation is missing"),
+        ({"warmup": {"lerning_rate": 1}}, "warmup: no flag is called lerning_rate"),
+        ({"warmup": {"output_dir": "x"}}, "output_dir is the benchmark's to say"),
+        ({"evaluation": {"split": "train"}}, "split is the benchmark's to say"),
+        ({"server": {"gpu": 1}}, "server: a key is no flag"),
+        ({"grpo": {"stages": []}}, "stages must be a list"),
+        ({"grpo": {"stages": [{"name": "a", "share": 0.5}]}}, "their sum is 1"),
+        ({"grpo": {"stages": [{"name": "a/b", "share": 1}]}}, "a name of its own"),
+        ({"grpo": {"stages": [{"name": "a", "share": 1, "dificulty": "easy"}]}}, "grpo: no flag is called dificulty"),
+    ],
+)
+def test_a_recipe_that_cannot_work_is_refused(change: Mapping[str, Any], said: str) -> None:
+    written = {name: value for name, value in {**QUICK, **change}.items() if value is not None}
+    with pytest.raises(RecipeError, match=said):
+        read_recipe(written)
+
+
+def test_a_section_beside_another_adds_to_it() -> None:
+    recipe = read_recipe(QUICK)
+    assert recipe.control == {**QUICK["warmup"], **QUICK["control"]}
+    assert recipe.replay == {**QUICK["warmup"], "max_episodes": 0}
+    assert [stage.keys.get("difficulty") for stage in recipe.grpo] == ["easy,medium", None]
+    assert words({"samples": 2, "json": True, "trust": False, "kwargs": {"a": False}, "name": "x"}) == [
+        *("--samples", "2", "--json", "--kwargs", '{"a": false}', "--name", "x")
+    ]
+
+
+def test_a_folder_goes_on_with_what_it_was_begun_with(tmp_path: Path) -> None:
+    same_as_before(tmp_path, {"recipe": {"a": (1, 2)}, "seed": 1})
+    same_as_before(tmp_path, {"recipe": {"a": (1, 2)}, "seed": 1})
+    with pytest.raises(RecipeError, match="begun with another seed"):
+        same_as_before(tmp_path, {"recipe": {"a": (1, 2)}, "seed": 2})
+
+
+def test_evaluations_are_played_once_and_come_into_the_tables(tmp_path: Path) -> None:
+    costs: dict[str, Finished] = {}
+    flags = ["--data", "synthetic", "--episodes", "6"]
+    for name in ("random", "oracle"):
+        costs[name] = evaluate(Phase(tmp_path / name), ["--policy", name, *flags])
+        assert evaluate(Phase(tmp_path / name), ["--no_such_flag"]) == costs[name], "a finished phase is not run"
+    result = gather(tmp_path, costs)
+    assert result["policies"]["oracle"]["success_rate"] == 1.0
+    assert sum(phase["share"] for phase in result["phases"].values()) == pytest.approx(1.0)
+    shown = Console(file=io.StringIO(), width=120)
+    print_tables(result, shown)
+    said = shown.file.getvalue()  # type: ignore[attr-defined]
+    assert "100.0%" in said
+    assert "random play" in said
+
+
+def test_a_command_that_fails_is_told_with_what_it_said(tmp_path: Path) -> None:
+    phase = Phase(tmp_path / "zero_shot")
+    with pytest.raises(PhaseError, match=r"(?s)zero_shot: sqlenv evaluate ended with status .*nowhere"):
+        evaluate(phase, ["--policy", str(tmp_path / "nowhere"), "--data", "synthetic"])
+    assert phase.finished is None
+
+
+def test_steps_that_are_taken_again_count_once(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "run", {})
+    with run.metrics_writer() as writer:
+        for step in (1, 2, 3):
+            writer.write({"step": step, "step_time": 60.0})
+    assert trained_minutes(run.path) == 3.0
+    assert trained_minutes(run.path, steps_of(Path("x/checkpoint-2"))) == 2.0
+
+
+def test_what_a_phase_started_ends_with_the_process(tmp_path: Path) -> None:
+    script = (
+        "import signal, subprocess, sys\n"
+        "from benchmarks.real_model_phases import with_parent\n"
+        "child = subprocess.Popen(['sleep', '1000'], preexec_fn=with_parent(signal.SIGKILL))\n"
+        "print(child.pid, flush=True)\n"
+        "child.wait()\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with process.stdout:
+        child = os.pidfd_open(int(process.stdout.readline()))
+    try:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert select.select([child], [], [], WAIT_S)[0], "the child is still there"
+    finally:
+        os.close(child)
