@@ -46,6 +46,8 @@ from trainer.tiny import BASE_CHECKPOINT
 
 RECIPE = Path("configs/real-model/recipe.yaml")
 QUICK = Path("configs/real-model/quick.yaml")
+WIDTH = 120
+"""Of the tables, where they go into a file."""
 SERVER_START_S = 900.0
 """A large checkpoint on a busy machine."""
 ESTIMATES = """\
@@ -208,7 +210,7 @@ def main() -> int:
         if not Path(model).is_dir():
             parser.error(f"there is no {model}: make small-model prepares it, or name another --model")
     file = args.recipe or ROOT / (QUICK if args.quick else RECIPE)
-    console = Console(stderr=True)
+    console = Console(stderr=True, width=None if sys.stderr.isatty() else WIDTH)
     folder = args.out.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     asked = {
@@ -232,7 +234,7 @@ def main() -> int:
     result["ratio"] = after / before if before else None
     write_whole(folder / "result.json", result)
     with (folder / "table.txt").open("w", encoding="utf-8") as file_of_table:
-        for shown in (console, Console(file=file_of_table, width=120)):
+        for shown in (console, Console(file=file_of_table, width=WIDTH)):
             print_tables(result, shown)
     print(json.dumps(result))
     return 0

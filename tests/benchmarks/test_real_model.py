@@ -55,7 +55,8 @@ def test_a_shipped_recipe_is_taken_by_the_commands(path: Path, tmp_path: Path) -
         arguments, grpo, _ = parse_arguments(config(stage.keys))
         assert arguments.eval_episodes == 0
         assert grpo.save_strategy == "steps"
-    assert {"control", "warmup"} <= {*yaml.safe_load(path.read_text(encoding="utf-8"))}
+    # Of the epochs that minutes end, a share is never over.
+    assert recipe.control.get("warmup_steps", 0.05) == int(recipe.control.get("warmup_steps", 0.05))
 
 
 @pytest.mark.parametrize(
