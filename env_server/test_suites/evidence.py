@@ -22,8 +22,6 @@ from env_server.judging.answers import format_answer
 from env_server.judging.verdict import judge_rows, judge_value
 from env_server.settings import SandboxSettings
 from env_server.sql.pool import Databases
-from env_server.sql.sandbox import Sandbox
-from env_server.test_suites.images import MAX_RESULT_ROWS
 from env_server.test_suites.store import Suites
 from env_server.test_suites.suite import Strictness, Variant
 
@@ -69,22 +67,11 @@ class Evidence:
         if not variants:
             return Standing.UNTESTED
         for variant in variants:
-            rows = self._on_variant(variant, sql)
+            rows = variant.rows_of(sql, self._settings)
             choices = [] if rows is None else [c for c in choices if _holds(variant, _chosen(rows, c))]
             if not choices:
                 return Standing.LUCKY
         return Standing.HOLDS
-
-    def _on_variant(self, variant: Variant, sql: str) -> tuple[Row, ...] | None:
-        """Return a query's rows on a variant; None when it fails or has too many."""
-        sandbox = Sandbox(variant.image, self._settings)
-        try:
-            result = sandbox.query(sql, MAX_RESULT_ROWS)
-        except SQLError:
-            return None
-        finally:
-            sandbox.close()
-        return None if result.more else result.rows
 
 
 def _bare(sql: str) -> str:

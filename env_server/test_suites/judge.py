@@ -21,8 +21,7 @@ from env_server.judging.submissions import submitted_query
 from env_server.judging.verdict import Judgement, judge_rows
 from env_server.settings import JudgingSettings, SandboxSettings
 from env_server.sql.pool import Databases, run_query
-from env_server.sql.sandbox import QueryResult, Sandbox
-from env_server.test_suites.images import MAX_RESULT_ROWS
+from env_server.sql.sandbox import QueryResult
 from env_server.test_suites.store import Suites
 from env_server.test_suites.suite import Variant
 from env_server.types import SQLRule
@@ -84,11 +83,5 @@ class SQLJudge:
         return BIRD_ROWS if self._rule is SQLRule.BIRD else len(question.gold.rows) + 1
 
     def _on_variant(self, variant: Variant, query: str) -> bool:
-        sandbox = Sandbox(variant.image, self._sandbox)
-        try:
-            result = sandbox.query(query, MAX_RESULT_ROWS)
-        except SQLError:
-            return False
-        finally:
-            sandbox.close()
-        return not result.more and variant.accepts(result.rows, self._rule)
+        rows = variant.rows_of(query, self._sandbox)
+        return rows is not None and variant.accepts(rows, self._rule)

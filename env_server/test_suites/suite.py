@@ -73,6 +73,17 @@ class Variant:
     gold: Gold
     strictness: Strictness
 
+    def rows_of(self, sql: str, settings: SandboxSettings) -> tuple[Row, ...] | None:
+        """Return a query's rows on it; None when the query fails or returns too many."""
+        sandbox = Sandbox(self.image, settings)
+        try:
+            result = sandbox.query(sql, MAX_RESULT_ROWS)
+        except SQLError:
+            return None
+        finally:
+            sandbox.close()
+        return None if result.more else result.rows
+
     def accepts(self, rows: Sequence[Row], rule: SQLRule = SQLRule.SPIDER) -> bool:
         """Tell whether a query that returned these rows may still be right."""
         if self.strictness is not Strictness.SHAPE:
@@ -184,13 +195,8 @@ class SuiteMaker:
 
     def _gold_passes(self, variant: Variant, sql: str) -> bool:
         """Tell whether the gold passes as an agent's query would, under the sandbox's limits."""
-        sandbox = Sandbox(variant.image, self._settings)
-        try:
-            return variant.accepts(sandbox.query(sql, MAX_RESULT_ROWS).rows)
-        except SQLError:
-            return False
-        finally:
-            sandbox.close()
+        rows = variant.rows_of(sql, self._settings)
+        return rows is not None and variant.accepts(rows)
 
     def _runnable(self, sql: str) -> tuple[tuple[str, ...], tuple[Clause, ...]]:
         """Return the mutants, and the clauses with the probes, that can run."""
