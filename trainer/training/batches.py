@@ -238,9 +238,13 @@ class Batches:
         ids = self._order.draw(batch, whole)
         if not self._settings.refill:
             return self._loop.start(self._play_all(self._playing(), batch, ids, whole))
-        weights = self._weights if self._adaptive is None else self._adaptive.of(batch)
-        teaches = partial(group_teaches, self._rewards, weights, self._each_counts)
-        return self._loop.start(self._play_judged(self._playing(), batch, ids, whole, teaches))
+        return self._loop.start(self._play_judged(self._playing(), batch, ids, whole, self._teaches(batch)))
+
+    def _weights_of(self, batch: int) -> Sequence[float] | None:
+        return self._weights if self._adaptive is None else self._adaptive.of(batch)
+
+    def _teaches(self, batch: int) -> Teaches:
+        return partial(group_teaches, self._rewards, self._weights_of(batch), self._each_counts)
 
     async def _play_all(self, client: RolloutClient, batch: int, ids: Sequence[str], whole: int) -> _Played:
         """Play this rank's rows of the first `whole` questions."""
@@ -287,7 +291,7 @@ class Batches:
         step, size = trainer.state.global_step, self._shape.generations
         kept = self._ranks.gather(played.rows)
         replaced: list[Group] = []
-        drawn = [kept[row : row + size] for row in range(0, len(kept), size)]
+        trained = drawn = [kept[row : row + size] for row in range(0, len(kept), size)]
         if played.groups is not None:
             replaced = self._ranks.gather(played.groups.replaced)
             groups = [*self._ranks.gather(played.groups.kept), *replaced]
@@ -301,11 +305,8 @@ class Batches:
         causes = [e.failure for e in (*kept, *others) if e.outcome is Outcome.FAILED]
         self._failures.add(causes, len(kept) + len(others))
         metrics = {**rollout_metrics(kept, times, step), **drawn_metrics(first), "rollout/replaced": len(replaced)}
-        weights = self._weights if self._adaptive is None else self._adaptive.of(batch)
-        groups_kept = [kept[row : row + size] for row in range(0, len(kept), size)]
-        self.without_signal = fmean(
-            not group_teaches(self._rewards, weights, self._each_counts, group) for group in groups_kept
-        )
+        teaches = self._teaches(batch)
+        self.without_signal = fmean(not teaches(group) for group in trained)
         if self._adaptive is not None:
             weights = self._adaptive.of(batch)
             trainer.reward_weights = torch.tensor(weights, dtype=torch.float32)
