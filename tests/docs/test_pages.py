@@ -143,6 +143,14 @@ def test_every_page_can_be_found_from_the_readme() -> None:
     assert found == set(PAGES)
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_is_as_narrow_as_the_code(page: str) -> None:
+    """Tables apart, which cannot be folded, and what a command printed."""
+    text = re.sub(r"^```.*?^```", lambda fenced: "\n" * fenced[0].count("\n"), PAGES[page], flags=re.M | re.S)
+    lines = enumerate(text.splitlines(), 1)
+    assert not [number for number, line in lines if len(line) > 120 and not line.lstrip().startswith("|")]
+
+
 def test_the_readme_is_short() -> None:
     assert len(README.splitlines()) <= 140
 
