@@ -77,7 +77,7 @@ def play(socket: ClientConnection, question: Question, index: int, mode: AnswerM
 def behaviour(tree: Path, data: str, mode: AnswerMode, every: int) -> dict[str, object]:
     """Play against a server of that checkout; return the hashes and what they cover."""
     questions = load_dataset(data, answer_mode=mode).questions[::every]
-    command = [sys.executable, str(tree / "sqlenv.py"), "serve", "--port", "{port}", "--data", data]
+    command = [sys.executable, "-P", "-m", "sqlenv", "serve", "--port", "{port}", "--data", data]
     digest, replies = hashlib.sha256(), 0
     per_database = {question.db_id: hashlib.sha256() for question in questions}
     with tempfile.TemporaryDirectory() as folder:

@@ -31,7 +31,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # before the script's folder, which hides env_server
 
-from benchmarks.server_process import ROOT, ServerProcess
+from benchmarks.server_process import SQLENV, ServerProcess
 from env_server.data.loading import load_dataset
 from env_server.dataset import Dataset, Split
 from env_server.types import ActionType, SQLAction, SQLObservation
@@ -47,7 +47,7 @@ from trainer.rollout.transcript import TokenBudget
 from trainer.tiny import BASE_CHECKPOINT
 
 LONG_TURNS = 8
-INFERENCE = (sys.executable, str(ROOT / "sqlenv.py"), "inference", "--port", "{port}")
+INFERENCE = (*SQLENV, "inference", "--port", "{port}")
 VLLM_START_S = 900.0
 """Longest start of vLLM: a model may have to be fetched, and graphs captured."""
 

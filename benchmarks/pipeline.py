@@ -25,7 +25,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.engines import INFERENCE, VLLM_START_S
-from benchmarks.server_process import ROOT, ServerProcess
+from benchmarks.server_process import ROOT, SQLENV, ServerProcess
 from trainer.results.run_files import RunFolder
 from trainer.tiny import BASE_CHECKPOINT
 
@@ -62,7 +62,7 @@ def train(args: argparse.Namespace, server: ServerProcess, staleness: int, folde
     }
     switches = ("--use_vllm", "true", "--use_cpu", "true", "--bf16", "false", "--staleness", str(staleness))
     given = [text for name, value in flags.items() for text in (f"--{name}", str(value))]
-    command = [sys.executable, str(ROOT / "sqlenv.py"), "train", *given, *switches, *args.flags]
+    command = [*SQLENV, "train", *given, *switches, *args.flags]
     subprocess.run(on_core(1, command), check=True, cwd=ROOT, stdout=sys.stderr)
     rows = [row for row in RunFolder.open(folder).metrics() if "loss" in row]
     return rows[WARM_UP_STEPS:]

@@ -39,7 +39,7 @@ from benchmarks.real_model_phases import (
 )
 from benchmarks.real_model_recipe import Recipe, RecipeError, read_recipe, words
 from benchmarks.real_model_table import gather, print_tables
-from benchmarks.server_process import ROOT, ServerError, ServerProcess
+from benchmarks.server_process import ROOT, SQLENV, ServerError, ServerProcess
 from env_server.errors import SQLEnvError
 from tests.small_model import SMALL_MODEL
 from trainer.tiny import BASE_CHECKPOINT
@@ -164,7 +164,7 @@ class LazyServer:
     def url(self) -> str:
         """Where it answers. Raises ServerError."""
         if self._process is None:
-            command = [sys.executable, str(ROOT / "sqlenv.py"), "inference", "--port", "{port}", *self._flags]
+            command = [*SQLENV, "inference", "--port", "{port}", *self._flags]
             # The launcher ends its server with itself.
             process = ServerProcess(command, self._log, start_s=SERVER_START_S, before_exec=with_parent(signal.SIGTERM))
             self._process = process.__enter__()

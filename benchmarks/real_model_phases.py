@@ -22,7 +22,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -32,7 +31,7 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter
 
-from benchmarks.server_process import ROOT
+from benchmarks.server_process import SQLENV
 from env_server.errors import SQLEnvError
 from trainer.policy.play_settings import SETTINGS_FILE
 from trainer.results.run_files import RunFolder, read_records
@@ -153,7 +152,7 @@ class Phase:
         log = self.folder / "log.txt"
         with log.open("ab") as said, (self.folder / "printed.txt").open("wb") as printed:
             process = subprocess.Popen(
-                [sys.executable, str(ROOT / "sqlenv.py"), *words],
+                [*SQLENV, *words],
                 stdin=subprocess.DEVNULL,
                 stdout=printed,
                 stderr=said,

@@ -18,7 +18,9 @@ from types import TracebackType
 from benchmarks.load_generator import Load, Outcome, Ready
 
 ROOT = Path(__file__).resolve().parents[1]
-SERVE = (sys.executable, str(ROOT / "sqlenv.py"), "serve", "--port", "{port}")
+SQLENV = (sys.executable, "-m", "sqlenv")
+"""The command, as this checkout has it: run it in ROOT, or with ROOT on PYTHONPATH."""
+SERVE = (*SQLENV, "serve", "--port", "{port}")
 """Our server's command line."""
 START_S = 120.0
 """Longest start: a data set may have to be generated first."""

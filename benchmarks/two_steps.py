@@ -27,10 +27,10 @@ import torch
 import yaml
 from rich.console import Console
 
-import sqlenv
 from benchmarks.engines import INFERENCE, VLLM_START_S
 from benchmarks.server_process import ROOT, SERVE, ServerProcess
 from env_server.errors import SQLEnvError
+from sqlenv import cli
 from trainer.training.arguments import parse_arguments
 from trainer.training.dry_run import dry_run
 from trainer.training.memory import GIB
@@ -107,7 +107,7 @@ def measure(config: Mapping[str, Any], args: argparse.Namespace, folder: Path) -
     with servers(config, model, folder, args.server_gpu) as (found, server):
         flags = run_flags(args.config, model, folder / "run", found)
         planned = dry_run(*parse_arguments([*flags, "--dry_run", "true"]), Console(file=sys.stderr))
-        status = sqlenv.main(["train", *flags])
+        status = cli.main(["train", *flags])
         if status:
             raise SystemExit(status)
         text = (folder / "run" / "metrics.jsonl").read_text(encoding="utf-8")

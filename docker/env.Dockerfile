@@ -15,7 +15,8 @@ WORKDIR /src
 # Before the sources: this layer stays until a requirement changes.
 COPY --from=requirements /src/requirements.txt ./
 RUN pip install -r requirements.txt
-COPY pyproject.toml README.md LICENSE sqlenv.py ./
+COPY pyproject.toml README.md LICENSE ./
+COPY sqlenv sqlenv
 COPY env_server env_server
 RUN pip install --no-deps .
 

@@ -13,7 +13,8 @@ RUN python requirements.py train --only torch > torch.txt && python requirements
 FROM ${PYTHON_IMAGE} AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE sqlenv.py ./
+COPY pyproject.toml README.md LICENSE ./
+COPY sqlenv sqlenv
 COPY env_server env_server
 COPY inference inference
 RUN pip wheel --no-deps --wheel-dir /wheels .

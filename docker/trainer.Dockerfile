@@ -22,7 +22,8 @@ RUN pip install ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} -r torch.txt
 # Before the sources: this layer stays until a requirement changes.
 COPY --from=requirements /src/requirements.txt ./
 RUN pip install -r requirements.txt
-COPY pyproject.toml README.md LICENSE sqlenv.py ./
+COPY pyproject.toml README.md LICENSE ./
+COPY sqlenv sqlenv
 COPY env_server env_server
 COPY inference inference
 COPY trainer trainer

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-import sqlenv
 from env_server.cache import CACHE_VARIABLE
 from env_server.dataset import Dataset
 from env_server.errors import SQLEnvError
+from sqlenv import cli
 
 COMMANDS = (
     "train",
@@ -56,7 +56,7 @@ def small(pets: Dataset, tmp_path: Path) -> str:
 
 def evaluate(capsys: Captured, *flags: str) -> dict[str, Any]:
     """Run `sqlenv evaluate --json` and return the last line of stdout."""
-    assert sqlenv.main(["evaluate", "--json", *flags]) == 0
+    assert cli.main(["evaluate", "--json", *flags]) == 0
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert isinstance(summary, dict)
     return summary
@@ -64,11 +64,11 @@ def evaluate(capsys: Captured, *flags: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"], ["help"]])
 def test_usage(arguments: list[str], capsys: Captured) -> None:
-    assert sqlenv.main(arguments) == 0
+    assert cli.main(arguments) == 0
     out, err = capsys.readouterr()
     assert out.startswith("usage: sqlenv COMMAND")
     assert all(f"\n  {name} " in out for name in COMMANDS)
-    assert set(sqlenv._COMMANDS) == set(COMMANDS)
+    assert set(cli._COMMANDS) == set(COMMANDS)
     assert err == ""
 
 
@@ -81,7 +81,7 @@ def test_an_unknown_command() -> None:
 
 def test_without_the_training_packages_a_command_says_what_to_install() -> None:
     # None in sys.modules is how Python marks what cannot be imported.
-    code = "import sys; sys.modules['torch'] = None; import sqlenv; sys.exit(sqlenv.main(['train']))"
+    code = "import sys; sys.modules['torch'] = None; from sqlenv import cli; sys.exit(cli.main(['train']))"
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert process.returncode == 2
     assert process.stderr == "sqlenv train: torch is not installed; in SQLEnv's folder: pip install -e '.[train]'\n"
@@ -107,7 +107,7 @@ def test_without_the_training_packages_a_command_says_what_to_install() -> None:
 )
 def test_the_help_of_a_command(command: list[str], flag: str, capsys: Captured) -> None:
     with pytest.raises(SystemExit) as stopped:
-        sqlenv.main([*command, "--help"])
+        cli.main([*command, "--help"])
     assert stopped.value.code == 0
     out = capsys.readouterr().out
     assert out.startswith(f"usage: sqlenv {' '.join(command)} ")
@@ -121,17 +121,17 @@ def test_an_expected_error_is_one_line_and_any_other_a_traceback(
         def command(argv: object) -> int:
             raise error
 
-        monkeypatch.setitem(sqlenv._COMMANDS, "data", command)
+        monkeypatch.setitem(cli._COMMANDS, "data", command)
 
     raises(SQLEnvError("broken; do this"))
-    assert sqlenv.main(["data"]) == 2
+    assert cli.main(["data"]) == 2
     assert capsys.readouterr().err == "sqlenv data: broken; do this\n"
     raises(KeyboardInterrupt())
-    assert sqlenv.main(["data"]) == 130
+    assert cli.main(["data"]) == 130
     assert capsys.readouterr().err == "sqlenv data: interrupted\n"
     raises(KeyError("a bug"))
     with pytest.raises(KeyError):
-        sqlenv.main(["data"])
+        cli.main(["data"])
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_a_data_set_that_does_not_exist(
     command: list[str], data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert sqlenv.main([part.format(data) for part in command]) == 2
+    assert cli.main([part.format(data) for part in command]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"sqlenv {command[0]}: ")
     assert data.rpartition(":")[2] in line
@@ -165,13 +165,13 @@ def test_a_data_set_that_does_not_exist(
 )
 def test_what_is_no_policy(missing: bool, words: str, small: str, tmp_path: Path, capsys: Captured) -> None:
     policy = tmp_path / "no" / "policy" if missing else tmp_path
-    assert sqlenv.main(["evaluate", "--policy", str(policy), "--data", small]) == 2
+    assert cli.main(["evaluate", "--policy", str(policy), "--data", small]) == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("sqlenv evaluate: " + words.format(policy))
 
 
 def test_a_folder_that_is_no_run(tmp_path: Path, capsys: Captured) -> None:
-    assert sqlenv.main(["report", str(tmp_path)]) == 2
+    assert cli.main(["report", str(tmp_path)]) == 2
     assert "is not a run" in capsys.readouterr().err
 
 
@@ -196,7 +196,7 @@ def test_a_folder_that_is_no_run(tmp_path: Path, capsys: Captured) -> None:
 )
 def test_values_that_make_no_sense_are_refused_before_the_work(flags: list[str], capsys: Captured) -> None:
     with pytest.raises(SystemExit) as stopped:
-        sqlenv.main(["evaluate", "--policy", "oracle", *flags])
+        cli.main(["evaluate", "--policy", "oracle", *flags])
     assert stopped.value.code == 2
     assert flags[0] in capsys.readouterr().err.splitlines()[-1]
 
@@ -242,7 +242,7 @@ def test_a_question_is_played_several_times_each_time_by_another_seed(
 
 
 def test_without_json_there_is_a_table_alone(small: str, capsys: Captured) -> None:
-    assert sqlenv.main(["evaluate", "--policy", "oracle", "--data", small]) == 0
+    assert cli.main(["evaluate", "--policy", "oracle", "--data", small]) == 0
     out = capsys.readouterr().out
     assert "100.0%" in out
     assert "{" not in out
@@ -258,7 +258,7 @@ def test_without_json_there_is_a_table_alone(small: str, capsys: Captured) -> No
 )
 def test_what_does_not_go_with_one_query_is_refused(flags: tuple[str, ...], complaint: str, capsys: Captured) -> None:
     with pytest.raises(SystemExit) as stopped:
-        sqlenv.main(["evaluate", "--protocol", "text_to_sql", *flags])
+        cli.main(["evaluate", "--protocol", "text_to_sql", *flags])
     assert stopped.value.code == 2
     assert complaint in capsys.readouterr().err
 
@@ -267,7 +267,7 @@ def test_a_policy_is_asked_for_one_query(capsys: Captured, tmp_path: Path) -> No
     """The tiny policy, which has seen no schema in a prompt: it plays its own game, and that is told."""
     kept = tmp_path / "episodes.jsonl"
     flags = ("--policy", TINY, "--episodes", "3", "--few_shot", "1", "--episodes_out", str(kept))
-    assert sqlenv.main(["evaluate", "--protocol", "text_to_sql", "--json", *flags]) == 0
+    assert cli.main(["evaluate", "--protocol", "text_to_sql", "--json", *flags]) == 0
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [json.loads(line)["turns"][0]["action_type"] for line in kept.read_text().splitlines()] == ["QUERY"] * 3
     assert (summary["protocol"], summary["episodes"], summary["mean_steps"] <= 2) == ("text_to_sql", 3, True)
@@ -282,7 +282,7 @@ def test_luck_is_told_where_values_are_answers(small: str, capsys: Captured) -> 
 
 
 def test_it_says_why_episodes_failed_and_how_they_explored(small: str, capsys: Captured) -> None:
-    assert sqlenv.main(["evaluate", "--policy", "random", "--data", small]) == 0
+    assert cli.main(["evaluate", "--policy", "random", "--data", small]) == 0
     out = capsys.readouterr().out
     assert "why random failed" in out
     assert "DESCRIBE before the first QUERY: " in out
@@ -297,7 +297,7 @@ def test_the_oracle_is_right_on_spider(spider_dir: Path, capsys: Captured) -> No
 
 
 def test_a_data_set_can_be_validated(capsys: Captured) -> None:
-    assert sqlenv.main(["data", "validate", "synthetic", "--json"]) == 0
+    assert cli.main(["data", "validate", "synthetic", "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)
     assert summary["problem"] == ""
     assert summary["gold_answers_correct"] == summary["usable"] == summary["questions"] > 3_000
@@ -314,11 +314,11 @@ def test_a_run_that_is_stopped_while_it_is_imported_has_nothing_to_save() -> Non
         "            print('importing', flush=True)\n"
         "            signal.pause()\n"
         "sys.meta_path.insert(0, Slow())\n"
-        "import sqlenv\n"
-        "sys.exit(sqlenv.main(['train']))\n"
+        "from sqlenv import cli\n"
+        "sys.exit(cli.main(['train']))\n"
     )
     with subprocess.Popen(
-        [sys.executable, "-c", program], cwd=Path(sqlenv.__file__).parent, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", program], cwd=Path(cli.__file__).parents[1], stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "importing\n"

@@ -174,14 +174,14 @@ def test_light_modules_stay_light(module: str) -> None:
 
 
 def test_the_usage_needs_no_torch() -> None:
-    code = 'import sys, sqlenv; sqlenv.main([]); print(*{name.partition(".")[0] for name in sys.modules})'
+    code = 'import sys; from sqlenv import cli; cli.main([]); print(*{name.partition(".")[0] for name in sys.modules})'
     assert not loaded_by(code) & set(TRAINING)
 
 
 EVALUATE = """
 import sys
-import sqlenv
-assert sqlenv.main(["evaluate", "--policy", sys.argv[1], "--data", "synthetic", "--episodes", "2"]) == 0
+from sqlenv import cli
+assert cli.main(["evaluate", "--policy", sys.argv[1], "--data", "synthetic", "--episodes", "2"]) == 0
 print(*sorted({name.partition(".")[0] for name in sys.modules}))
 """
 

@@ -210,7 +210,7 @@ def test_a_trainer_outside_the_containers_uses_their_vllm(stack: Stack, tmp_path
     assert docker("port", server).strip() == f"8000/tcp -> 127.0.0.1:{port}"
     flags = ("--config", "configs/tiny.yaml", "--output_dir", str(tmp_path / "run"), "--max_steps", "2", *FLAGS)
     vllm = ("--use_vllm", "true", "--vllm_server_base_url", f"http://127.0.0.1:{port}")
-    command = [sys.executable, "sqlenv.py", "train", *flags, *vllm, "--weight_sync_dir", str(weights)]
+    command = [sys.executable, "-m", "sqlenv", "train", *flags, *vllm, "--weight_sync_dir", str(weights)]
     try:
         subprocess.run(command, cwd=ROOT, check=True)
     finally:

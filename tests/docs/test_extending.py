@@ -18,7 +18,7 @@ from trainer.flags.table import TRAIN_FLAGS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
-CODE = ("env_server", "inference", "trainer", "configs")
+CODE = ("env_server", "inference", "sqlenv", "trainer", "configs")
 SMALL = ("--per_device_train_batch_size", "8", "--gradient_accumulation_steps", "1")
 """A page's training commands play this much, instead of what their config says."""
 
@@ -55,7 +55,6 @@ class Copy:
         self._environment = {**os.environ, "PYTHONPATH": str(tree), CACHE_VARIABLE: str(cache)}
         for name in CODE:
             shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
-        shutil.copy(ROOT / "sqlenv.py", tree)
         for diff in blocks(self._text, "diff"):
             apply(diff, tree)
 

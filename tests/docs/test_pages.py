@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-import sqlenv
 from env_server.cache import CACHE_VARIABLE
 from env_server.client import SyncSQLEnvClient
 from env_server.data.cli.commands import run as run_data
@@ -16,6 +15,7 @@ from env_server.data.loading import load_dataset
 from env_server.dataset import Dataset
 from env_server.environment import SQLEnvironment
 from env_server.factory import EnvironmentFactory
+from sqlenv import cli
 from tests.integration.service import serving
 from trainer.chat.parsing import parse_action
 from trainer.chat.prompts import first_message, observation_message
@@ -38,7 +38,7 @@ ELSEWHERE = {"docker-compose.four-gpus.yml", "exec_eval.py"}
 """Files that a page tells its reader to write, or that are another project's."""
 COMMAND = re.compile(r"(?<![\w.-])sqlenv ([a-z]+)(?: ([a-z]+))?")
 FLAG = re.compile(r"(?<=\s)--[a-z][a-z_]+")
-SOURCES = ("env_server", "inference", "trainer", "benchmarks")
+SOURCES = ("env_server", "inference", "sqlenv", "trainer", "benchmarks")
 FROM_AN_INDEX = re.compile(r"pip install (?:-\S+ )*['\"]?sqlenv\b")
 LINK = re.compile(r"\]\((?!https?:)([^)#]*)(?:#([^)]+))?\)")
 
@@ -82,7 +82,6 @@ def test_the_files_that_a_page_names_exist(page: str) -> None:
 def test_nobody_is_told_to_install_us_from_an_index() -> None:
     """There is no such package: it is installed from its folder."""
     sources = {str(path): path.read_text("utf-8") for name in SOURCES for path in (ROOT / name).rglob("*.py")}
-    sources["sqlenv.py"] = (ROOT / "sqlenv.py").read_text("utf-8")
     assert not [name for name, text in {**PAGES, **sources}.items() if FROM_AN_INDEX.search(text)]
 
 
@@ -94,7 +93,7 @@ def test_the_commands_that_a_page_names_exist(page: str, capsys: pytest.CaptureF
     of_data = set(re.findall(r"^    (\w+) ", listed, re.M))
     assert of_data == {"inspect", "validate", "export", "fetch"}
     for command, subcommand in COMMAND.findall("\n".join(code(PAGES[page]))):
-        assert command in sqlenv._COMMANDS, command
+        assert command in cli._COMMANDS, command
         if command == "data" and subcommand:
             assert subcommand in of_data, subcommand
 
@@ -116,7 +115,7 @@ def test_what_a_page_links_to_is_there(page: str) -> None:
 
 def flags_of(command: str, capsys: pytest.CaptureFixture[str]) -> set[str]:
     with pytest.raises(SystemExit):
-        sqlenv.main([*command.split(), "--help"])
+        cli.main([*command.split(), "--help"])
     return set(re.findall(r"--[a-z][a-z_]+", capsys.readouterr().out))
 
 

@@ -18,10 +18,10 @@ import pytest
 import yaml
 from peft import LoraConfig
 
-import sqlenv
 from inference.launch.launcher import EPILOG, read_arguments
 from inference.launch.plan import Device, Machine, ReplicaPlan, plan
 from inference.launch.process import see_model
+from sqlenv import cli
 from tests.docker.compose import GPU, compose, resolved
 from tests.dry_run import make_checkpoints, standing_in
 from tests.integration.training import surroundings_in
@@ -154,7 +154,7 @@ def dry_run(
         server.model, server.context = str(value(arguments, "--model")), context_of(arguments)
         server.settings = settings_of(arguments)
         ours = ("--model_name_or_path", local(model, models), "--vllm_server_base_url", url, *gpu, "--dry_run")
-        status = sqlenv.main(["train", *run, *ours])
+        status = cli.main(["train", *run, *ours])
     said = capsys.readouterr()
     return status, re.sub(r"[│\s]+", " ", said.out + said.err)
 

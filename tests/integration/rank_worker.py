@@ -20,9 +20,9 @@ from typing import Any
 
 from trl import GRPOTrainer
 
-import sqlenv
 from inference.engine import EngineError, Session
 from inference.hf.engine import HFEngine
+from sqlenv import cli
 from trainer.rollout.client import EpisodeRequest, RolloutClient
 from trainer.rollout.episodes import Episode
 from trainer.stopping import Reaction, StopRequest
@@ -96,7 +96,7 @@ if __name__ == "__main__":
         lose_episodes()
     if how in ("bug", "told") and this == rank:
         in_third_rollout(fail if how == "bug" else have_all_told)
-    status = sqlenv.main(command)
+    status = cli.main(command)
     if how == "told":
         Path(f"status-{this}").write_text(str(status))
     sys.exit(status)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator
@@ -14,7 +13,7 @@ from typing import Any, Protocol
 
 from websockets.sync.client import ClientConnection, connect
 
-from benchmarks.server_process import ROOT, ServerProcess
+from benchmarks.server_process import SQLENV, ServerProcess
 from env_server.dataset import Dataset
 
 WAIT_S = 30.0
@@ -25,7 +24,7 @@ POLL_S = 0.02
 @contextmanager
 def serving(folder: Path, data: Path, *flags: str) -> Iterator[ServerProcess]:
     """Run `sqlenv serve` on a data set for the `with` block; its log is kept in `folder`."""
-    command = [sys.executable, str(ROOT / "sqlenv.py"), "serve", "--port", "{port}", "--data", str(data)]
+    command = [*SQLENV, "serve", "--port", "{port}", "--data", str(data)]
     command += ["--lanes", "1,1", *flags]
     with ServerProcess(command, folder / f"serve-{len(list(folder.glob('serve-*.log')))}.log") as server:
         yield server

@@ -13,8 +13,8 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen3ForCausalLM
 
-import sqlenv
 from env_server.data.loading import load_dataset
+from sqlenv import cli
 from tests.integration.training import save_policy, surroundings_in
 from trainer.policy.loading import load_policy
 from trainer.results.run_files import RunFolder
@@ -61,7 +61,7 @@ def adapter(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(policy: Path, target: Path, *flags: str) -> RunFolder:
-    assert sqlenv.main(["train", "--model_name_or_path", str(policy), "--output_dir", str(target), *FLAGS, *flags]) == 0
+    assert cli.main(["train", "--model_name_or_path", str(policy), "--output_dir", str(target), *FLAGS, *flags]) == 0
     return RunFolder.open(target)
 
 

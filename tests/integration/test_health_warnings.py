@@ -16,7 +16,7 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-import sqlenv
+from sqlenv import cli
 from tests.integration.training import surroundings_in
 from trainer.results.run_files import RunFolder
 from trainer.tiny.tokenizer import build_tokenizer
@@ -142,7 +142,7 @@ def train(random_policy: Callable[..., Qwen3ForCausalLM], tokenizer: PreTrainedT
         tokenizer.save_pretrained(policy)
         command = ["train", "--model_name_or_path", str(policy), "--output_dir", str(output), *FLAGS]
         command += ["--data", str(work / case.data), "--max_steps", str(case.steps), "--learning_rate", case.rate]
-        assert sqlenv.main([*command, "--per_device_train_batch_size", str(case.episodes), *case.flags]) == 0
+        assert cli.main([*command, "--per_device_train_batch_size", str(case.episodes), *case.flags]) == 0
         return RunFolder.open(output)
 
     return run

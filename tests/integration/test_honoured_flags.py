@@ -15,9 +15,9 @@ from transformers import Qwen3ForCausalLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 from trl import GRPOTrainer
 
-import sqlenv
 from benchmarks.server_process import ROOT
 from env_server.cache import CACHE_VARIABLE
+from sqlenv import cli
 from tests.integration.training import save_policy, surroundings_in
 from trainer.results.run_files import RunFolder
 from trainer.training.batches import Batches
@@ -69,7 +69,7 @@ def test_checkpointing_keeps_its_settings_after_a_rollout(
     kwargs = '{"use_reentrant": false, "preserve_rng_state": false}'
     flags = ["--gradient_checkpointing", "true", "--gradient_checkpointing_kwargs", kwargs]
     command = ["train", *FLAGS, *flags, "--model_name_or_path", str(policy), "--output_dir", str(tmp_path / "run")]
-    assert sqlenv.main(command) == 0
+    assert cli.main(command) == 0
     assert seen == [{(True, False)}] * 2, "a rollout switches it off, and on again as it was"
 
 
@@ -90,7 +90,7 @@ def test_what_does_not_fit_the_model_is_one_line(
 ) -> None:
     folder = tmp_path / "run"
     command = ["train", *FLAGS, *flags, "--model_name_or_path", str(policy), "--output_dir", str(folder)]
-    assert sqlenv.main(command) == 2
+    assert cli.main(command) == 2
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith("sqlenv train: ")
     assert complaint in line

@@ -6,12 +6,11 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import urllib.request
 from pathlib import Path
 from typing import IO, Any
 
-from benchmarks.server_process import ROOT, reserved_ports
+from benchmarks.server_process import ROOT, SQLENV, reserved_ports
 from tests.integration.service import until
 from tests.integration.vllm_server import PYTHON, START_S, skip_without_vllm
 
@@ -55,7 +54,7 @@ def engine_of(leader: int) -> int:
 
 def launch(folder: Path, errors: IO[bytes], port: int, *flags: str) -> subprocess.Popen[str]:
     """Start `sqlenv inference`, to be ended by the caller."""
-    command = [sys.executable, str(ROOT / "sqlenv.py"), "inference", "--model", str(BASE), "--python", str(PYTHON)]
+    command = [*SQLENV, "inference", "--model", str(BASE), "--python", str(PYTHON)]
     command += ["--port", str(port), "--log_dir", str(folder), "--cpu_kv_cache_gb", "0.25"]
     command += ["--startup_timeout_s", str(START_S), *flags]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)

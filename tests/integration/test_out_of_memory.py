@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from transformers import Qwen3ForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Model
 
-import sqlenv
 from env_server.data.loading import load_dataset
+from sqlenv import cli
 from tests.integration.training import save_policy, surroundings_in
 from trainer.results.run_files import RunFolder
 
@@ -65,7 +65,7 @@ def test_a_run_that_is_short_of_memory_everywhere_is_the_run_that_never_was(
 
     def train(name: str) -> RunFolder:
         command = ["train", "--model_name_or_path", str(policy), "--output_dir", str(tmp_path / name), *FLAGS]
-        assert sqlenv.main(command) == 0
+        assert cli.main(command) == 0
         return RunFolder.open(tmp_path / name)
 
     whole = train("whole")

@@ -42,6 +42,7 @@ ACCELERATE = [
 ]
 """`--multi_gpu` is accelerate's word for several processes; without it, and without GPUs, it starts one."""
 FORKED = [sys.executable, "-m", "tests.forked_ranks"]
+COMMAND = str(ROOT / "sqlenv" / "__main__.py")
 WORKER = str(Path(__file__).with_name("rank_worker.py"))
 DEADLINE_S = 240.0
 """Far beyond what a run takes, also on a crowded machine, and far below the half hour of a collective."""
@@ -197,7 +198,7 @@ def test_ranks_that_are_told_to_stop_in_a_step_save_it_and_go_on_as_if_they_had_
     for rank in (0, 1):
         assert (folder.path / "checkpoint-2" / f"rng_state_{rank}.pth").exists()
 
-    resumed = launch(folder.path, *flags, "--resume_from_checkpoint", "true", script=(str(ROOT / "sqlenv.py"),))
+    resumed = launch(folder.path, *flags, "--resume_from_checkpoint", "true", script=(COMMAND,))
     assert resumed.status == 0, resumed.errors
     assert folder.episodes_path.read_bytes() == whole[0].episodes_path.read_bytes()
     assert weights_of(folder) == weights_of(whole[0])

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-import sqlenv
 from inference.launch.plan import WeightSyncMode
+from sqlenv import cli
 from tests.integration.exported import answer_in_transformers, answer_in_vllm
 from tests.integration.training import surroundings_in
 from tests.integration.vllm_server import VLLMHandle, mark_weights, vllm_server
@@ -68,7 +68,7 @@ def warmed(work: Path) -> Path:
     flags = ["--use_peft", "true", "--lora_r", "8", "--learning_rate", "2e-3", "--max_episodes", "8", "--seed", "1"]
     size = ["--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "1", "--report_to", "none"]
     command = ["warmup", "--model_name_or_path", str(SMALL_MODEL), "--data", "synthetic", *flags, *size]
-    assert sqlenv.main([*command, "--output_dir", str(work / "warmed")]) == 0
+    assert cli.main([*command, "--output_dir", str(work / "warmed")]) == 0
     return work / "warmed"
 
 
@@ -85,13 +85,13 @@ def trained(warmed: Path, adapters_server: VLLMHandle, work: Path, data: str) ->
     servers = ["--use_vllm", "true", "--vllm_server_base_url", adapters_server.url]
     flags = ["--data", data, "--eval_episodes", "1", "--learning_rate", "1e-4", *GRPO, *servers]
     command = ["train", "--model_name_or_path", str(warmed), "--output_dir", str(work / "trained"), *flags]
-    assert sqlenv.main(command) == 0
+    assert cli.main(command) == 0
     return RunFolder.open(work / "trained")
 
 
 @pytest.fixture(scope="module")
 def exported(trained: RunFolder, work: Path) -> Path:
-    assert sqlenv.main(["export", str(trained.path), "--out", str(work / "exported")]) == 0
+    assert cli.main(["export", str(trained.path), "--out", str(work / "exported")]) == 0
     return work / "exported"
 
 
@@ -113,7 +113,7 @@ def test_it_plays_the_same_episodes_in_both_engines(
     def played(name: str, *flags: str) -> list[str]:
         file = work / f"{name}.jsonl"
         command = ["evaluate", "--policy", str(trained.path), "--episodes", "2", "--episodes_out", str(file)]
-        assert sqlenv.main([*command, *flags]) == 0
+        assert cli.main([*command, *flags]) == 0
         return sorted(file.read_text(encoding="utf-8").splitlines())
 
     in_process = played("hf")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-import sqlenv
+from sqlenv import cli
 from tests.integration.training import surroundings_in
 from trainer.report.report import write_report
 from trainer.results.run_files import RunFolder
@@ -39,7 +39,7 @@ def weights_of(folder: RunFolder) -> list[list[float]]:
 
 
 def test_a_run_that_resumes_weighs_as_the_run_that_was_left_alone(tmp_path: Path) -> None:
-    assert sqlenv.main(["train", "--output_dir", str(tmp_path / "whole"), *FLAGS]) == 0
+    assert cli.main(["train", "--output_dir", str(tmp_path / "whole"), *FLAGS]) == 0
     whole = RunFolder.open(tmp_path / "whole")
     used = weights_of(whole)
     assert used[0] == [1.0, 0.2, 0.2, 0.1]
@@ -55,7 +55,7 @@ def test_a_run_that_resumes_weighs_as_the_run_that_was_left_alone(tmp_path: Path
     for left in ("checkpoint-4", "model"):
         shutil.rmtree(killed / left)
     resumed = ["train", "--output_dir", str(killed), *FLAGS, "--resume_from_checkpoint", "true"]
-    assert sqlenv.main(resumed) == 0
+    assert cli.main(resumed) == 0
     again = RunFolder.open(killed)
     assert weights_of(again) == used
     assert again.episodes_path.read_bytes() == whole.episodes_path.read_bytes()

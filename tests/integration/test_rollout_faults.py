@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.server_process import ROOT, ServerProcess
+from benchmarks.server_process import ROOT, SQLENV, ServerProcess
 from env_server.dataset import Dataset, Split
 from env_server.settings import EnvSettings
 from env_server.types import AnswerMode
@@ -41,9 +40,7 @@ class Restarted:
 
     def __init__(self, data: Path, log: Path, stack: ExitStack) -> None:
         flags = ("--data", str(data), "--lanes", "1,1", "--grace_s", "1")
-        self._server = stack.enter_context(
-            ServerProcess([sys.executable, str(ROOT / "sqlenv.py"), "serve", "--port", "{port}", *flags], log)
-        )
+        self._server = stack.enter_context(ServerProcess([*SQLENV, "serve", "--port", "{port}", *flags], log))
         self._log = log
         self.url = self._server.ws_url
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from transformers import Qwen3ForCausalLM
 
-import sqlenv
 from env_server.data.loading import load_dataset
+from sqlenv import cli
 from tests.integration.training import save_policy, surroundings_in
 from tests.trainer.fake_hub import TOKEN, pointed_at, running_hub
 from trainer.policy.play_settings import SETTINGS_FILE
@@ -63,12 +63,12 @@ def run(base: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 
 def train(base: Path, target: Path, *flags: str) -> int:
-    return sqlenv.main(["train", "--model_name_or_path", str(base), "--output_dir", str(target), *FLAGS, *flags])
+    return cli.main(["train", "--model_name_or_path", str(base), "--output_dir", str(target), *FLAGS, *flags])
 
 
 def evaluate(policy: Path, out: Path, *flags: str) -> list[dict[str, object]]:
     """Return the episodes of `sqlenv evaluate`."""
-    assert sqlenv.main(["evaluate", "--policy", str(policy), "--episodes_out", str(out), *flags]) == 0
+    assert cli.main(["evaluate", "--policy", str(policy), "--episodes_out", str(out), *flags]) == 0
     return [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
 
 
@@ -110,7 +110,7 @@ def test_an_exported_run_plays_as_the_run_does(
     run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "exported"
-    assert sqlenv.main(["export", str(run.path), "--out", str(out)]) == 0
+    assert cli.main(["export", str(run.path), "--out", str(out)]) == 0
     assert f"float32, in {out}" in capsys.readouterr().out.replace("\n", "")
     assert evaluate(out, tmp_path / "e.jsonl") == after(run)
     card = (out / "README.md").read_text(encoding="utf-8")
@@ -125,8 +125,8 @@ def test_an_exported_run_plays_as_the_run_does(
 
 
 def test_an_exported_checkpoint_claims_the_evaluation_after_its_step_alone(run: RunFolder, tmp_path: Path) -> None:
-    assert sqlenv.main(["export", str(run.path / "checkpoint-1"), "--out", str(tmp_path / "exported")]) == 0
-    assert sqlenv.main(["export", str(run.path / "checkpoint-2"), "--out", str(tmp_path / "evaluated")]) == 0
+    assert cli.main(["export", str(run.path / "checkpoint-1"), "--out", str(tmp_path / "exported")]) == 0
+    assert cli.main(["export", str(run.path / "checkpoint-2"), "--out", str(tmp_path / "evaluated")]) == 0
     card, other = ((tmp_path / name / "README.md").read_text(encoding="utf-8") for name in ("exported", "evaluated"))
     assert "**this policy**" not in card
     assert "was not evaluated itself" in card

@@ -20,9 +20,9 @@ import pytest
 import yaml
 from transformers import Trainer
 
-import sqlenv
 from benchmarks.server_process import ROOT
-from tests.integration.test_ranks import DEADLINE_S, FORKED
+from sqlenv import cli
+from tests.integration.test_ranks import COMMAND, DEADLINE_S, FORKED
 from tests.integration.test_training import comparable
 from tests.integration.training import surroundings_in
 from trainer.policy.play_settings import SETTINGS_FILE
@@ -67,7 +67,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from transformers import Trainer
-import sqlenv
+from sqlenv import cli
 
 name, checkpoint, *command = sys.argv[1:]
 step = Trainer.training_step
@@ -79,7 +79,7 @@ def killed(self, *args, **kwargs):
     return step(self, *args, **kwargs)
 
 Trainer.training_step = killed
-sys.exit(sqlenv.main(command))
+sys.exit(cli.main(command))
 """
 """A run that is killed in the step after the first checkpoint of a stage."""
 
@@ -105,7 +105,7 @@ def finished(run: Path) -> list[str]:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The three stages in one go."""
     folder = tmp_path_factory.mktemp("whole")
-    assert sqlenv.main(config(folder)) == 0
+    assert cli.main(config(folder)) == 0
     return folder / "run"
 
 
@@ -169,7 +169,7 @@ def test_a_run_that_is_killed_in_each_stage_ends_as_if_it_had_not_been(
         assert done.returncode == -signal.SIGKILL, done.stderr
         assert len(finished(tmp_path / "run")) == place
         command = [*config(tmp_path), "--resume_from_checkpoint", "true"]
-    assert sqlenv.main(command) == 0
+    assert cli.main(command) == 0
     assert "stage 3 of 3 (all): sqlenv train, going on from checkpoint-1" in capsys.readouterr().out
     assert_the_same(tmp_path / "run", whole)
 
@@ -182,7 +182,7 @@ def test_a_run_that_is_killed_after_its_last_step_takes_no_further_one(whole: Pa
     shutil.rmtree(run / "3-all" / "model")
     for file in ("report.html", "evaluations/after.json"):
         (run / "3-all" / file).unlink()
-    assert sqlenv.main([*config(tmp_path), "--resume_from_checkpoint", "true"]) == 0
+    assert cli.main([*config(tmp_path), "--resume_from_checkpoint", "true"]) == 0
     assert_the_same(run, whole)
 
 
@@ -210,18 +210,18 @@ def test_a_run_that_is_stopped_in_a_stage_saves_its_step_and_goes_on(
     command = config(tmp_path, save_strategy="no")
     for name, step, title in (("1-warmup", 2, "stage 1 of 3 (warmup)"), ("3-all", 1, "stage 3 of 3 (all)")):
         interrupt(name, step)
-        assert sqlenv.main(command) == 0
+        assert cli.main(command) == 0
         *_, saved, last = capsys.readouterr().out.splitlines()
         assert saved.startswith(f"stopped after step {step} of ")
         assert last == f"{title} was stopped; to go on, give the same command with --resume_from_checkpoint true"
         assert [path.name for path in (tmp_path / "run" / name).glob("checkpoint-*")] == [f"checkpoint-{step}"]
         command = [*config(tmp_path, save_strategy="no"), "--resume_from_checkpoint", "true"]
     interrupt("none", 0)
-    assert sqlenv.main(command) == 0
+    assert cli.main(command) == 0
     assert finished(tmp_path / "run") == finished(whole)
     assert [weights(tmp_path / "run" / name) for name in FOLDERS] == [weights(whole / name) for name in FOLDERS]
     assert "the stages of" in capsys.readouterr().out
-    assert sqlenv.main(command) == 0, "there is nothing left to do"
+    assert cli.main(command) == 0, "there is nothing left to do"
 
 
 def test_what_is_finished_stays_what_it_was(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -231,10 +231,10 @@ def test_what_is_finished_stays_what_it_was(whole: Path, tmp_path: Path, capsys:
         (again, "already holds stages"),
         ([*resumed, "--learning_rate", "0.5"], "is finished, with learning_rate 0.0001, and is now to have 0.5"),
     ):
-        assert sqlenv.main(command) == 2
+        assert cli.main(command) == 2
         assert complaint in capsys.readouterr().err
     (tmp_path / "run" / "2-easy").mkdir(parents=True)
-    assert sqlenv.main(config(tmp_path)) == 2
+    assert cli.main(config(tmp_path)) == 2
     assert "2-easy is there, and no " in capsys.readouterr().err
 
 
@@ -248,7 +248,7 @@ def test_all_stages_are_looked_at_before_the_first_one_starts(
         {"kind": "grpo", "name": "wide", "stop_at_success": 0.5},
         {"kind": "grpo", "name": "large", "per_device_train_batch_size": 99_999 * 4},
     ]
-    assert sqlenv.main(config(tmp_path, stages)) == 2
+    assert cli.main(config(tmp_path, stages)) == 2
     (line,) = capsys.readouterr().err.splitlines()
     for complaint in (
         "stage 1 of 5 (warmup): '/no/such/data' names no data set and no folder",
@@ -262,7 +262,7 @@ def test_all_stages_are_looked_at_before_the_first_one_starts(
 
 
 def test_a_dry_run_plans_each_stage_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert sqlenv.main([*config(tmp_path), "--dry_run"]) == 0
+    assert cli.main([*config(tmp_path), "--dry_run"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert said.count("Nothing is in the way of this run.") == 2
     assert "2,871 questions to play" in said
@@ -272,7 +272,7 @@ def test_a_dry_run_plans_each_stage_and_writes_nothing(tmp_path: Path, capsys: p
 def test_a_stage_is_the_command_that_it_stands_for(tmp_path: Path) -> None:
     adapter = {"use_peft": True, "lora_r": 4, "lora_target_modules": ["q_proj", "v_proj"], "max_steps": 1}
     stages: list[dict[str, Any]] = [STAGES[0] | adapter, {"kind": "grpo", "seed": 5, "max_steps": 1}]
-    assert sqlenv.main(config(tmp_path, stages)) == 0
+    assert cli.main(config(tmp_path, stages)) == 0
     plan = read_plan({**SHARED, "stages": stages}, [], known_flags(), "")
     start = str(BASE_CHECKPOINT)
     for stage in plan.stages:
@@ -280,7 +280,7 @@ def test_a_stage_is_the_command_that_it_stands_for(tmp_path: Path) -> None:
         path = tmp_path / "alone.yaml"
         keys = {**stage.keys, "model_name_or_path": start, "output_dir": str(alone)}
         path.write_text(yaml.safe_dump(keys), encoding="utf-8")
-        assert sqlenv.main([stage.kind.command.split()[1], "--config", str(path)]) == 0
+        assert cli.main([stage.kind.command.split()[1], "--config", str(path)]) == 0
         start = str(alone)
         made, own = (weights(folder / stage.folder, "adapter_model") for folder in (tmp_path / "run", tmp_path))
         assert made == own
@@ -295,8 +295,8 @@ def test_a_stage_that_is_good_enough_ends_before_its_steps(
         {"kind": "grpo", "name": "second", "max_steps": 1},
     ]
     interrupt("1-first", 1)  # the evaluation that ends the stage is the first thing that it does when it goes on
-    assert sqlenv.main(config(tmp_path, stages)) == 0
-    assert sqlenv.main([*config(tmp_path, stages), "--resume_from_checkpoint", "true"]) == 0
+    assert cli.main(config(tmp_path, stages)) == 0
+    assert cli.main([*config(tmp_path, stages), "--resume_from_checkpoint", "true"]) == 0
     said = capsys.readouterr().out
     assert "reaches --stop_at_success 0.01: training ends after step 1 of 3" in said
     first, second = (RunFolder.open(tmp_path / "run" / name) for name in ("1-first", "2-second"))
@@ -308,7 +308,7 @@ def test_a_stage_that_is_good_enough_ends_before_its_steps(
 def test_two_ranks_go_from_stage_to_stage_together(tmp_path: Path) -> None:
     stages: list[dict[str, Any]] = [{**STAGES[0], "max_steps": 2}, {**STAGES[1], "max_steps": 1}]
     launched = subprocess.run(
-        [*FORKED, str(ROOT / "sqlenv.py"), *config(tmp_path, stages)],
+        [*FORKED, COMMAND, *config(tmp_path, stages)],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,

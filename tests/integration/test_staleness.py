@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-import sqlenv
 from inference.launch.plan import WeightSyncMode
 from inference.vllm.api import VLLMServer
 from inference.weights.disk import DiskTransport
 from inference.weights.gather import write_checkpoint
+from sqlenv import cli
 from tests.integration.service import until
 from tests.integration.training import surroundings_in
 from tests.integration.vllm_runs import LORA, NO_CHECKPOINTS, command, token_exact
@@ -67,7 +67,7 @@ def test_batches_are_played_ahead_through_evaluations_checkpoints_and_a_restart(
     evaluated = ("--eval_episodes", "8", "--eval_strategy", "steps", "--eval_steps", "2")
     kept = ("--save_strategy", "steps", "--save_steps", "2")
     arguments = command(tmp_path / "run", server.url, *AHEAD, *evaluated, *kept, "--max_steps", "4")
-    assert sqlenv.main(arguments) == 0
+    assert cli.main(arguments) == 0
     folder = RunFolder.open(tmp_path / "run")
     steps = [row for row in folder.metrics() if "loss" in row]
     assert [row["step"] for row in steps] == [1, 2, 3, 4]
@@ -82,13 +82,13 @@ def test_batches_are_played_ahead_through_evaluations_checkpoints_and_a_restart(
 
     resumed = command(tmp_path / "run", server.url, *AHEAD, *evaluated, *kept, "--max_steps", "4")
     checkpoint = tmp_path / "run" / "checkpoint-2"
-    assert sqlenv.main([*resumed, "--resume_from_checkpoint", str(checkpoint)]) == 0
+    assert cli.main([*resumed, "--resume_from_checkpoint", str(checkpoint)]) == 0
     assert episodes_of(RunFolder.open(tmp_path / "run")) == whole, "the batch that was in flight is played again"
 
 
 def test_adapters_arrive_while_episodes_are_in_flight(server: VLLMHandle, tmp_path: Path) -> None:
     flags = (*AHEAD, *NO_CHECKPOINTS, *LORA, "--max_steps", "4", "--weight_sync_pause", "keep")
-    assert sqlenv.main(command(tmp_path / "run", server.url, *flags)) == 0
+    assert cli.main(command(tmp_path / "run", server.url, *flags)) == 0
     steps = RunFolder.open(tmp_path / "run").metrics()
     assert [row["rollout/staleness/max"] for row in steps] == [0, 1, 1, 1]
     assert all(row["rollout/failed"] == 0 for row in steps)
@@ -106,7 +106,7 @@ def test_a_server_that_is_killed_while_the_trainer_computes_gets_the_weights_aga
         server.start()
 
     arguments = command(folder.path, server.url, *AHEAD, *NO_CHECKPOINTS, "--max_steps", "6")
-    assert meanwhile(strike, lambda: sqlenv.main([*arguments, "--vllm_server_timeout", "300"])) == 0
+    assert meanwhile(strike, lambda: cli.main([*arguments, "--vllm_server_timeout", "300"])) == 0
     steps = folder.metrics()
     assert len(steps) == 6
     assert all(row["rollout/failed"] == 0 and row["rollout/staleness/max"] <= 1 for row in steps)
@@ -166,7 +166,7 @@ def test_a_server_that_is_killed_in_the_middle_of_a_push_leaves_nothing_of_it_be
         assert killed.wait(START_S)
         server.start()
 
-    assert meanwhile(restart, lambda: sqlenv.main(arguments)) == 0
+    assert meanwhile(restart, lambda: cli.main(arguments)) == 0
     steps = folder.metrics()
     assert len(steps) == 5
     assert all(token_exact(row) for row in steps)

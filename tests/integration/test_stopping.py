@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 from transformers import Qwen3ForCausalLM
 
-import sqlenv
 import trainer.stopping
+from sqlenv import cli
 from tests.integration.test_training import FLAGS, NO_CHECKPOINTS, STOPPING
 from tests.integration.training import save_policy, surroundings_in
 from trainer.results.run_files import RunFolder
@@ -53,7 +53,7 @@ def train(policy: Path, folder: RunFolder) -> Callable[..., int]:
 
     def run(*flags: str) -> int:
         command = ["train", "--model_name_or_path", str(policy), "--output_dir", str(folder.path)]
-        return sqlenv.main([*command, *FLAGS, *NO_CHECKPOINTS, *flags])
+        return cli.main([*command, *FLAGS, *NO_CHECKPOINTS, *flags])
 
     return run
 

@@ -23,10 +23,10 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import Qwen3ForCausalLM
 
-import sqlenv
 from benchmarks.server_process import ROOT
 from env_server.data.loading import load_dataset
 from env_server.dataset import Dataset, Split
+from sqlenv import cli
 from tests.integration.service import metric, serving, until
 from tests.integration.training import save_policy, surroundings_in
 from trainer.results.metrics import meaning
@@ -77,7 +77,7 @@ def train(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     def run(*flags: str, folder: Path | None = None) -> RunFolder:
         target = folder or tmp_path_factory.mktemp("runs") / "run"
         command = ["train", "--model_name_or_path", str(policy), "--output_dir", str(target), *FLAGS, *flags]
-        assert sqlenv.main(command) == 0
+        assert cli.main(command) == 0
         return RunFolder.open(target)
 
     return run
@@ -152,7 +152,7 @@ def test_the_trace_has_every_episode_and_step(whole: RunFolder, trace: Path, tmp
 
     again = tmp_path / "trace.json"
     model = str(whole.path / "model")
-    assert sqlenv.main(["evaluate", "--policy", model, "--episodes", "4", "--trace", str(again)]) == 0
+    assert cli.main(["evaluate", "--policy", model, "--episodes", "4", "--trace", str(again)]) == 0
     assert len(names(again)) == 4
 
 
@@ -213,7 +213,7 @@ def test_the_run_explains_itself(whole: RunFolder, policy: Path) -> None:
 
 WAITS = """
 import itertools, sys
-import sqlenv
+from sqlenv import cli
 from trainer.rollout.client import RolloutClient
 
 play, rollouts = RolloutClient.play, itertools.count(1)
@@ -226,7 +226,7 @@ async def waiting(self, *args, **kwargs):
     return await play(self, *args, **kwargs)
 
 RolloutClient.play = waiting
-sys.exit(sqlenv.main(sys.argv[1:]))
+sys.exit(cli.main(sys.argv[1:]))
 """
 """A run that waits for a line in its second step; its first rollout is the evaluation before training."""
 
@@ -334,7 +334,7 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(
     whole: RunFolder, policy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["train", "--model_name_or_path", str(policy), "--output_dir", str(whole.path), *FLAGS]
-    assert sqlenv.main(command) == 2
+    assert cli.main(command) == 2
     assert "already holds a run" in capsys.readouterr().err
 
 
@@ -355,7 +355,7 @@ def test_wrong_flags_are_refused_before_anything_is_written(
     flags: tuple[str, ...], complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ("--output_dir", str(tmp_path / "run"), "--use_cpu", "true", "--bf16", "false", *flags)
-    assert sqlenv.main(["train", *flags]) == 2
+    assert cli.main(["train", *flags]) == 2
     assert complaint in capsys.readouterr().err.splitlines()[-1]
     assert not (tmp_path / "run").exists()
 
@@ -368,7 +368,7 @@ def test_a_data_set_that_does_not_fill_one_step_is_refused(
     question = {"question": "How many pets are there?", "sql": "SELECT COUNT(*) FROM pets", "database": "pets"}
     (tmp_path / "shop" / "questions.json").write_text(json.dumps([question]))
     command = ["train", *FLAGS, "--model_name_or_path", str(policy), "--data", str(tmp_path / "shop")]
-    assert sqlenv.main([*command, "--output_dir", str(tmp_path / "run")]) == 2
+    assert cli.main([*command, "--output_dir", str(tmp_path / "run")]) == 2
     assert "one step plays 2 questions, and the data set has 1 for training" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
@@ -378,5 +378,5 @@ def test_a_folder_that_cannot_be_made_is_named(
 ) -> None:
     (tmp_path / "file").touch()
     command = ["train", "--model_name_or_path", str(policy), "--output_dir", str(tmp_path / "file" / "run"), *FLAGS]
-    assert sqlenv.main(command) == 2
+    assert cli.main(command) == 2
     assert f"--output_dir {tmp_path / 'file' / 'run'}: Not a directory" in capsys.readouterr().err

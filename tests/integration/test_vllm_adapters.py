@@ -20,7 +20,6 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-import sqlenv
 from benchmarks.server_process import reserved_ports
 from inference.engine import Sampling
 from inference.launch.plan import WeightSyncMode
@@ -28,6 +27,7 @@ from inference.vllm.api import ReplicaRejectedError, VLLMServer
 from inference.weights.gather import adapter_weights
 from inference.weights.lora import KEPT, LoraTransport
 from inference.weights.transport import WeightSyncError
+from sqlenv import cli
 from tests.integration.training import surroundings_in
 from tests.integration.vllm_runs import LORA, NO_CHECKPOINTS, command, token_exact
 from tests.integration.vllm_server import VLLMHandle, mark_weights, vllm_server
@@ -84,7 +84,7 @@ async def api(server: VLLMHandle) -> AsyncIterator[VLLMServer]:
 
 
 def evaluate(policy: Path | str, *flags: str) -> int:
-    return sqlenv.main(["evaluate", "--policy", str(policy), "--episodes", "24", "--max_turn_length", "64", *flags])
+    return cli.main(["evaluate", "--policy", str(policy), "--episodes", "24", "--max_turn_length", "64", *flags])
 
 
 def on(server: VLLMHandle) -> tuple[str, ...]:
@@ -144,10 +144,10 @@ def test_no_server_is_said_at_once(capsys: Captured, tmp_path: Path) -> None:
 
 
 def test_an_adapter_is_pushed_alone_and_goes_on_being_trained(server: VLLMHandle, tmp_path: Path) -> None:
-    assert sqlenv.main(command(tmp_path / "run", server.url, *NO_CHECKPOINTS, *LORA)) == 0
+    assert cli.main(command(tmp_path / "run", server.url, *NO_CHECKPOINTS, *LORA)) == 0
     again = ("--model_name_or_path", str(tmp_path / "run"), "--max_steps", "1", "--eval_episodes", "0")
     # Two adapters beside each other: the one that is trained, and the KL term's.
-    assert sqlenv.main(command(tmp_path / "again", server.url, *NO_CHECKPOINTS, *again, "--beta", "0.1")) == 0
+    assert cli.main(command(tmp_path / "again", server.url, *NO_CHECKPOINTS, *again, "--beta", "0.1")) == 0
     steps = [row for name in ("run", "again") for row in RunFolder.open(tmp_path / name).metrics()]
     assert len(steps) == 4
     assert all(token_exact(row) and row["grad_norm"] > 0 for row in steps)

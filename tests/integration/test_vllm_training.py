@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 from trl import GRPOConfig, GRPOTrainer
 
-import sqlenv
-from benchmarks.server_process import ROOT
 from env_server.data.loading import load_dataset
 from env_server.dataset import Split
+from sqlenv import cli
 from tests.integration.service import until
 from tests.integration.training import surroundings_in
 from tests.integration.vllm_runs import FLAGS, LORA, NO_CHECKPOINTS, command, token_exact
@@ -63,7 +62,7 @@ def well(server: VLLMHandle) -> VLLMHandle:
 @pytest.fixture
 def train(well: VLLMHandle, tmp_path: Path) -> Train:
     def run(*flags: str, folder: str = "run", urls: str = "") -> RunFolder:
-        assert sqlenv.main(command(tmp_path / folder, urls or well.url, *flags)) == 0
+        assert cli.main(command(tmp_path / folder, urls or well.url, *flags)) == 0
         return RunFolder.open(tmp_path / folder)
 
     return run
@@ -85,7 +84,7 @@ def test_before_any_update_vllm_plays_as_hugging_face_does(train: Train, tmp_pat
     folder = train(*NO_CHECKPOINTS, "--max_steps", "1")
     local = tmp_path / "local"
     flags = [*FLAGS, *NO_CHECKPOINTS, "--max_steps", "1", "--output_dir", str(local)]
-    assert sqlenv.main(["train", *flags]) == 0
+    assert cli.main(["train", *flags]) == 0
     ours, theirs = folder.evaluation_episodes("before"), RunFolder.open(local).evaluation_episodes("before")
     assert [each.turns for each in ours] == [each.turns for each in theirs]
 
@@ -107,7 +106,7 @@ def test_the_only_server_is_killed_and_restarted_and_training_goes_on(well: VLLM
         well.start()
 
     arguments = command(folder.path, well.url, *NO_CHECKPOINTS, "--eval_episodes", "0", "--max_steps", "6")
-    assert meanwhile(strike, lambda: sqlenv.main([*arguments, "--vllm_server_timeout", "300"])) == 0
+    assert meanwhile(strike, lambda: cli.main([*arguments, "--vllm_server_timeout", "300"])) == 0
     steps = folder.metrics()
     assert len(steps) == 6
     assert all(token_exact(row) and row["rollout/failed"] == 0 for row in steps), "on the right weights"
@@ -124,7 +123,7 @@ def test_a_server_that_never_comes_back_stops_the_run_and_its_checkpoint_resumes
         well.kill()
 
     arguments = command(folder.path, well.url, *flags, "--max_steps", "50", "--vllm_server_timeout", "3")
-    assert meanwhile(strike, lambda: sqlenv.main(arguments)) == 2
+    assert meanwhile(strike, lambda: cli.main(arguments)) == 2
     said = capsys.readouterr().err.strip().splitlines()[-1]
     assert said.startswith("sqlenv train: ")
     assert "within 3 s (--vllm_server_timeout)" in said
@@ -133,7 +132,7 @@ def test_a_server_that_never_comes_back_stops_the_run_and_its_checkpoint_resumes
     well.start()
     steps = str(done + 1)
     resumed = command(folder.path, well.url, *flags, "--max_steps", steps, "--resume_from_checkpoint", "true")
-    assert sqlenv.main(resumed) == 0
+    assert cli.main(resumed) == 0
     assert [row["step"] for row in folder.metrics()] == list(range(1, done + 2))
     assert all(token_exact(row) for row in folder.metrics())
 
@@ -181,7 +180,7 @@ def test_a_stock_trainer_trains_on_rows_of_servers(well: VLLMHandle, tmp_path: P
 
 def test_two_ranks_share_one_server(well: VLLMHandle, tmp_path: Path) -> None:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    launch += [str(ROOT / "sqlenv.py")]
+    launch += ["-m", "sqlenv"]
     flags = ("--max_steps", "20", "--per_device_train_batch_size", "4", "--eval_episodes", "8")
     arguments = command(tmp_path / "run", well.url, *NO_CHECKPOINTS, *flags, "--ddp_find_unused_parameters", "false")
     with (tmp_path / "output").open("w") as output:
@@ -213,13 +212,13 @@ def test_two_ranks_share_one_server(well: VLLMHandle, tmp_path: Path) -> None:
 def test_flags_that_cannot_work_are_refused_before_anything_is_written(
     flags: tuple[str, ...], complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert sqlenv.main(command(tmp_path / "run", "http://127.0.0.1:9", *flags)) == 2
+    assert cli.main(command(tmp_path / "run", "http://127.0.0.1:9", *flags)) == 2
     assert complaint in capsys.readouterr().err.splitlines()[-1]
     assert not (tmp_path / "run").exists()
 
 
 def test_a_server_that_is_not_there_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = command(tmp_path / "run", "http://127.0.0.1:9", "--eval_episodes", "0", "--vllm_server_timeout", "1")
-    assert sqlenv.main(arguments) == 2
+    assert cli.main(arguments) == 2
     said = capsys.readouterr().err.splitlines()[-1]
     assert "no inference server took the weights within 1 s" in said

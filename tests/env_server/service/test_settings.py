@@ -13,10 +13,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-import sqlenv
 from env_server.service.settings import PREFIX, ServiceSettings, SettingsError, is_loopback, read_settings
 from env_server.settings import EnvSettings, RewardSettings
 from env_server.types import AnswerMode
+from sqlenv import cli
 
 ROOT = Path(__file__).parents[3]
 TOKEN = "correct-horse-battery-staple"
@@ -109,7 +109,7 @@ def test_the_cache_may_be_at_home(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_a_wrong_value_is_one_line_and_status_2(flags: list[str], line: str, capsys: Captured) -> None:
-    assert sqlenv.main(["serve", *flags]) == 2
+    assert cli.main(["serve", *flags]) == 2
     assert capsys.readouterr() == ("", f"sqlenv serve: {line}\n")
 
 
@@ -176,7 +176,7 @@ def test_the_resolved_settings_say_everything_but_the_token(monkeypatch: pytest.
 
 def test_the_help_teaches(capsys: Captured) -> None:
     with pytest.raises(SystemExit) as stopped:
-        sqlenv.main(["serve", "--help"])
+        cli.main(["serve", "--help"])
     assert stopped.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
     assert text.startswith("usage: sqlenv serve ")
@@ -191,19 +191,20 @@ def test_the_help_teaches(capsys: Captured) -> None:
 
 def test_a_flag_that_does_not_exist(capsys: Captured) -> None:
     with pytest.raises(SystemExit) as stopped:
-        sqlenv.main(["serve", "--prot", "1"])
+        cli.main(["serve", "--prot", "1"])
     assert stopped.value.code == 2
     assert "unrecognized arguments: --prot 1" in capsys.readouterr().err
 
 
 WITHOUT_PACKAGES = """
-import os, sys, sqlenv
+import os, sys
+from sqlenv import cli
 
-for package in sqlenv.SERVE_PACKAGES:
+for package in cli.SERVE_PACKAGES:
     pid = os.fork()
     if pid == 0:
         sys.modules[package] = None  # which is how Python marks what cannot be imported
-        os._exit(sqlenv.main(["serve", "--port", "0"]))
+        os._exit(cli.main(["serve", "--port", "0"]))
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 2
 """
 
@@ -214,7 +215,7 @@ def test_without_the_serving_packages_it_says_what_to_install() -> None:
         0,
         [
             f"sqlenv serve: {package} is not installed; in SQLEnv's folder: pip install -e '.[serve]'"
-            for package in sqlenv.SERVE_PACKAGES
+            for package in cli.SERVE_PACKAGES
         ],
     )
 

@@ -8,14 +8,14 @@ from importlib.util import find_spec
 import pytest
 from transformers.integrations.integration_utils import get_available_reporting_integrations
 
-import sqlenv
+from sqlenv import cli
 from trainer.flags.combinations import context_advice, farming_advice, length_advice
 
 NOWHERE = ["--use_cpu", "true", "--model_name_or_path", "nowhere", "--data", "/no/such/data"]
 
 
 def said(capsys: pytest.CaptureFixture[str], *flags: str, command: str = "train") -> list[str]:
-    assert sqlenv.main([command, *NOWHERE, "--output_dir", "nowhere", *flags]) == 2
+    assert cli.main([command, *NOWHERE, "--output_dir", "nowhere", *flags]) == 2
     return [line.removeprefix(f"sqlenv {command}: ") for line in capsys.readouterr().err.splitlines()]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from trl import GRPOConfig, ModelConfig, SFTConfig
 
-import sqlenv
+from sqlenv import cli
 from trainer.config import ConfigError, SQLEnvArguments, WarmupArguments
 from trainer.flags.defaults import Machine, train_defaults, warmup_defaults
 from trainer.flags.given import read_given
@@ -77,7 +77,7 @@ def value_of(command: str, name: str) -> str:
 
 def said(capsys: pytest.CaptureFixture[str], command: str, flags: Sequence[str]) -> list[str]:
     """The lines on stderr of a command that ends with status 2."""
-    assert sqlenv.main([command, "--use_cpu", "true", *NOWHERE[command], *flags]) == 2
+    assert cli.main([command, "--use_cpu", "true", *NOWHERE[command], *flags]) == 2
     return capsys.readouterr().err.splitlines()
 
 

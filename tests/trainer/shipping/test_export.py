@@ -17,9 +17,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
 
-import sqlenv
 from env_server.errors import SQLEnvError
 from env_server.types import AnswerMode
+from sqlenv import cli
 from tests.integration.exported import scripts
 from trainer.policy.play_settings import SETTINGS_FILE, PlaySettings
 from trainer.shipping.export import ExportError, export
@@ -79,7 +79,7 @@ def test_a_full_checkpoint_keeps_its_weights_and_how_it_is_played(
 ) -> None:
     source = checkpoint()
     (tmp_path / "out").mkdir()
-    assert sqlenv.main(["export", str(source), "--out", str(tmp_path / "out")]) == 0
+    assert cli.main(["export", str(source), "--out", str(tmp_path / "out")]) == 0
     before, after = weights(source), weights(tmp_path / "out")
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-import sqlenv
+from sqlenv import cli
 from trainer.simulation.presets import PRESETS
 
 Captured = pytest.CaptureFixture[str]
@@ -16,7 +16,7 @@ QUICK = ("--episodes", "60", "--turns", "2", "--max_concurrency", "16")
 
 
 def simulate(capsys: Captured, *flags: str) -> dict[str, Any]:
-    assert sqlenv.main(["simulate", "--json", *flags]) == 0
+    assert cli.main(["simulate", "--json", *flags]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert isinstance(found, dict)
     return found
@@ -41,12 +41,12 @@ def test_a_target_is_sized(capsys: Captured) -> None:
 
 
 def test_it_says_where_its_numbers_come_from(capsys: Captured) -> None:
-    assert sqlenv.main(["simulate", *QUICK, "--preset", "gpu-1.5b"]) == 0
+    assert cli.main(["simulate", *QUICK, "--preset", "gpu-1.5b"]) == 0
     out = capsys.readouterr().out
     assert "a guess, not measured" in out
     assert "first: " in out
     with pytest.raises(SystemExit):
-        sqlenv.main(["simulate", "--help"])
+        cli.main(["simulate", "--help"])
     shown = " ".join(capsys.readouterr().out.split())
     assert all(name in shown for name in PRESETS)
 
@@ -65,10 +65,10 @@ def test_it_says_where_its_numbers_come_from(capsys: Captured) -> None:
 )
 def test_flags_that_make_no_sense_are_refused(flags: list[str], capsys: Captured) -> None:
     with pytest.raises(SystemExit) as stopped:
-        sqlenv.main(["simulate", *flags])
+        cli.main(["simulate", *flags])
     assert stopped.value.code == 2
 
 
 def test_what_is_no_run_is_one_line(tmp_path: Path, capsys: Captured) -> None:
-    assert sqlenv.main(["simulate", "--like", str(tmp_path)]) == 2
+    assert cli.main(["simulate", "--like", str(tmp_path)]) == 2
     assert "is not a run" in capsys.readouterr().err

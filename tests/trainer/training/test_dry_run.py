@@ -19,8 +19,8 @@ from peft import LoraConfig
 from transformers import AutoConfig
 from trl import GRPOConfig
 
-import sqlenv
 from inference.launch.plan import WeightSyncMode
+from sqlenv import cli
 from tests.dry_run import MODELS, StandIn, make_checkpoints, standing_in
 from tests.integration.service import serving
 from tests.integration.training import surroundings_in
@@ -52,7 +52,7 @@ def plan(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest
 
     def run(*flags: str) -> tuple[int, str, str]:
         output = () if "--output_dir" in flags else ("--output_dir", str(tmp_path / "new" / "run"))
-        status = sqlenv.main(["train", *output, *flags, "--dry_run"])
+        status = cli.main(["train", *output, *flags, "--dry_run"])
         said = capsys.readouterr()
         assert not (tmp_path / "new").exists(), "a dry run writes nothing"
         return status, re.sub(r"[│\s]+", " ", said.out), said.err.removeprefix("sqlenv train: ")

@@ -22,7 +22,6 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM, TrainerControl
 from trl import SFTConfig, SFTTrainer
 
-import sqlenv
 import trainer.warmup.data
 import trainer.warmup.warmup
 from env_server.cache import CACHE_VARIABLE
@@ -31,6 +30,7 @@ from env_server.environment import SQLEnvironment
 from env_server.types import AnswerMode, SQLAction
 from inference.adapters import Place, find_policy
 from inference.engine import Completion, FinishReason, Sampling
+from sqlenv import cli
 from trainer.chat.format import ChatFormat, Conversation
 from trainer.policy.loading import load_policy
 from trainer.policy.play_settings import SETTINGS_FILE, saved_play
@@ -194,7 +194,7 @@ def cache(generated_cache: Path) -> Iterator[None]:
 
 
 def warm_up(target: Path, *flags: str) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerBase]:
-    assert sqlenv.main(["warmup", *ON_CPU, *FEW, "--output_dir", str(target), *flags]) == 0
+    assert cli.main(["warmup", *ON_CPU, *FEW, "--output_dir", str(target), *flags]) == 0
     return load_policy(str(target))
 
 
@@ -276,7 +276,7 @@ def test_what_a_policy_played_right_is_learned(cache: None, tmp_path: Path, caps
     """A round of rejection sampling: play training questions, then learn from what was right and nothing else."""
     base, file = str(BASE_CHECKPOINT), tmp_path / "episodes.jsonl"
     sampling = ("--split", "train", "--episodes", "4", "--samples", "6", "--temperature", "1", "--seed", "1")
-    assert sqlenv.main(["evaluate", "--policy", base, *sampling, "--episodes_out", str(file)]) == 0
+    assert cli.main(["evaluate", "--policy", base, *sampling, "--episodes_out", str(file)]) == 0
     played = [json.loads(line) for line in file.read_text().splitlines()]
     right = {each["question_id"] for each in played if each["outcome"] == "correct"}
     assert right
@@ -330,6 +330,6 @@ def test_generation_stops_where_turns_end(random_policy: Callable[..., Qwen3ForC
 def test_wrong_flags_are_one_line(
     cache: None, flags: tuple[str, ...], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert sqlenv.main(["warmup", *ON_CPU, *flags]) == 2
+    assert cli.main(["warmup", *ON_CPU, *flags]) == 2
     *_, line = capsys.readouterr().err.splitlines()
     assert complaint in line

@@ -93,11 +93,12 @@ def hub() -> Iterator[Hub]:
 
 
 PROGRAM = """
-import contextlib, io, json, sys, sqlenv
+import contextlib, io, json, sys
+from sqlenv import cli
 for argv in json.loads(sys.argv[1]):
     out, error = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
-        status = sqlenv.main(["data", "fetch", *argv])
+        status = cli.main(["data", "fetch", *argv])
     print(json.dumps([status, out.getvalue(), error.getvalue()]))
 """
 

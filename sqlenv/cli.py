@@ -168,6 +168,3 @@ _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "serve": _serve,
     "data": _data,
 }
-
-if __name__ == "__main__":
-    sys.exit(main())
