@@ -19,6 +19,7 @@ from typing import Any
 from huggingface_hub import hf_hub_download
 
 from inference.engine import EngineError
+from inference.missing import why_not_there
 
 ADAPTER_CONFIG = "adapter_config.json"
 CONFIG = "config.json"
@@ -84,9 +85,10 @@ class NamedPolicy:
 def find_policy(name: str, revision: str | None = None) -> NamedPolicy:
     """Return what the name stands for; `revision` is of what is named, on the Hub. Raises PolicyNameError.
 
-    A name that is no folder, and of which the Hub knows no adapter, is taken for a checkpoint on the Hub: whoever loads
-    it finds out.
+    A name that is no folder, and of which the Hub knows no adapter, is taken for a checkpoint on the Hub.
     """
+    if not Path(name).is_dir() and (reason := why_not_there(name, revision, (CONFIG, ADAPTER_CONFIG))) is not None:
+        raise PolicyNameError(reason)
     place = Place(_folder_of_run(name), revision)
     config = _read(place, ADAPTER_CONFIG)
     if config is None:

@@ -31,6 +31,7 @@ from trl.trainer.utils import create_model_from_path
 
 from env_server.errors import SQLEnvError
 from inference.adapters import NamedPolicy, PolicyNameError, find_policy
+from inference.missing import hint
 
 ADAPTER_NAME = "default"
 """What PEFT and TRL call the adapter that is trained."""
@@ -162,5 +163,7 @@ def _loading(policy: NamedPolicy) -> Iterator[None]:
             raise PolicyError(
                 f"the policy {policy.name!r}, an adapter on {policy.base.location!r}, cannot be loaded: {text}"
             ) from error
-        where = "is not a checkpoint" if Path(policy.name).is_dir() else "is no folder here, and no model on the Hub"
+        where = "is not a checkpoint"
+        if not Path(policy.name).is_dir():
+            where = f"is no folder here, and no model on the Hub{hint(policy.name)}"
         raise PolicyError(f"the policy {policy.name!r} {where}: {text}") from error
