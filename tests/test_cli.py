@@ -55,9 +55,12 @@ def small(pets: Dataset, tmp_path: Path) -> str:
 
 
 def evaluate(capsys: Captured, *flags: str) -> dict[str, Any]:
-    """Run `sqlenv evaluate --json` and return the last line of stdout."""
+    """Run `sqlenv evaluate --json` and return what is on stdout: one object, on one line."""
     assert cli.main(["evaluate", "--json", *flags]) == 0
-    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    out, err = capsys.readouterr()
+    assert out.count("\n") == 1
+    assert "95% interval" in err, "the tables are for a person"
+    summary = json.loads(out)
     assert isinstance(summary, dict)
     return summary
 
@@ -268,7 +271,7 @@ def test_a_policy_is_asked_for_one_query(capsys: Captured, tmp_path: Path) -> No
     kept = tmp_path / "episodes.jsonl"
     flags = ("--policy", TINY, "--episodes", "3", "--few_shot", "1", "--episodes_out", str(kept))
     assert cli.main(["evaluate", "--protocol", "text_to_sql", "--json", *flags]) == 0
-    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    summary = json.loads(capsys.readouterr().out)
     assert [json.loads(line)["turns"][0]["action_type"] for line in kept.read_text().splitlines()] == ["QUERY"] * 3
     assert (summary["protocol"], summary["episodes"], summary["mean_steps"] <= 2) == ("text_to_sql", 3, True)
     assert sum(summary["failure_kinds"].values()) == 3 - summary["successes"]

@@ -141,7 +141,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--max_concurrency", type=_positive, default=64, help="episodes in flight")
     parser.add_argument("--trace", metavar="FILE", help=TRACE_HELP)
     parser.add_argument("--trust_remote_code", action="store_true", help="run code that comes with the policy")
-    parser.add_argument("--json", action="store_true", help="end with one JSON object on the last line of stdout")
+    parser.add_argument("--json", action="store_true", help="print one JSON object on stdout, and the tables on stderr")
     parser.add_argument(
         "--episodes_out",
         metavar="FILE.jsonl",

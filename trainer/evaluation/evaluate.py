@@ -157,7 +157,7 @@ def _plain(instance: Any) -> Any:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Evaluate as the flags say; print the table, and the JSON line when asked."""
+    """Evaluate as the flags say; print the tables, and with --json one object on stdout and the tables on stderr."""
     parser = build_parser()
     args = parser.parse_args(argv)
     check(parser, args)
@@ -204,7 +204,7 @@ def run(argv: Sequence[str]) -> int:
     records = [record(episode) for episode in episodes]
     summary = summarize(records, excluded_by_reason(dataset))
     rows = [(args.policy, summary)]
-    out = Console()
+    out = Console(stderr=args.json)
     title = f"{chosen.data}, split {args.split.value}" + (", text to SQL" if baseline else "")
     out.print(summary_table(rows, title), difficulty_table(rows))
     if summary.successes < summary.episodes:

@@ -73,7 +73,7 @@ def build_parser() -> argparse.ArgumentParser:
         "(default: the run's, else no batches)")  # fmt: skip
     add("--target_episodes_per_second", type=above_zero, metavar="N", help="look for what reaches this")
     add("--seed", type=int, default=0)
-    add("--json", action="store_true", help="end with one JSON object on the last line of stdout")
+    add("--json", action="store_true", help="print one JSON object on stdout, and the text on stderr")
     engine = parser.add_argument_group("inference servers").add_argument
     engine("--replicas", type=positive, default=1, help="default: 1")
     engine("--max_sequences", type=positive, help="requests that a replica decodes at once")

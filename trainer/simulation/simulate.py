@@ -58,14 +58,14 @@ class Rehearsed:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Rehearse as the flags say; print the tables, and the JSON line when asked."""
+    """Rehearse as the flags say; print the tables, and with --json one object on stdout and the tables on stderr."""
     parser = build_parser()
     args = parser.parse_args(argv)
     if args.like and args.measure:
         parser.error("--like and --measure both say how fast the servers are: choose one")
     if args.target_episodes_per_second and args.env != SIMULATED:
         parser.error("--target_episodes_per_second looks for a number of environment servers: leave --env out")
-    console, out = Console(stderr=True), Console()
+    console, out = Console(stderr=True), Console(stderr=args.json)
     past = PastRun.read(args.like) if args.like else None
     policy = args.policy or (past.setting("model_name_or_path", None) if past else None) or str(BASE_CHECKPOINT)
     chat = ChatFormat(_tokenizer(policy))

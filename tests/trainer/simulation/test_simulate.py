@@ -17,7 +17,7 @@ QUICK = ("--episodes", "60", "--turns", "2", "--max_concurrency", "16")
 
 def simulate(capsys: Captured, *flags: str) -> dict[str, Any]:
     assert cli.main(["simulate", "--json", *flags]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    found = json.loads(capsys.readouterr().out)
     assert isinstance(found, dict)
     return found
 
