@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import json
 import socket
 import ssl
 
@@ -22,7 +23,7 @@ async def fetch_ready(server: Server, token: str | None, timeout_s: float) -> Re
     """Ask the server. Raises ClientError; ProtocolError where it is some other kind of server."""
     try:
         async with asyncio.timeout(timeout_s):
-            status, body = await asyncio.to_thread(_get, server, token, timeout_s)
+            status, body = await asyncio.to_thread(_get, server, "/ready", token, timeout_s)
     except TimeoutError as error:
         raise DeadlineError(server.name, f"no answer to GET /ready in {timeout_s:g} s") from error
     except OSError as error:
@@ -30,6 +31,12 @@ async def fetch_ready(server: Server, token: str | None, timeout_s: float) -> Re
     except http.client.HTTPException as error:
         raise ProtocolError(server.name, f"its answer to GET /ready is not HTTP: {error!r}") from error
     if status == 404:
+        if await _is_inference(server, token, timeout_s):
+            raise ProtocolError(
+                server.name,
+                "it is a server of `sqlenv inference`, which --vllm_server_base_url takes; --env wants one of "
+                "`sqlenv serve`",
+            )
         raise ProtocolError(server.name, "it has no GET /ready, so it is no SQLEnv server, or its path is wrong")
     # A server that drains says so with 503 and the same body.
     if status not in (200, 503):
@@ -42,7 +49,18 @@ async def fetch_ready(server: Server, token: str | None, timeout_s: float) -> Re
         raise ProtocolError(server.name, "it is no SQLEnv server: its GET /ready says something else") from error
 
 
-def _get(server: Server, token: str | None, timeout_s: float) -> tuple[int, bytes]:
+async def _is_inference(server: Server, token: str | None, timeout_s: float) -> bool:
+    """Whether it lists models, as vLLM does."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            status, body = await asyncio.to_thread(_get, server, "/v1/models", token, timeout_s)
+        listed = json.loads(body)
+    except (TimeoutError, OSError, http.client.HTTPException, ValueError):
+        return False
+    return status == 200 and isinstance(listed, dict) and "data" in listed
+
+
+def _get(server: Server, path: str, token: str | None, timeout_s: float) -> tuple[int, bytes]:
     """One GET over a connection of its own, to the very address: `http.client` would look the name up again."""
     connection = http.client.HTTPConnection(server.netloc)
     try:
@@ -50,7 +68,7 @@ def _get(server: Server, token: str | None, timeout_s: float) -> tuple[int, byte
         headers = {"Host": server.netloc, "Connection": "close"}
         if token:
             headers["Authorization"] = f"Bearer {token}"
-        connection.request("GET", f"{server.path}/ready", headers=headers)
+        connection.request("GET", f"{server.path}{path}", headers=headers)
         response = connection.getresponse()
         return response.status, response.read(MAX_BYTES)
     finally:

@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from inference.launch.plan import Device, LaunchError, LaunchSettings, WeightSyncMode, plan
+from inference.launch.plan import PORT, Device, LaunchError, LaunchSettings, WeightSyncMode, plan
 from inference.launch.process import PYTHON_VARIABLE, find_python, see_machine, see_model
 from inference.launch.supervisor import Supervision, Supervisor, say
 
@@ -120,7 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--device", choices=(AUTO, *Device), default=AUTO, help="auto: what the vLLM found is built for")
     add("--replicas", type=int, default=1, metavar="N", help="servers, on N ports and N GPUs (default: 1)")
     add("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine only)")
-    add("--port", type=int, default=8000, help="port of the first replica; the next ones count up (default: 8000)")
+    add("--port", type=int, default=PORT, help=f"port of the first replica; the next ones count up (default: {PORT})")
     add("--trusted_network", action="store_true", help="only the trainer can reach --host: allow one beyond loopback")
     add(
         "--weight_sync",

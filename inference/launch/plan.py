@@ -39,6 +39,8 @@ CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 CPU_STEP_TOKENS = 2_048
 """How many tokens a step computes at most, unless the context is longer; vLLM's default on a CPU."""
 
+PORT = 8_001
+"""Where servers are looked for and started by default: beside an environment server, which has 8000."""
 LAST_PORT = 65_535
 
 FLOAT32 = ("float32", "float")
@@ -86,7 +88,7 @@ class LaunchSettings:
     weight_sync: WeightSyncMode | None = None
     replicas: int = 1
     host: str = "127.0.0.1"
-    port: int = 8000
+    port: int = PORT
     trusted_network: bool = False
     share_gpu: bool = False
     gpu_memory_utilization: float | None = None

@@ -23,6 +23,9 @@ from inference.engine import EngineError, FinishReason, Sampling
 NEW_PROCESS = "default"
 """The weight version of a server that nobody has pushed to."""
 
+OPENENV_HEALTH = {"status": "healthy"}
+"""What environment servers answer to GET /health, where vLLM answers with nothing."""
+
 _BUSY = frozenset((429, 503))
 _SHOWN_CHARS = 300
 """Of an error's text."""
@@ -93,7 +96,17 @@ class VLLMServer:
 
     async def served_model(self) -> ServedModel:
         """Return the base model that the server serves. Raises ReplicaError."""
-        for card in await self._cards():
+        try:
+            cards = await self._cards()
+        except ReplicaRejectedError as error:
+            if await self._call("GET", "/health") != OPENENV_HEALTH:
+                raise
+            raise ReplicaRejectedError(
+                self.url,
+                "it is an environment server of `sqlenv serve`, which --env takes; --vllm_server_base_url wants one of "
+                "`sqlenv inference`",
+            ) from error
+        for card in cards:
             if not card.get("parent"):
                 return ServedModel(card["id"], int(card["max_model_len"]))
         raise ReplicaRejectedError(self.url, "it serves no model")

@@ -26,9 +26,9 @@ def split_urls(text: str) -> tuple[str, ...]:
     for url in urls:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.netloc or parts.path or parts.query:
-            raise ValueError(f"{url!r} is not the base URL of a server; write it as http://host:8000")
+            raise ValueError(f"{url!r} is not the base URL of a server; write it as http://host:8001")
     if not urls:
-        raise ValueError("no server is named; write http://host:8000, several separated by commas")
+        raise ValueError("no server is named; write http://host:8001, several separated by commas")
     return urls
 
 

@@ -32,7 +32,7 @@ TINY = "trainer/tiny/base"
 ON_CPU = Machine("python", (), Device.CPU, cores=2)
 ON_GPUS = Machine("python", (), Device.CUDA, gpus=("0", "1"), cores=16)
 GIB = 2**30
-DEFAULT_URL = "http://127.0.0.1:8000"
+DEFAULT_URL = "http://127.0.0.1:8001"
 """Whom a run asks that names no server: TRL's port, on this machine."""
 OVERHEAD_GIB = 1.5
 """What vLLM needs beside weights, keys and values: CUDA's context, activations of a step, captured graphs. Assumed."""

@@ -203,7 +203,7 @@ def test_two_ranks_share_one_server(well: VLLMHandle, tmp_path: Path) -> None:
     ("flags", "complaint"),
     [
         (("--vllm_mode", "colocate"), "start `sqlenv inference"),
-        (("--vllm_server_base_url", "localhost:8000"), "http://host:8000"),
+        (("--vllm_server_base_url", "localhost:8000"), "http://host:8001"),
         (("--weight_sync", "pigeon"), "--weight_sync must be one of"),
         (("--weight_sync", "lora"), "--use_peft"),
         (("--weight_sync", "nccl"), "the trainer has none"),

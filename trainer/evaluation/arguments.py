@@ -13,6 +13,7 @@ from env_server.data.loading import SYNTAX
 from env_server.dataset import Split
 from env_server.errors import SQLEnvError
 from env_server.types import AnswerMode
+from inference.launch.plan import PORT
 from trainer.config import (
     ACTION_FORMAT_HELP,
     ENV_HELP,
@@ -29,7 +30,7 @@ from trainer.rollout.environments import LOCAL
 from trainer.rollout.text_to_sql import TEXT_TO_SQL_STEPS
 
 SCRIPTED = ("random", "oracle")
-VLLM_URL = "http://127.0.0.1:8000"
+VLLM_URL = f"http://127.0.0.1:{PORT}"
 """Where `sqlenv inference` serves, if it is not told otherwise."""
 
 PROTOCOL_HELP = (

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from inference.launch.plan import PORT
+
 EPISODES_PER_STEP = 64
 """Eight questions with eight episodes each: enough groups with both rights and wrongs in them, on any machine."""
 WARMUP_EPISODES_PER_STEP = 16
@@ -101,6 +103,8 @@ def train_defaults(given: Mapping[str, Any], machine: Machine) -> dict[str, Any]
         "hub_strategy": "end",
         # Servers are the only way here.
         "vllm_mode": "server",
+        # TRL's is that of environment servers here.
+        "vllm_server_port": PORT,
         # TRL's default masks a whole sequence whose ratio is large, and so silently drops the long episodes.
         "vllm_importance_sampling_mode": "token_truncate",
         # A step takes from seconds to minutes; each is worth a line.

@@ -41,7 +41,7 @@ examples:
   sqlenv simulate --preset gpu-1.5b --replicas 4 --replica_uptime_s 600      a replica dies every few minutes
   sqlenv simulate --env ws://host:8000,ws://other:8000 --episodes 500        can these servers keep up?
   sqlenv simulate --like runs/first --max_concurrency 256                    the run's episodes, with more in flight
-  sqlenv simulate --measure http://127.0.0.1:8000 --policy MODEL             after: sqlenv inference --model MODEL
+  sqlenv simulate --measure http://127.0.0.1:8001 --policy MODEL             after: sqlenv inference --model MODEL
 
 how to read it: a part that is used to more than 85% is what limits the rest, and waits for it grow without bound.
 If none is, the episodes in flight are the limit (--max_concurrency), or the batches are (--batch): each waits for

@@ -65,6 +65,31 @@ def test_nobody_there(server: PlayingServer) -> None:
         fetch(server.url)
 
 
+MODELS = b'{"object":"list","data":[{"id":"m","object":"model","owned_by":"vllm"}]}'
+
+
+@pytest.mark.parametrize(
+    ("models", "said"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(MODELS), MODELS), "a server of `sqlenv inference`"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", "no GET /ready"),
+        (b"", "no GET /ready"),
+    ],
+)
+async def test_a_server_that_generates_is_told_from_others(models: bytes, said: str) -> None:
+    replies = {b"/ready": b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", b"/v1/models": models}
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        writer.write(replies[head.split()[1]])
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as listening:
+        port = listening.sockets[0].getsockname()[1]
+        with pytest.raises(ProtocolError, match=said):
+            await fetch_ready(Server("ws", "127.0.0.1", port), None, 30.0)
+
+
 async def answering(reply: bytes, timeout_s: float) -> None:
     """Ask a server that answers with these bytes, and never ends the connection."""
     asked: list[asyncio.StreamWriter] = []

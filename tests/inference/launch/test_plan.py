@@ -252,10 +252,10 @@ def test_a_host_that_others_can_reach_has_to_be_vouched_for(host: str) -> None:
 @pytest.mark.parametrize(
     ("host", "url"),
     [
-        ("127.0.0.1", "http://127.0.0.1:8000"),
-        ("127.0.0.9", "http://127.0.0.9:8000"),
-        ("localhost", "http://localhost:8000"),
-        ("::1", "http://[::1]:8000"),
+        ("127.0.0.1", "http://127.0.0.1:8001"),
+        ("127.0.0.9", "http://127.0.0.9:8001"),
+        ("localhost", "http://localhost:8001"),
+        ("::1", "http://[::1]:8001"),
     ],
 )
 def test_loopback_needs_no_word(host: str, url: str) -> None:
@@ -263,8 +263,8 @@ def test_loopback_needs_no_word(host: str, url: str) -> None:
 
 
 def test_every_interface_is_asked_for_health_on_this_machine() -> None:
-    assert one(LaunchSettings("m", host="0.0.0.0", trusted_network=True)).url == "http://127.0.0.1:8000"
-    assert one(LaunchSettings("m", host="::", trusted_network=True)).url == "http://[::1]:8000"
+    assert one(LaunchSettings("m", host="0.0.0.0", trusted_network=True)).url == "http://127.0.0.1:8001"
+    assert one(LaunchSettings("m", host="::", trusted_network=True)).url == "http://[::1]:8001"
 
 
 @pytest.mark.parametrize(

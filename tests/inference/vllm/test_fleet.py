@@ -79,7 +79,7 @@ def test_pauses_are_bounded_and_positive(failures: int, jitter: float) -> None:
 def test_urls_are_split_and_checked() -> None:
     assert split_urls("http://a:1, http://b:2/,http://a:1") == ("http://a:1", "http://b:2")
     for wrong in ("a:8000", "http://a:1/v1", "ws://a:1", "http://a:1?x=1"):
-        with pytest.raises(ValueError, match="http://host:8000"):
+        with pytest.raises(ValueError, match="http://host:8001"):
             split_urls(wrong)
     with pytest.raises(ValueError, match="no server is named"):
         split_urls(" , ")

@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trl import GRPOConfig, ModelConfig, SFTConfig
 
+from env_server.service.settings import ServiceSettings
+from inference.launch.launcher import read_arguments
 from trainer.config import SQLEnvArguments
 from trainer.flags.defaults import EPISODES_PER_STEP, Machine, train_defaults, warmup_defaults
 from trainer.training.arguments import parse_arguments, parse_warmup_arguments
@@ -82,6 +84,11 @@ def test_who_sets_the_step_gets_it(name: str) -> None:
 def test_who_sets_epochs_gets_no_number_of_steps_beside_it() -> None:
     assert chosen(A100)["max_steps"] > 0
     assert chosen(A100, num_train_epochs=1.0)["max_steps"] == -1
+
+
+def test_servers_are_looked_for_where_they_are_started_and_that_is_no_environment_servers_port() -> None:
+    launched, _ = read_arguments(["--model", "m"])
+    assert chosen(A100)["vllm_server_port"] == launched.port != ServiceSettings.model_fields["port"].default
 
 
 @pytest.mark.parametrize(("name", "folder"), [("a/b/c/", "c"), ("Qwen/Qwen3-0.6B", "Qwen3-0.6B")])
