@@ -43,16 +43,24 @@ _REAL = re.compile(
 )
 
 
+def read_records(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield the records as they are written, the header first, each with its first line. Raises DataError.
+
+    One that is not as wide as the header is among them.
+    """
+    yield from _records(path, delimiter_of(path))
+
+
 def read_csv(path: Path, name: str) -> SourceTable:
     """Look through the whole file once and return it as a table. Raises DataError."""
-    delimiter = _delimiter(path)
+    delimiter = delimiter_of(path)
     records = _records(path, delimiter)
     first = next(records, None)
     if first is None:
         raise DataError(f"{path} is empty. Its first line must name the columns")
     headers = first[1]
     found = [_Inference() for _ in headers]
-    for _, cells in _checked(path, records, len(headers)):
+    for _, cells in of_width(path, records, len(headers)):
         for inference, cell in zip(found, cells, strict=True):
             inference.add(cell)
     columns = tuple(
@@ -63,7 +71,7 @@ def read_csv(path: Path, name: str) -> SourceTable:
     def rows() -> Iterator[Row]:
         convert = [_CONVERTERS[column.type] for column in columns]
         again = islice(_records(path, delimiter), 1, None)
-        for line, cells in _checked(path, again, len(columns)):
+        for line, cells in of_width(path, again, len(columns)):
             try:
                 yield tuple(to_value(cell) for to_value, cell in zip(convert, cells, strict=True))
             except ValueError as error:
@@ -121,7 +129,7 @@ _CONVERTERS: dict[ColumnType, Callable[[str], SQLValue]] = {
 }
 
 
-def _checked(path: Path, records: Iterator[tuple[int, list[str]]], width: int) -> Iterator[tuple[int, list[str]]]:
+def of_width(path: Path, records: Iterator[tuple[int, list[str]]], width: int) -> Iterator[tuple[int, list[str]]]:
     """Pass on the records; raises DataError at one that is not `width` cells wide."""
     for line, cells in records:
         if len(cells) != width:
@@ -153,7 +161,7 @@ def _records(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
         raise cannot_read(path, error) from error
 
 
-def _delimiter(path: Path) -> str:
+def delimiter_of(path: Path) -> str:
     """Return the delimiter that splits the first records evenly, into as many cells as possible."""
     if path.suffix.lower() == ".tsv":
         return "\t"

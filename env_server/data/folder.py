@@ -3,10 +3,12 @@
     shop.sqlite, crm.db, ...          SQLite files; each is a database that is called like its file
     orders.csv, items.parquet, ...    CSV, TSV and Parquet files; together they are one database, called like the folder
     questions.json or .jsonl          {"question": "How many orders are there?", "sql": "SELECT COUNT(*) FROM orders"}
+    questions.csv                     the same as a table: a column `question`, a column `sql`, and so on
+    keys.toml                         primary and foreign keys of the tables beside it (`env_server.data.keys`)
 
 Databases may also lie in folders inside: SQLite files as above, and the tables of each such folder make one database
-that is called like it. Tables are imported once (`env_server.data.tabular`). The questions are in the one `.json` or
-`.jsonl` file there, or in the one that is called questions. A question may also have
+that is called like it. Tables are imported once (`env_server.data.tabular`). Which files hold the questions:
+`env_server.data.question_files`. A question may also have
 
     database    its database; needed when there are several
     id          its name; else its file and its place in it, as in questions-0007 (counted from 0)
@@ -27,7 +29,8 @@ from pathlib import Path
 
 from env_server.data.bird import BIRD
 from env_server.data.database_files import DATABASE_SUFFIXES, file_problem, is_database_name, visible
-from env_server.data.json_files import JsonFile, kind_of, read_json_file
+from env_server.data.json_files import QuestionFile, kind_of
+from env_server.data.question_files import OPTIONAL_KEYS, REQUIRED_KEYS, is_question_table, read_question_files
 from env_server.data.raw import RawDataset, RawQuestion
 from env_server.data.source_table import is_text
 from env_server.data.spider import SPIDER
@@ -36,10 +39,9 @@ from env_server.data.tabular import TABLE_SUFFIXES, import_tables, is_table_file
 from env_server.dataset import Split
 from env_server.errors import DataError
 
-QUESTIONS_STEM = "questions"
-QUESTION_SUFFIXES = (".json", ".jsonl")
-_SUGGESTED = f"{QUESTIONS_STEM}.jsonl"
 _LISTED = 8
+Place = tuple[QuestionFile, int]
+"""A question's file, and its place in it."""
 _SPLITS = {"": None, "train": Split.TRAIN, "eval": Split.EVAL}
 
 
@@ -48,22 +50,20 @@ def read_folder(folder: Path, cache_dir: Path) -> RawDataset:
 
     Raises DataError, naming the file, the line and the fix, when something is missing or wrong.
     """
-    if not folder.is_dir():
-        what = "is a file. Give the folder that holds it" if folder.exists() else "is not a folder"
-        raise DataError(f"{folder} {what}")
-    _refuse_benchmarks(folder)
-    named = folder if folder.name not in ("", "..") else folder.resolve()
-    name = named.name or "data"
-    sources = _find_sources(folder, name)
-    file = read_json_file(_question_file(folder))
-    if not file.entries:
-        raise DataError(f'{file.path} holds no question. Add some: {{"question": "...", "sql": "SELECT ..."}}')
-    questions = [_question(file, index, sources) for index in range(len(file.entries))]
-    _refuse_repeated_ids(file, questions)
-    questions = _split(file, questions)
+    sources = find_sources(folder)
+    questions = read_questions(folder, sources)
     used = dict.fromkeys(question.db_id for question in questions)
     databases = {db_id: sources.usable[db_id].path(cache_dir) for db_id in used}
-    return RawDataset(name, tuple(questions), databases)
+    return RawDataset(sources.name, tuple(questions), databases)
+
+
+def read_questions(folder: Path, sources: Sources) -> list[RawQuestion]:
+    """Read the questions about the databases of a folder, in the order of their files. Raises DataError."""
+    files = read_question_files(folder)
+    places = [(file, index) for file in files for index in range(len(file.entries))]
+    questions = [_question(file, index, sources) for file, index in places]
+    _refuse_repeated_ids(places, questions)
+    return _split(places, questions)
 
 
 def _refuse_benchmarks(folder: Path) -> None:
@@ -75,7 +75,7 @@ def _refuse_benchmarks(folder: Path) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Source:
+class Source:
     """One database: a SQLite file, or the files of its tables."""
 
     name: str
@@ -89,23 +89,31 @@ class _Source:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sources:
-    """The databases of a folder by name, and why others cannot be used."""
+class Sources:
+    """The databases of a folder by name, and why others cannot be used; `name` is the data set's."""
 
-    usable: Mapping[str, _Source]
+    name: str
+    usable: Mapping[str, Source]
     broken: Mapping[str, str]
 
 
-def _find_sources(folder: Path, name: str) -> _Sources:
-    """Raises DataError when two databases have one name, and when there is none that can be used."""
+def find_sources(folder: Path) -> Sources:
+    """Find the databases. Raises DataError for no folder, two databases of one name, and none that can be used."""
+    if not folder.is_dir():
+        what = "is a file. Give the folder that holds it" if folder.exists() else "is not a folder"
+        raise DataError(f"{folder} {what}")
+    _refuse_benchmarks(folder)
+    named = folder if folder.name not in ("", "..") else folder.resolve()
+    name = named.name or "data"
     groups = [(name, folder), *((inner.name, inner) for inner in visible(folder) if inner.is_dir())]
-    usable: dict[str, _Source] = {}
+    usable: dict[str, Source] = {}
     broken: dict[str, str] = {}
     for group, place in groups:
         files = [file for file in visible(place) if file.is_file()]
-        sources = [_Source(file.stem, (file,)) for file in files if is_database_name(file)]
-        tables = tuple(file for file in files if is_table_file(file))
-        for source in (*sources, *([_Source(group, tables)] if tables else [])):
+        sources = [Source(file.stem, (file,)) for file in files if is_database_name(file)]
+        asked = [file for file in files if place == folder and is_question_table(file)]
+        tables = tuple(file for file in files if is_table_file(file) and file not in asked)
+        for source in (*sources, *([Source(group, tables)] if tables else [])):
             if problem := _problem(source):
                 broken[source.name] = problem
             elif source.name in usable:
@@ -116,41 +124,24 @@ def _find_sources(folder: Path, name: str) -> _Sources:
     if not usable:
         wanted = f"Put SQLite files ({', '.join(DATABASE_SUFFIXES)}) or tables ({', '.join(TABLE_SUFFIXES)}) there"
         raise DataError(next(iter(broken.values()), f"{folder} holds no database. {wanted}"))
-    return _Sources(usable, broken)
+    return Sources(name, usable, broken)
 
 
-def _problem(source: _Source) -> str:
+def _problem(source: Source) -> str:
     first = source.files[0]
     if not is_text(source.name):
         return f"{str(first)!r}: a database cannot be called so, the name is not Unicode. Rename it"
     return file_problem(first) if is_database_name(first) else ""
 
 
-def _question_file(folder: Path) -> Path:
-    """Raises DataError when there is no question file, or no telling which it is."""
-    files = [file for file in visible(folder) if file.is_file() and file.suffix.lower() in QUESTION_SUFFIXES]
-    chosen = files if len(files) == 1 else [file for file in files if file.stem.lower() == QUESTIONS_STEM]
-    if len(chosen) == 1:
-        return chosen[0]
-    if files:
-        names = ", ".join(file.name for file in files[:_LISTED])
-        raise DataError(
-            f"{folder} holds {len(files)} JSON files ({names}). Call the one with the questions {_SUGGESTED}"
-        )
-    raise DataError(
-        f'{folder} holds no questions. Write {_SUGGESTED} with lines like {{"question": "How many orders are there?", '
-        '"sql": "SELECT COUNT(*) FROM orders"}'
-    )
-
-
-def _question(file: JsonFile, index: int, sources: _Sources) -> RawQuestion:
+def _question(file: QuestionFile, index: int, sources: Sources) -> RawQuestion:
     """Read one question. Its split is ALL where it states none."""
     entry = file.entries[index]
     if "sql" not in entry:
         for key, benchmark in (("query", "spider"), ("SQL", "bird")):
             if key in entry and "db_id" in entry:
                 raise file.error(index, f"is written as {benchmark}'s questions are", f"Load it as {benchmark}:PATH")
-    text = file.strings(index, ("question", "sql"), ("database", "evidence", "split"))
+    text = file.strings(index, REQUIRED_KEYS, [key for key in OPTIONAL_KEYS if key != "id"])
     if text["split"] not in _SPLITS:
         raise file.error(index, f'"split" is {text["split"]!r}', 'Make it "train" or "eval"')
     return RawQuestion(
@@ -163,7 +154,7 @@ def _question(file: JsonFile, index: int, sources: _Sources) -> RawQuestion:
     )
 
 
-def _id(file: JsonFile, index: int) -> str:
+def _id(file: QuestionFile, index: int) -> str:
     given = file.entries[index].get("id")
     if isinstance(given, int) and not isinstance(given, bool):
         return str(given)
@@ -172,7 +163,7 @@ def _id(file: JsonFile, index: int) -> str:
     return file.strings(index, (), ("id",))["id"] or f"{file.path.stem}-{index:04d}"
 
 
-def _db_id(file: JsonFile, index: int, named: str, sources: _Sources) -> str:
+def _db_id(file: QuestionFile, index: int, named: str, sources: Sources) -> str:
     known = list(sources.usable)
     listed = ", ".join(known[:_LISTED]) + (", ..." if len(known) > _LISTED else "")
     if not named:
@@ -188,24 +179,28 @@ def _db_id(file: JsonFile, index: int, named: str, sources: _Sources) -> str:
     return named
 
 
-def _refuse_repeated_ids(file: JsonFile, questions: Sequence[RawQuestion]) -> None:
-    first: dict[str, int] = {}
-    for index, question in enumerate(questions):
+def _refuse_repeated_ids(places: Sequence[Place], questions: Sequence[RawQuestion]) -> None:
+    first: dict[str, Place] = {}
+    for (file, index), question in zip(places, questions, strict=True):
         if question.question_id in first:
-            line = file.line(first[question.question_id])
-            problem = f"the id {question.question_id!r} is also that of the question on line {line}"
+            earlier, place = first[question.question_id]
+            where = "" if earlier is file else f" of {earlier.path.name}"
+            problem = (
+                f"the id {question.question_id!r} is also that of the question on line {earlier.line(place)}{where}"
+            )
             raise file.error(index, problem, "Give each question an id of its own, or none of them any")
-        first[question.question_id] = index
+        first[question.question_id] = (file, index)
 
 
-def _split(file: JsonFile, questions: Sequence[RawQuestion]) -> list[RawQuestion]:
+def _split(places: Sequence[Place], questions: Sequence[RawQuestion]) -> list[RawQuestion]:
     """Return the questions, each TRAIN or EVAL. Raises DataError when only some state it."""
     silent = [index for index, question in enumerate(questions) if question.split is Split.ALL]
     if not silent:
         return list(questions)
     if len(silent) < len(questions):
         problem = 'the key "split" is missing, though other questions have it'
-        raise file.error(silent[0], problem, "Give it to every question, or to none")
+        file, index = places[silent[0]]
+        raise file.error(index, problem, "Give it to every question, or to none")
     by_database = split_databases({question.db_id for question in questions})
     if len(by_database) > 1:
         splits = [by_database[question.db_id] for question in questions]

@@ -19,8 +19,8 @@ _BLANK = " \t\r\n"
 
 
 @dataclass(frozen=True)
-class JsonFile:
-    """The questions of one file."""
+class QuestionFile:
+    """The questions of one file, as objects of JSON, each with its line."""
 
     path: Path
     entries: Sequence[dict[str, Any]]
@@ -48,7 +48,7 @@ class JsonFile:
         return {key: entry[key] for key in required} | {key: (entry.get(key) or "").strip() for key in optional}
 
 
-def read_json_file(path: Path) -> JsonFile:
+def read_json_file(path: Path) -> QuestionFile:
     """Read a file of objects. Raises DataError when it cannot be read, is not UTF-8, not JSON or of another shape."""
     text = _read_text(path)
     lines: list[int] | None = None
@@ -60,7 +60,7 @@ def read_json_file(path: Path) -> JsonFile:
         value = _parse(path, text, 1)
         if not isinstance(value, list):
             raise DataError(f"{path}, line 1: holds {kind_of(value)}, not a list of questions. Wrap it in [ ]")
-    file = JsonFile(path, value, text, lines)
+    file = QuestionFile(path, value, text, lines)
     for index, entry in enumerate(value):
         if not isinstance(entry, dict):
             raise file.error(index, f"is {kind_of(entry)}, not an object")

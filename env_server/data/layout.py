@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from env_server.data.database_files import file_problem, find_databases, folder_levels
-from env_server.data.json_files import JsonFile, read_json_file
+from env_server.data.json_files import QuestionFile, read_json_file
 from env_server.data.raw import RawDataset, RawQuestion
 from env_server.data.splits import split_databases
 from env_server.dataset import Split
@@ -101,7 +101,7 @@ def _questions(layout: Layout, file: Path) -> Iterator[RawQuestion]:
         )
 
 
-def _numbers(layout: Layout, file: JsonFile) -> Sequence[int]:
+def _numbers(layout: Layout, file: QuestionFile) -> Sequence[int]:
     """Return each question's number in the file's own count, or else in ours."""
     places = range(len(file.entries))
     given = [entry.get(layout.id_key) for entry in file.entries]

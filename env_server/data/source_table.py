@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -102,16 +102,25 @@ def key_column(table: SourceTable) -> str | None:
     return None
 
 
-def create_statement(table: SourceTable, key: str | None) -> str:
-    """Return the CREATE TABLE statement. Raises DataError when there are more columns than a table can have."""
+def create_statement(table: SourceTable, key: str | None, parents: Mapping[str, tuple[str, str]] | None = None) -> str:
+    """Return the CREATE TABLE statement. Raises DataError when there are more columns than a table can have.
+
+    `parents`: for a column that is a foreign key, the table and the column that it refers to.
+    """
     if len(table.columns) > MAX_COLUMNS:
         count = len(table.columns)
         raise DataError(f"{table.path} has {count} columns; a table can have {MAX_COLUMNS}. Split the file")
     columns = ", ".join(
-        f"{quote_identifier(column.name)} {column.type}" + (" PRIMARY KEY" if column.name == key else "")
+        f"{quote_identifier(column.name)} {column.type}"
+        + (" PRIMARY KEY" if column.name == key else "")
+        + _reference((parents or {}).get(column.name))
         for column in table.columns
     )
     return f"CREATE TABLE {quote_identifier(table.name)} ({columns})"
+
+
+def _reference(parent: tuple[str, str] | None) -> str:
+    return f" REFERENCES {quote_identifier(parent[0])}({quote_identifier(parent[1])})" if parent else ""
 
 
 def insert_statement(table: SourceTable) -> str:
