@@ -35,13 +35,13 @@ from benchmarks.real_model_phases import (
     train,
     warm_up,
     with_parent,
-    write_whole,
 )
 from benchmarks.real_model_recipe import Recipe, RecipeError, read_recipe, words
 from benchmarks.real_model_table import gather, print_tables
 from benchmarks.server_process import ROOT, SQLENV, ServerError, ServerProcess
 from env_server.errors import SQLEnvError
 from tests.small_model import SMALL_MODEL
+from trainer.results.json_writing import replace_json
 from trainer.tiny import BASE_CHECKPOINT
 
 RECIPE = Path("configs/real-model/recipe.yaml")
@@ -180,7 +180,7 @@ def same_as_before(folder: Path, asked: Mapping[str, Any]) -> None:
     """Keep what was asked for, or check that it is what the folder was begun with. Raises RecipeError."""
     path = folder / "asked.json"
     if not path.is_file():
-        write_whole(path, asked)
+        replace_json(path, asked)
         return
     before = json.loads(path.read_bytes())
     if changed := [name for name in asked if before.get(name) != json.loads(json.dumps(asked[name]))]:
@@ -232,7 +232,7 @@ def main() -> int:
     result = {"benchmark": "real_model", **asked, "device": args.device, **gather(folder, experiment.finished)}
     after, before = (result["policies"][name]["success_rate"] for name in ("after_grpo", "zero_shot"))
     result["ratio"] = after / before if before else None
-    write_whole(folder / "result.json", result)
+    replace_json(folder / "result.json", result)
     with (folder / "table.txt").open("w", encoding="utf-8") as file_of_table:
         for shown in (console, Console(file=file_of_table, width=WIDTH)):
             print_tables(result, shown)

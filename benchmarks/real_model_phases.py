@@ -34,6 +34,7 @@ from pydantic import TypeAdapter
 from benchmarks.server_process import SQLENV
 from env_server.errors import SQLEnvError
 from trainer.policy.play_settings import SETTINGS_FILE
+from trainer.results.json_writing import replace_json
 from trainer.results.run_files import RunFolder, read_records
 from trainer.rollout.episodes import EpisodeRecord
 from trainer.training.arguments import last_checkpoint
@@ -81,13 +82,6 @@ def with_parent(number: signal.Signals) -> Callable[[], None]:
     return before_exec
 
 
-def write_whole(path: Path, value: Any) -> None:
-    """Write JSON, atomically."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-    temporary.replace(path)
-
-
 class Phase:
     """One phase's folder."""
 
@@ -111,7 +105,7 @@ class Phase:
     def finish(self, **made: Any) -> Finished:
         """Say that it is finished."""
         finished = Finished(seconds=round(self.seconds, 1), **made)
-        write_whole(self.folder / "finished.json", asdict(finished))
+        replace_json(self.folder / "finished.json", asdict(finished))
         return finished
 
     @property
@@ -183,7 +177,7 @@ class Phase:
         checkpoint = self.checkpoint
         if checkpoint != self._checkpoint:
             self._checkpoint, self._saved = checkpoint, self.seconds
-        write_whole(self._clock, {"seconds": self.seconds, "saved": self._saved})
+        replace_json(self._clock, {"seconds": self.seconds, "saved": self._saved})
 
 
 def trained_minutes(run: Path, up_to: int | None = None) -> float:
@@ -220,7 +214,7 @@ def evaluate(phase: Phase, words: Sequence[str]) -> Finished:
     phase.out.mkdir(exist_ok=True)
     episodes = phase.out / "episodes.jsonl"
     phase.run(["evaluate", *words, "--json", "--episodes_out", str(episodes)])
-    write_whole(phase.out / "summary.json", json.loads(phase.printed.strip().splitlines()[-1]))
+    replace_json(phase.out / "summary.json", json.loads(phase.printed.strip().splitlines()[-1]))
     return phase.finish(**tokens_played(read_records(episodes)))
 
 

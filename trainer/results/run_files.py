@@ -12,17 +12,16 @@
 
 Promises:
 
-1. A line is on its way to the disk when `write` returns; a killed process loses at most the line being written, which
-   readers skip. Any other broken line is an error that names the file and the line.
+1. All is written as `json_writing` promises. A line that a killed process left half is skipped; any other broken one is
+   an error that names the file and the line.
 2. A resumed run cuts off what was logged after the step that it goes on from: no step is there twice. Warnings stay,
    since they were said.
-3. Whole files are replaced atomically; an evaluation's summary is written after its episodes.
+3. An evaluation's summary is written after its episodes.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -31,14 +30,13 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from itertools import takewhile
-from numbers import Real
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from env_server.errors import SQLEnvError
+from trainer.results.json_writing import JsonlWriter, json_line, replace_file, replace_json
 from trainer.results.statistics import EvaluationSummary
 from trainer.rollout.episodes import EpisodeRecord
 
@@ -108,29 +106,6 @@ def versions() -> dict[str, str]:
     return found
 
 
-class JsonlWriter:
-    """Appends objects to a JSONL file, each line flushed; a context manager."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("a", buffering=1, encoding="utf-8", errors="replace", newline="\n")
-
-    def write(self, row: Mapping[str, Any]) -> None:
-        """Append one object. Non-finite numbers are written as strings, since JSON has none."""
-        self._file.write(json.dumps(_plain(row), ensure_ascii=False, allow_nan=False) + "\n")
-
-    def close(self) -> None:
-        """Close the file; closing twice is allowed."""
-        self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
 class EpisodeWriter(JsonlWriter):
     """Appends training episodes."""
 
@@ -152,7 +127,7 @@ class RunFolder:
         if folder.config_path.exists():
             raise RunFolderError(f"{path} already holds a run; choose another name, or resume it")
         folder.evaluations_path.mkdir(parents=True, exist_ok=True)
-        _replace(folder.config_path, _pretty(config))
+        replace_json(folder.config_path, config)
         return folder
 
     @classmethod
@@ -290,7 +265,7 @@ class RunFolder:
 
     def write_report(self, html: str) -> Path:
         """Write the report and return its path."""
-        _replace(self.report_path, html)
+        replace_file(self.report_path, html)
         return self.report_path
 
     def _evaluation_path(self, label: str, suffix: str) -> Path:
@@ -308,8 +283,8 @@ def read_records(path: Path) -> list[EpisodeRecord]:
 
 def write_episodes(path: Path, of: Evaluation, records: Sequence[EpisodeRecord], about: Path | None = None) -> None:
     """Write an evaluation's episodes into a file, then what they are of: beside it, or where it is said."""
-    _replace(path, "".join(json.dumps(_plain(asdict(r)), ensure_ascii=False) + "\n" for r in records))
-    _replace(about or path.with_suffix(ABOUT), _pretty(asdict(of)))
+    replace_file(path, "".join(json_line(asdict(r)) for r in records))
+    replace_json(about or path.with_suffix(ABOUT), asdict(of))
 
 
 def read_about(path: Path) -> Evaluation | None:
@@ -366,31 +341,6 @@ def _number(value: object) -> float | None:
     if isinstance(value, int | float):
         return float(value)
     return float(value) if isinstance(value, str) and value in ("nan", "inf", "-inf") else None
-
-
-def _plain(value: Any) -> Any:
-    """Turn numbers of other libraries into Python's, and the non-finite ones into strings."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, bool | int | str) or value is None:
-        return value
-    if isinstance(value, Real):
-        number = float(value)
-        return number if math.isfinite(number) else str(number)
-    return value
-
-
-def _pretty(value: Mapping[str, Any]) -> str:
-    return json.dumps(_plain(value), ensure_ascii=False, allow_nan=False, indent=2) + "\n"
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a whole file, or leave the old one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8", errors="replace")
-    temporary.replace(path)
 
 
 def _first(error: ValidationError) -> str:

@@ -9,13 +9,13 @@ Promises:
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from pydantic import TypeAdapter, ValidationError
 
+from trainer.results.json_writing import replace_json
 from trainer.stages.plan import Plan, Stage, StageError
 
 FILE = "stages.json"
@@ -73,11 +73,7 @@ def check_unchanged(plan: Plan, finished: Sequence[FinishedStage]) -> None:
 def write_finished(plan: Plan, finished: Sequence[FinishedStage]) -> None:
     """Write down which stages are finished."""
     plan.output_dir.mkdir(parents=True, exist_ok=True)
-    path = plan.output_dir / FILE
-    temporary = path.with_name(f".{FILE}.{os.getpid()}")
-    content = {"finished": [asdict(stage) for stage in finished]}
-    temporary.write_text(json.dumps(content, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    replace_json(plan.output_dir / FILE, {"finished": [asdict(stage) for stage in finished]})
 
 
 def clear(plan: Plan, stage: Stage) -> None:
