@@ -159,6 +159,11 @@ class Episodes:
         episode = self._current()
         return SQLState(episode_id=episode.episode_id, step_count=episode.steps)
 
+    @property
+    def question(self) -> Question:
+        """The question, its gold included: for who plays in this process. Raises NoEpisodeError before `reset`."""
+        return self._current().question
+
     def _current(self) -> _Episode:
         if self._episode is None:
             raise NoEpisodeError("no episode: call reset first")

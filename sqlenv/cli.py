@@ -126,7 +126,7 @@ def _report(argv: Sequence[str]) -> int:
 
 
 def _play(argv: Sequence[str]) -> int:
-    from trainer import play
+    from trainer.interactive import play
 
     return play.run(argv)
 

@@ -35,6 +35,7 @@ ROOMS = {
             "comparison",
             "shipping",
             "flags",
+            "interactive",
         ),
         *("training", "warmup", "core", "stages"),
     ],
@@ -45,7 +46,7 @@ modules beside the rooms that all of them use, "core" those that use the rooms."
 CORE = {
     "env_server": ("environment", "episodes", "explorer", "outcomes", "reward", "progress", "scores", "factory"),
     "inference": (),
-    "trainer": ("train", "play", "build_base"),
+    "trainer": ("train", "build_base"),
 }
 ALONE = {"client": ("top",)}
 """Rooms that may import less than what lies below them."""

@@ -14,7 +14,8 @@ from env_server.client.errors import ConnectionLostError
 from env_server.dataset import Dataset
 from env_server.errors import SQLEnvError, UnknownQuestionError
 from tests.env_server.serving import running_server
-from trainer.play import run
+from tests.terminal import BACKSPACE, CTRL_C, CTRL_D, ENTER, LEFT, PASTE, PASTED, TAB, UP, Terminal
+from trainer.interactive.play import run
 
 Play = Callable[..., int]
 Captured = pytest.CaptureFixture[str]
@@ -48,8 +49,12 @@ def test_an_episode_to_its_end(play: Play, capsys: Captured) -> None:
     assert "weight REAL" in out
     assert "no such column: wings" in out
     assert "terminal +1.00" in out
-    assert out.splitlines()[-1] == "correct"
-    assert "COUNT(*) FROM pets WHERE" not in out, "the gold is not shown"
+    assert out.splitlines()[-3:] == [
+        "correct",
+        "gold query  SELECT COUNT(*) FROM pets WHERE species = 'cat'",
+        "gold answer  2",
+    ]
+    assert out.count("COUNT(*) FROM pets WHERE") == 1, "the gold is shown at the end alone"
     assert [f"[{left} left]" in out for left in (15, 14, 13, 12)] == [True, True, True, False]
 
 
@@ -58,7 +63,7 @@ def test_rewards_add_up(play: Play, capsys: Captured) -> None:
     out = capsys.readouterr().out
     assert "reward +0.00 (step_cost -0.02, success +0.02), so far +0.00" in out
     assert "reward -0.03 (step_cost -0.02, success +0.02, repeat -0.03), so far -0.03" in out
-    assert out.rstrip().endswith("so far -0.05\nwrong")
+    assert "so far -0.05\nwrong\n" in out
 
 
 def test_a_line_can_be_continued(play: Play, capsys: Captured) -> None:
@@ -72,13 +77,26 @@ def test_an_empty_line_costs_nothing(play: Play, capsys: Captured) -> None:
 
 
 @pytest.mark.parametrize("lines", [("quit",), ("EXIT",), ()], ids=["quit", "exit", "end of input"])
-def test_leaving_early(play: Play, lines: tuple[str, ...]) -> None:
+def test_leaving_early_says_goodbye_and_the_gold(play: Play, capsys: Captured, lines: tuple[str, ...]) -> None:
     assert play(*lines) == 1
+    assert capsys.readouterr().out.splitlines()[-2:] == ["gold answer  2", "Goodbye."]
+
+
+def test_asking_about_the_game_costs_nothing(play: Play, capsys: Captured) -> None:
+    assert play("help", "DESCRIBE pets", "Tables", "hint", "hint", "hint", "hint", "ANSWER 2") == 0
+    out = capsys.readouterr().out
+    assert out.count("ANSWER value") == 2, "at the start, and when asked"
+    assert out.count("weight REAL") == 2, "by DESCRIBE, and by what tables has collected"
+    assert "The query needs pets, of 2 tables." in out
+    assert "It keeps the rows that meet a condition (WHERE) and uses COUNT." in out
+    assert "The answer has 1 row and 1 column." in out
+    assert "That was all." in out
+    assert [f"[{left} left]" in out for left in (15, 14, 13)] == [True, True, False]
 
 
 def test_running_out_of_steps(play: Play, capsys: Captured) -> None:
     assert play(*["SAMPLE pets"] * 15) == 0
-    assert capsys.readouterr().out.rstrip().endswith("out of budget")
+    assert "\nout of budget\ngold query  SELECT" in capsys.readouterr().out
 
 
 def test_markup_in_data_is_shown_as_it_is(play: Play, capsys: Captured) -> None:
@@ -110,13 +128,54 @@ def test_an_unknown_question_and_an_empty_split(play: Play) -> None:
 def test_on_a_server_no_data_set_is_needed_here(
     pets: Dataset, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("QUERY SELECT wings FROM pets\nANSWER 2\n"))
+    monkeypatch.setattr("sys.stdin", io.StringIO("QUERY SELECT wings FROM pets\nhint\nANSWER 2\n"))
     monkeypatch.setenv("SQLENV_TOKEN", "geheim")
     with running_server(pets, token="geheim") as server:
-        assert run(["--env", server.url, "--question_id", "cats", "--data", "spider:/no/such/folder"]) == 0
+        assert run(["--env", server.url, "--question_id", "cats"]) == 0
     out = capsys.readouterr().out
     assert "no such column: wings" in out
-    assert out.splitlines()[-1] == "correct"
+    assert "No hint: hints come from the gold query, which never leaves the server." in out
+    assert out.splitlines()[-2:] == ["correct", "The gold query and answer stay on the server."]
+
+
+@pytest.mark.parametrize("flags", [("--data", "synthetic"), ("--answer_mode", "value")], ids=lambda flags: flags[0])
+def test_what_a_server_has_of_its_own_is_no_flag_beside_it(flags: tuple[str, ...], capsys: Captured) -> None:
+    with pytest.raises(SystemExit) as end:
+        run(["--env", "ws://localhost:1", *flags])
+    assert end.value.code == 2
+    assert f"{flags[0]} and --env exclude each other: the server at ws://localhost:1 has its own." in (
+        capsys.readouterr().err
+    )
+
+
+@pytest.mark.timeout(60)  # what a terminal does not show is waited for
+def test_keys_in_a_terminal(play: Play, tmp_path: Path) -> None:
+    flags = ("--data", f"spider:{tmp_path}", "--question_id", "train_spider-0000")
+    with Terminal("play", *flags, XDG_STATE_HOME=str(tmp_path)) as terminal:
+        terminal.read_until("[15 left] >")
+        terminal.press(f"QUERY SELECT 41{LEFT}2{ENTER}")  # the cursor goes back by one
+        terminal.read_until("421")
+        terminal.read_until("[14 left] >")
+        terminal.press(f"{UP}{BACKSPACE}{ENTER}")  # the entry before, changed
+        terminal.read_until("\n42\n")
+        terminal.read_until("[13 left] >")
+        terminal.press(f"{PASTE}QUERY SELECT\n  8 AS n\nFROM pets LIMIT 1{PASTED}{ENTER}")
+        terminal.read_until("\n8\n")
+        terminal.read_until("[12 left] >")
+        terminal.press(f"desc{TAB} pe{TAB}{ENTER}")
+        terminal.read_until("weight REAL")
+        terminal.read_until("[11 left] >")
+        terminal.press(CTRL_D)
+        assert terminal.read_to_end().splitlines()[-1] == "Goodbye."
+        assert terminal.status() == 1
+    with Terminal("play", *flags, XDG_STATE_HOME=str(tmp_path)) as terminal:
+        terminal.read_until("[15 left] >")
+        terminal.press(f"{UP}{UP}{ENTER}")
+        terminal.read_until("\n8\n")
+        terminal.read_until("[14 left] >")
+        terminal.press(CTRL_C)
+        terminal.read_to_end()
+        assert terminal.status() == 1
 
 
 def test_a_server_that_is_not_there(pets: Dataset) -> None:

@@ -1,0 +1,1 @@
+"""What a person sits at: a game to play, a policy to ask."""
