@@ -1,8 +1,8 @@
 """What a policy's name stands for: a full checkpoint, or a LoRA adapter of PEFT on the base that it was trained on.
 
-A policy is named by the folder of a checkpoint or of an adapter, by a run's folder (its `model/` is meant), or by a
-name on the Hub. `find_policy` looks at files alone: it loads no weights and imports no torch, so that the launcher of
-servers, training, evaluation and export agree on what a name means before anything is loaded.
+A policy is named by the folder of a checkpoint or of an adapter, by a run's folder (its `model/` is meant, or that of
+its last stage), or by a name on the Hub. `find_policy` looks at files alone: it loads no weights and imports no torch,
+so that the launcher of servers, training, evaluation and export agree on what a name means before anything is loaded.
 
 An adapter's configuration names its base as whoever trained it did. A relative path is looked for from the working
 directory first, then from the adapter's folder upwards, so that a folder that holds both may be moved.
@@ -26,6 +26,8 @@ CONFIG = "config.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 RUN_MODEL = "model"
 """Where a run saves its trained policy, inside its folder."""
+STAGES_FILE = "stages.json"
+"""What a run of several stages says of itself: the folders of all its `stages`, and those that are `finished`."""
 
 _UNSERVED: Mapping[str, str] = {
     "use_dora": "DoRA",
@@ -124,6 +126,8 @@ def _folder_of_run(name: str) -> str:
     own = (ADAPTER_CONFIG, "*.safetensors", "*.bin")
     if not folder.is_dir() or any(True for pattern in own for _ in folder.glob(pattern)):
         return name
+    if (stages := _read(Place(name), STAGES_FILE)) is not None:
+        return _folder_of_run(str(_last_stage(folder, stages)))
     model = folder / RUN_MODEL
     if any((model / file).is_file() for file in (CONFIG, ADAPTER_CONFIG)):
         return str(model)
@@ -133,6 +137,16 @@ def _folder_of_run(name: str) -> str:
             f"{name} is a run that has not saved its policy; name one of its checkpoints, such as {checkpoints[-1]}"
         )
     return name
+
+
+def _last_stage(folder: Path, progress: Mapping[str, Any]) -> Path:
+    """Return the folder of a run's last stage. Raises PolicyNameError when it is not finished."""
+    stages: list[Path] = [folder / name for name in progress["stages"]]
+    count = len(progress["finished"])
+    if count < len(stages):
+        named = f"name one of those: {', '.join(map(str, stages[:count]))}" if count else "go on with it first"
+        raise PolicyNameError(f"{folder} is a run of which {count} of {len(stages)} stages are finished; {named}")
+    return stages[-1]
 
 
 def _base_of(adapter: Adapter) -> Place:

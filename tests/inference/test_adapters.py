@@ -78,6 +78,20 @@ def test_a_run_that_has_saved_no_policy_names_its_last_checkpoint(tmp_path: Path
         find_policy(str(tmp_path))
 
 
+def test_a_run_of_stages_stands_for_the_policy_of_its_last(tmp_path: Path) -> None:
+    progress = {"stages": ["1-warmup", "2-grpo"], "finished": [{}]}
+    checkpoint(tmp_path / "1-warmup")
+    checkpoint(tmp_path / "2-grpo" / "model")
+    (tmp_path / "stages.json").write_text(json.dumps(progress))
+    with pytest.raises(PolicyNameError, match=r"of which 1 of 2 stages are finished; name one of those: .*/1-warmup$"):
+        find_policy(str(tmp_path))
+    (tmp_path / "stages.json").write_text(json.dumps({**progress, "finished": []}))
+    with pytest.raises(PolicyNameError, match="0 of 2 stages are finished; go on with it first"):
+        find_policy(str(tmp_path))
+    (tmp_path / "stages.json").write_text(json.dumps({**progress, "finished": [{}, {}]}))
+    assert find_policy(str(tmp_path)).place == Place(str(tmp_path / "2-grpo" / "model"))
+
+
 def test_a_relative_base_is_found_from_here_and_beside_the_adapter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

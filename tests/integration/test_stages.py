@@ -261,6 +261,15 @@ def test_all_stages_are_looked_at_before_the_first_one_starts(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_start_that_fails_leaves_nothing_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nowhere = {"use_vllm": True, "vllm_server_base_url": "http://127.0.0.1:1", "vllm_server_timeout": 0.5}
+    stages = [{"kind": "grpo", "max_steps": 1, "eval_episodes": 0}]
+    assert cli.main(config(tmp_path, stages, **nowhere)) == 2
+    assert "stage 1 of 1 (grpo): " in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    assert cli.main(config(tmp_path, stages)) == 0, "the same command, mended"
+
+
 def test_a_dry_run_plans_each_stage_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([*config(tmp_path), "--dry_run"]) == 0
     said = " ".join(capsys.readouterr().out.split())

@@ -20,7 +20,7 @@ from env_server.errors import SQLEnvError
 from inference.adapters import RUN_MODEL
 from trainer.evaluation.arguments import SCRIPTED
 from trainer.policy.play_settings import SETTINGS_FILE, read_play
-from trainer.results.run_files import ABOUT, Evaluation, RunFolder, read_about, read_records
+from trainer.results.run_files import ABOUT, Evaluation, RunFolder, read_about, read_records, runs_in
 from trainer.results.run_flags import flags_of
 from trainer.rollout.episodes import EpisodeRecord
 
@@ -116,9 +116,8 @@ def _of_folder(path: Path, label: str) -> Side:
         return _of_file(files[label])
     if len(files) == 1 and not label:
         return _of_file(*files.values())
-    runs = sorted(found.parent for found in path.glob("*/evaluations"))
-    if not files and runs:
-        raise SideError(f"{path} is a folder of runs; name one: {', '.join(map(str, runs))}")
+    if not files and (runs := runs_in(path)):
+        raise SideError(f"{path} is a folder of runs; name one: {', '.join(str(run.path) for run in runs)}")
     if not files:
         raise SideError(
             f"{path} holds no evaluation; {HOW}. A policy is played by: "

@@ -137,7 +137,9 @@ class RunFolder:
         if not path.is_dir():
             raise RunFolderError(f"there is no folder {path}; give the folder of a run, such as runs/NAME")
         if not folder.config_path.is_file():
-            raise RunFolderError(f"{path} is not a run: it holds no {folder.config_path.name}")
+            inside = ", ".join(str(run.path) for run in runs_in(path))
+            hint = f"; it holds runs, so name one: {inside}" if inside else ""
+            raise RunFolderError(f"{path} is not a run: it holds no {folder.config_path.name}{hint}")
         return folder
 
     @property
@@ -272,6 +274,12 @@ class RunFolder:
         if not _LABEL.fullmatch(label):
             raise ValueError(f"an evaluation's label is letters, digits, _ and -, got {label!r}")
         return self.evaluations_path / (label + suffix)
+
+
+def runs_in(path: Path) -> list[RunFolder]:
+    """Return the runs in a folder, such as those of a run's stages, by name."""
+    found = (RunFolder(folder.parent) for folder in sorted(path.glob("*/evaluations")))
+    return [run for run in found if run.config_path.is_file()]
 
 
 def read_records(path: Path) -> list[EpisodeRecord]:

@@ -12,7 +12,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import torch
 import yaml
 from rich.console import Console
 from trl import ModelConfig, get_peft_config
@@ -33,12 +35,23 @@ from trainer.training.questions import of_difficulty
 
 def write_config(plan: Plan, stage: Stage, policy: str | None, folder: Path) -> Path:
     """Write a stage's config file; `policy` is what it begins with, None where the stage itself says so."""
-    keys = {**stage.keys, OUTPUT: str(plan.output_dir / stage.folder)}
+    keys = {**stage.keys, OUTPUT: str(plan.folder(stage))}
     if policy is not None:
         keys[START[0]] = policy
     path = folder / f"{stage.folder}.yaml"
     path.write_text(yaml.safe_dump(keys, allow_unicode=True, sort_keys=False), encoding="utf-8")
     return path
+
+
+@contextmanager
+def same_precision() -> Iterator[None]:
+    """Undo what `--tf32` and `--torch_compile` set for the whole process, as soon as a stage's flags are read."""
+    backends: Any = torch.backends  # whose types do not have it
+    before = backends.fp32_precision
+    try:
+        yield
+    finally:
+        backends.fp32_precision = before
 
 
 @dataclass
@@ -71,7 +84,7 @@ class Checks:
         said = io.StringIO()
         try:
             # What a stage is told about its flags, it is told when it starts.
-            with redirect_stderr(said):
+            with redirect_stderr(said), same_precision():
                 yield
         except SQLEnvError as error:
             self.problems.append(f"{self.plan.title(stage)}: {error}")
@@ -124,7 +137,7 @@ class Checks:
 
     def _where(self, stage: Stage) -> list[str]:
         """Flags that say where a stage is going to write that was broken off."""
-        folder = self.plan.output_dir / stage.folder
+        folder = self.plan.folder(stage)
         if (checkpoint := last_checkpoint(folder)) is not None:
             return [f"--{RESUME}", str(checkpoint)]
         return [f"--{OUTPUT}", str(self.scratch / f"new-{stage.folder}")] if folder.exists() else []

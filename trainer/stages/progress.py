@@ -3,32 +3,39 @@
 Promises:
 
 1. The file is replaced atomically, and a stage is in it when all that it writes is written.
-2. A stage that is finished stays what it was: a plan that would have it otherwise is refused.
+2. A stage that is finished stays what it was: a plan that would have it otherwise is refused. Where servers are, and
+   what is written and told on the way, may change: the next machine may have others.
+3. The folder may be moved: the file names no place outside of it.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 from pydantic import TypeAdapter, ValidationError
 
+from inference.adapters import STAGES_FILE
 from trainer.results.json_writing import replace_json
+from trainer.results.run_flags import PLACES
 from trainer.stages.plan import Plan, Stage, StageError
+from trainer.training.arguments import last_checkpoint
 
-FILE = "stages.json"
+SERVERS = re.compile(r"env_server|vllm_server_.*|weight_sync_dir|weight_sync_timeout")
+"""Flags that say where servers are; they change nothing about what is learned."""
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedStage:
-    """A stage that came to its end: what was asked of it, and the policy that it made."""
+    """A stage that came to its end, and what was asked of it."""
 
     name: str
     kind: str
     settings: dict[str, str]
-    policy: str
 
 
 _FINISHED = TypeAdapter(list[FinishedStage])
@@ -36,11 +43,11 @@ _FINISHED = TypeAdapter(list[FinishedStage])
 
 def read_finished(plan: Plan) -> list[FinishedStage]:
     """Return the stages that are finished, in their order. Raises StageError when the plan cannot go on from them."""
-    path = plan.output_dir / FILE
+    path = plan.output_dir / STAGES_FILE
     if not path.is_file():
-        foreign = [stage.folder for stage in plan.stages if (plan.output_dir / stage.folder).exists()]
+        foreign = [folder for folder in map(plan.folder, plan.stages) if folder.exists()]
         if foreign:
-            raise StageError(f"{plan.output_dir / foreign[0]} is there, and no {path}; choose another --output_dir")
+            raise StageError(f"{foreign[0]} is there, and no {path}; choose another --output_dir")
         return []
     if not plan.resume:
         raise StageError(
@@ -63,7 +70,7 @@ def check_unchanged(plan: Plan, finished: Sequence[FinishedStage]) -> None:
         before = {"name": done.name, "kind": done.kind, **done.settings}
         after = {"name": stage.name, "kind": stage.kind.value, **stage.settings}
         for key in sorted({*before, *after}):
-            if before.get(key) != after.get(key):
+            if before.get(key) != after.get(key) and not (PLACES.fullmatch(key) or SERVERS.fullmatch(key)):
                 raise StageError(
                     f"{plan.title(stage)} is finished, with {key} {before.get(key, 'left out')}, and is now to have "
                     f"{after.get(key, 'left out')}; put it back, or begin anew in another --output_dir"
@@ -71,11 +78,22 @@ def check_unchanged(plan: Plan, finished: Sequence[FinishedStage]) -> None:
 
 
 def write_finished(plan: Plan, finished: Sequence[FinishedStage]) -> None:
-    """Write down which stages are finished."""
+    """Write down which stages there are, and which of them are finished."""
     plan.output_dir.mkdir(parents=True, exist_ok=True)
-    replace_json(plan.output_dir / FILE, {"finished": [asdict(stage) for stage in finished]})
+    stages = [stage.folder for stage in plan.stages]
+    replace_json(plan.output_dir / STAGES_FILE, {"stages": stages, "finished": [asdict(stage) for stage in finished]})
 
 
 def clear(plan: Plan, stage: Stage) -> None:
     """Remove what a stage has left that was broken off before its first checkpoint."""
-    shutil.rmtree(plan.output_dir / stage.folder, ignore_errors=True)
+    if last_checkpoint(plan.folder(stage)) is None:
+        shutil.rmtree(plan.folder(stage), ignore_errors=True)
+
+
+def take_back(plan: Plan, stage: Stage) -> None:
+    """Leave nothing of a run whose first stage failed before its first checkpoint, so that it can start again."""
+    clear(plan, stage)
+    if not plan.folder(stage).exists():
+        (plan.output_dir / STAGES_FILE).unlink(missing_ok=True)
+        with suppress(OSError):  # it holds what is not ours
+            plan.output_dir.rmdir()

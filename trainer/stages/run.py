@@ -9,12 +9,14 @@ Promises:
    was running goes on from its newest checkpoint, or from its beginning where it has none. The outcome is that of the
    unbroken run.
 4. SIGTERM stops the stage that runs as it would stop its command, and the run with the stage's exit status.
-5. On several ranks all go from stage to stage together; rank 0 alone writes.
+5. On several ranks all go from stage to stage together; rank 0 alone writes and speaks.
+6. A first stage that fails before its first checkpoint leaves nothing behind: the same command starts again.
 """
 
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -30,9 +32,9 @@ from trainer.config import SQLEnvArguments, WarmupArguments
 from trainer.flags.given import read_config, split_config
 from trainer.flags.table import TRAIN_FLAGS, WARMUP_FLAGS, FlagTable
 from trainer.ranks import Ranks, ending_together
-from trainer.stages.checks import Checks, write_config
+from trainer.stages.checks import Checks, same_precision, write_config
 from trainer.stages.plan import RESUME, STAGES, Kind, KnownFlags, Plan, Stage, StageError, read_plan
-from trainer.stages.progress import FinishedStage, clear, read_finished, write_finished
+from trainer.stages.progress import FinishedStage, clear, read_finished, take_back, write_finished
 from trainer.stages.summary import rows_of, table, write_page
 from trainer.stopping import Stopping
 from trainer.training.arguments import last_checkpoint
@@ -67,25 +69,33 @@ def _known(flags: FlagTable, ours: type) -> KnownFlags:
 def _run(plan: Plan) -> int:
     finished = read_finished(plan)
     left = plan.stages[len(finished) :]
-    policy = finished[-1].policy if finished else None
-    ranks = Ranks()
+    policy = str(plan.folder(plan.stages[len(finished) - 1])) if finished else None
+    # By the launcher's word: until a stage's flags are read, the ranks have not met.
+    is_main = os.environ.get("RANK", "0") == "0"
+    console = Console(quiet=not is_main)
     with TemporaryDirectory(prefix="sqlenv-stages-") as scratch:
-        checks = Checks(plan, policy, Path(scratch), Console())
+        checks = Checks(plan, policy, Path(scratch), console)
         checks.check(left)
         ranks = checks.ranks
-        console = Console(quiet=not ranks.is_main)
         if plan.dry_run:
             return 0
-        _make_ready(plan, finished, left, ranks)
+        if left:
+            _make_ready(plan, finished, left, ranks)
         for stage in left:
-            status = _run_stage(plan, stage, policy, Path(scratch), console)
+            try:
+                status = _run_stage(plan, stage, policy, Path(scratch), console)
+            except BaseException:
+                if ranks.is_main and not finished:
+                    take_back(plan, stage)
+                raise
             if status is not None:
+                ranks.disconnect()
                 return status
-            policy = str(plan.output_dir / stage.folder)
-            finished.append(FinishedStage(stage.name, stage.kind.value, stage.settings, policy))
+            policy = str(plan.folder(stage))
+            finished.append(FinishedStage(stage.name, stage.kind.value, stage.settings))
             if ranks.is_main:
                 write_finished(plan, finished)
-    if ranks.is_main:
+    if is_main:
         rows = rows_of(plan)
         console.print(table(plan, rows))
         console.print(f"policy  {policy}\nreport  {write_page(plan, rows)}", highlight=False, soft_wrap=True)
@@ -99,14 +109,13 @@ def _make_ready(plan: Plan, finished: Sequence[FinishedStage], left: Sequence[St
     if ranks.is_main:
         write_finished(plan, finished)
         for stage in left:
-            if last_checkpoint(plan.output_dir / stage.folder) is None:
-                clear(plan, stage)
+            clear(plan, stage)
     ranks.gather([None])
 
 
 def _run_stage(plan: Plan, stage: Stage, policy: str | None, scratch: Path, console: Console) -> int | None:
     """Run a stage to its end; returns None, or the exit status when it was stopped. Raises StageError."""
-    checkpoint = last_checkpoint(plan.output_dir / stage.folder)
+    checkpoint = last_checkpoint(plan.folder(stage))
     from_where = f", going on from {checkpoint.name}" if checkpoint else f", from {policy}" if policy else ""
     console.print(f"{plan.title(stage)}: {stage.kind.command}{from_where}", highlight=False, soft_wrap=True)
     argv = ["--config", str(write_config(plan, stage, policy, scratch)), *stage.words]
@@ -125,10 +134,10 @@ def _run_stage(plan: Plan, stage: Stage, policy: str | None, scratch: Path, cons
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Undo what a stage leaves in the process: its memory, its number of threads, the runs of its trackers."""
+    """Undo what a stage leaves in the process: its memory, threads and precision, the runs of its trackers."""
     threads = torch.get_num_threads()
     try:
-        with closing_runs():
+        with closing_runs(), same_precision():
             yield
     finally:
         torch.set_num_threads(threads)

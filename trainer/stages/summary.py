@@ -72,7 +72,7 @@ def rows_of(plan: Plan) -> list[Row]:
         if stage.kind is Kind.WARMUP:
             rows.append(Row(stage.folder, (stage.kind, questions, "", "", "")))
             continue
-        folder = RunFolder(plan.output_dir / stage.folder)
+        folder = RunFolder(plan.folder(stage))
         summaries = {evaluation.label: evaluation.summary for evaluation in folder.evaluations()}
         steps = max((int(row["step"]) for row in folder.metrics()), default=0)
         measured = (_success(summaries.get(label)) for label in ("before", "after"))

@@ -50,6 +50,14 @@ def test_open_refuses_what_is_not_a_run(tmp_path: Path) -> None:
         RunFolder.open(tmp_path)
 
 
+def test_a_folder_of_runs_names_them(tmp_path: Path) -> None:
+    for name in ("3-all", "2-easy"):
+        RunFolder.create(tmp_path / name, {})
+    (tmp_path / "1-warmup").mkdir()
+    with pytest.raises(RunFolderError, match=r"is not a run: .* name one: \S*/2-easy, \S*/3-all$"):
+        RunFolder.open(tmp_path)
+
+
 @pytest.mark.parametrize("text", ["{", "[1]"])
 def test_a_broken_config_is_named(folder: RunFolder, text: str) -> None:
     folder.config_path.write_text(text)

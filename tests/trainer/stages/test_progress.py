@@ -1,0 +1,99 @@
+"""What a run of stages goes on from: finished stages stay what they were, wherever the folder is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from trainer.policy.play_settings import SETTINGS_FILE
+from trainer.stages.checks import same_precision
+from trainer.stages.plan import Kind, Plan, Stage, StageError
+from trainer.stages.progress import FinishedStage, read_finished, take_back, write_finished
+
+KEYS = {"learning_rate": 0.1, "vllm_server_base_url": "http://there:1", "save_steps": 5}
+
+
+def plan_of(folder: Path, *, resume: bool = True, **changed: Any) -> Plan:
+    keys = {**KEYS, **changed}
+    stages = (
+        Stage(1, "warm", Kind.WARMUP, {"good": 1}),
+        Stage(2, "easy", Kind.GRPO, keys),
+        Stage(3, "all", Kind.GRPO, {}),
+    )
+    return Plan(folder, stages, resume)
+
+
+def finished_of(plan: Plan, count: int) -> list[FinishedStage]:
+    return [FinishedStage(stage.name, stage.kind.value, stage.settings) for stage in plan.stages[:count]]
+
+
+def test_what_is_finished_is_read_back_wherever_the_folder_is(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path / "run")
+    finished = finished_of(plan, 2)
+    write_finished(plan, finished)
+    assert read_finished(plan) == finished
+    moved = (tmp_path / "run").rename(tmp_path / "moved")
+    assert read_finished(plan_of(moved)) == finished
+    assert str(tmp_path) not in (moved / "stages.json").read_text()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"vllm_server_base_url": "http://here:2"}, {"env_server": "ws://here"}, {"save_steps": 9}, {"trace": "x"}],
+)
+def test_the_next_machine_may_have_other_servers(tmp_path: Path, changed: dict[str, Any]) -> None:
+    plan = plan_of(tmp_path)
+    write_finished(plan, finished_of(plan, 3))
+    assert len(read_finished(plan_of(tmp_path, **changed))) == 3
+
+
+def test_what_is_learned_may_not_change(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path)
+    write_finished(plan, finished_of(plan, 2))
+    with pytest.raises(StageError, match=r"stage 2 of 3 \(easy\) is finished, with learning_rate 0.1, .* to have 0.2"):
+        read_finished(plan_of(tmp_path, learning_rate=0.2))
+    with pytest.raises(StageError, match=r"with beta left out, and is now to have 1"):
+        read_finished(plan_of(tmp_path, beta=1))
+    with pytest.raises(StageError, match="already holds stages"):
+        read_finished(plan_of(tmp_path, resume=False))
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"stages": []}', '{"finished": [{"name": 1}]}'])
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "stages.json").write_text(text)
+    with pytest.raises(StageError, match=r"stages\.json cannot be read"):
+        read_finished(plan_of(tmp_path))
+
+
+def test_a_first_stage_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path / "run", resume=False)
+    first = plan.stages[0]
+    write_finished(plan, [])
+    (plan.folder(first) / "evaluations").mkdir(parents=True)
+    take_back(plan, first)
+    assert not plan.output_dir.exists()
+    assert read_finished(plan) == []
+
+
+def test_a_first_stage_with_a_checkpoint_is_kept(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path / "run")
+    first = plan.stages[0]
+    write_finished(plan, [])
+    checkpoint = plan.folder(first) / "checkpoint-1"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / SETTINGS_FILE).write_text("{}")
+    take_back(plan, first)
+    assert checkpoint.is_dir()
+    assert json.loads((plan.output_dir / "stages.json").read_bytes())["finished"] == []
+
+
+def test_a_stage_leaves_the_precision_of_the_process_alone() -> None:
+    backends: Any = torch.backends
+    before = backends.fp32_precision
+    with same_precision():
+        backends.fp32_precision = "tf32"
+    assert backends.fp32_precision == before
