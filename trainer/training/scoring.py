@@ -39,7 +39,7 @@ from transformers.cache_utils import DynamicLayer
 from trl.kernels import ChunkedLogProbFunction
 from trl.trainer.utils import FusedCausalLMOutput, maybe_gather_lm_head_ctx
 
-from trainer.training.attention import short_rows
+from trainer.training.attention import blockwise_attention
 
 IGNORED = -100
 """The label of what is not scored."""
@@ -122,7 +122,7 @@ def read_less(
             reading = plan(*tensors, share=shares and not again, one_pass=one_pass)
         if reading is None:
             return stock(*args, **kwargs, fused_lm_head=True)
-        with short_rows(self, kwargs["input_ids"].device):
+        with blockwise_attention(self, kwargs["input_ids"].device):
             return _score(self, kwargs["input_ids"], kwargs["labels"], reading, head)
 
     model.forward = types.MethodType(forward, model)
