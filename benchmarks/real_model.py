@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -110,6 +111,15 @@ class Experiment:
         control = self._warm_up("control", warmed, self.recipe.control, minutes)
         with self._server(control) as server:
             self._evaluate("after_control", control, self.recipe.evaluation, server)
+
+    def trial(self, name: str, policy: str, keys: Mapping[str, Any]) -> None:
+        """Train a policy by GRPO for as many steps as the keys say, then evaluate it. Raises PhaseError."""
+        phase = self._begin(f"{name}/grpo")
+        with self._server(policy, training=True) as server:
+            made = train(phase, keys, self._training_flags(policy), server.url, math.inf)
+        trained = self._end(f"{name}/grpo", made)
+        with self._server(trained) as server:
+            self._evaluate(f"{name}/after", trained, self.recipe.evaluation, server)
 
     def _begin(self, name: str) -> Phase:
         phase = Phase(self.folder / name)

@@ -91,6 +91,11 @@ def read_recipe(written: Mapping[str, Any]) -> Recipe:
     )
 
 
+def check_grpo(section: str, keys: Keys) -> None:
+    """Check flags of GRPO that are no recipe's. Raises RecipeError."""
+    _check(section, keys, known_flags()[Kind.GRPO].honoured)
+
+
 def words(keys: Keys) -> list[str]:
     """Flags as a command line has them; a switch that is true stands alone, one that is false is left out."""
     found: list[str] = []

@@ -87,7 +87,7 @@ class ProgressLine(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         """Start the clock; a resumed run begins at its checkpoint's step."""
         self._began = (state.global_step, time.monotonic())
-        self._before = (0.0, time.monotonic())
+        self._before = (float(state.num_input_tokens_seen), time.monotonic())
 
     def on_log(
         self,

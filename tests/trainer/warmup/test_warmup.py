@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -19,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from peft import PeftModel
 from rich.console import Console
-from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM, TrainerControl
+from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM, TrainerControl, TrainerState, TrainingArguments
 from trl import SFTConfig, SFTTrainer
 
 import trainer.warmup.data
@@ -42,7 +43,7 @@ from trainer.tiny import BASE_CHECKPOINT
 from trainer.tiny.tokenizer import build_tokenizer
 from trainer.warmup.data import IGNORED, encode, play_demonstrations
 from trainer.warmup.training import EpochsByLength, WarmupTrainer
-from trainer.warmup.warmup import Deadline, _stop_where_turns_end, scoring_labels_alone
+from trainer.warmup.warmup import Deadline, ProgressLine, _stop_where_turns_end, scoring_labels_alone
 
 CHAT = ChatFormat(build_tokenizer(["How many cats are there pets owners name"]))
 FEW = [
@@ -291,6 +292,16 @@ def test_what_a_policy_played_right_is_learned(cache: None, tmp_path: Path, caps
     assert "tokens/s" in said
     before, _ = load_policy(base)
     assert any(not torch.equal(a, b) for a, b in zip(before.parameters(), learned.parameters(), strict=True))
+
+
+def test_a_resumed_run_tells_its_own_speed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(time, "monotonic", iter([0.0, 0.0, 10.0, 10.0]).__next__)
+    line = ProgressLine(Console(file=sys.stderr))
+    state = TrainerState(global_step=10, max_steps=20, num_input_tokens_seen=90_000)
+    line.on_train_begin(TrainingArguments(), state, TrainerControl())
+    state.global_step = 12
+    line.on_log(TrainingArguments(), state, TrainerControl(), {"loss": 0.5, "num_tokens": 95_000})
+    assert "5.0 s a step, 500 tokens/s, 1 min left" in capsys.readouterr().err
 
 
 def test_a_limit_is_spread_over_the_databases(cache: None, capsys: pytest.CaptureFixture[str]) -> None:
