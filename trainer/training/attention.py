@@ -77,7 +77,8 @@ def attend(
         )
     with torch.autocast("cpu", enabled=False):
         scaled = (query * (size**-0.5 if scaling is None else scaling)).to(dtype)
-        attended = _Attention.apply(scaled, key.to(dtype), value.to(dtype), mask)
+        inputs = scaled, key.to(dtype), value.to(dtype), mask
+        attended: Tensor = _Attention.apply(*inputs)  # type: ignore[no-untyped-call]
     return attended.transpose(1, 2).contiguous(), None
 
 
