@@ -58,7 +58,7 @@ class Question:
     """One usable question. `split` is TRAIN or EVAL; `family` names the source's own sort of question.
 
     `duplicate_of` is the id of the first question of its database whose SQL differs in case, white space and comments
-    at most; "" in that one.
+    at most; "" in that one. `gold_sql` is "" and `gold` empty where a person asks and nobody knows the answer.
     """
 
     question_id: str
@@ -71,6 +71,11 @@ class Question:
     family: str = ""
     evidence: str = ""
     duplicate_of: str = ""
+
+    @property
+    def judged(self) -> bool:
+        """Whether its answer is known, so that an ANSWER can be right or wrong."""
+        return bool(self.gold_sql)
 
 
 class ExclusionReason(StrEnum):

@@ -7,6 +7,7 @@ has not been taken; and no step is computed twice.
 Promises:
 - The same data set, question and actions give byte-identical observations and rewards.
 - Whatever an agent sends is answered by an observation; only the caller's own mistakes raise.
+- A question without a gold is played as any other; its ANSWER ends the episode unjudged, and nothing pays progress.
 - The gold SQL, the gold rows and anything derived from them leave only as reward numbers and, once done, as
   the verdict.
 
@@ -150,7 +151,9 @@ class Episodes:
         episode.steps += 1
         episode.history.append(_shorten(f"{step.kind} {step.argument}"))
         if isinstance(outcome, Judgement):
-            return self._end(episode, step.argument, correct=outcome.correct)
+            return self._end(episode, step.argument, Verdict.CORRECT if outcome.correct else Verdict.WRONG)
+        if step.kind == ActionType.ANSWER and outcome.ok:
+            return self._end(episode, step.argument, Verdict.UNJUDGED)
         return self._explore(episode, step, outcome)
 
     @property
@@ -191,6 +194,8 @@ class Episodes:
     def _judge(self, question: Question, argument: str) -> Job | Outcome:
         if not argument:
             return ActionOutcome(error="ANSWER needs the answer")
+        if not question.judged:
+            return ActionOutcome()
         if self._answer_mode is AnswerMode.SQL:
             return JudgeJob(question, argument)
         return self._scores.judgements.get(question.question_id, argument, lambda: judge_value(argument, question.gold))
@@ -199,7 +204,7 @@ class Episodes:
         if step.kind == ActionType.DESCRIBE and outcome.ok and outcome.result not in episode.described:
             episode.described.add(outcome.result)
             episode.schema_info += "\n\n" + outcome.result
-        rows = outcome.rows if step.kind == ActionType.QUERY else None
+        rows = outcome.rows if step.kind == ActionType.QUERY and episode.question.judged else None
         reward = episode.rewards.explore(
             step.kind,
             step.argument,
@@ -212,12 +217,11 @@ class Episodes:
             episode.done, verdict = True, Verdict.OUT_OF_BUDGET
         return self._observe(episode, outcome, reward, verdict)
 
-    def _end(self, episode: _Episode, argument: str, *, correct: bool) -> SQLObservation:
+    def _end(self, episode: _Episode, argument: str, verdict: Verdict) -> SQLObservation:
         episode.done = True
-        reward = episode.rewards.answer(argument, correct=correct)
-        verdict = Verdict.CORRECT if correct else Verdict.WRONG
-        outcome = ActionOutcome(result=f"The answer is {verdict.value}.")
-        return self._observe(episode, outcome, reward, verdict)
+        reward = episode.rewards.answer(argument, correct=verdict is Verdict.CORRECT)
+        word = "not judged" if verdict is Verdict.UNJUDGED else verdict.value
+        return self._observe(episode, ActionOutcome(result=f"The answer is {word}."), reward, verdict)
 
     def _observe(
         self,

@@ -33,6 +33,10 @@ class NoEpisodeError(SQLEnvError):
     """`step` or `state` was called before the first `reset`."""
 
 
+class ClosedError(SQLEnvError):
+    """What was closed is asked to go on."""
+
+
 class StalePlanError(SQLEnvError):
     """A planned step was applied to an episode that has gone on meanwhile. The episode's state is unchanged."""
 

@@ -11,6 +11,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from env_server.showing import observation_html, observation_text
+
 
 class ActionType(StrEnum):
     """The four actions of an agent."""
@@ -41,6 +43,8 @@ class Verdict(StrEnum):
     CORRECT = "correct"
     WRONG = "wrong"
     OUT_OF_BUDGET = "out_of_budget"
+    UNJUDGED = "unjudged"
+    """Answered, and nobody knows the right answer: the question came without its SQL."""
 
 
 class SQLAction(BaseModel):
@@ -76,7 +80,8 @@ class SQLObservation(BaseModel):
     """What the agent sees after `reset` or `step`.
 
     `result` and `error` are plain text and never both set. `metadata` holds `reward_components` (after each
-    step) and `verdict` (`correct`, `wrong` or `out_of_budget`, once done).
+    step) and `verdict` (a `Verdict`, once done); the properties of these names read them. Printed, it is what the
+    agent reads, with the action and the reward.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -91,6 +96,24 @@ class SQLObservation(BaseModel):
     budget_remaining: int
     action_history: list[str] = Field(default_factory=list)
     metadata: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def reward_components(self) -> RewardComponents | None:
+        """The breakdown of `reward`; None after `reset`."""
+        components = self.metadata.get("reward_components")
+        return None if components is None else RewardComponents.model_validate(components)
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """How the episode ended; None while it is played."""
+        verdict = self.metadata.get("verdict")
+        return None if verdict is None else Verdict(verdict)
+
+    def __str__(self) -> str:
+        return observation_text(self)
+
+    def _repr_html_(self) -> str:
+        return observation_html(self)
 
 
 class SQLState(BaseModel):

@@ -72,8 +72,8 @@ _ERRORS = (
 
 
 def failure_kind(record: EpisodeRecord) -> FailureKind | None:
-    """Return why an episode failed; None for one that is right, or that the machinery lost."""
-    if record.outcome in (Outcome.CORRECT, Outcome.FAILED):
+    """Return why an episode failed; None for one that is right, not judged, or lost by the machinery."""
+    if record.outcome in (Outcome.CORRECT, Outcome.UNJUDGED, Outcome.FAILED):
         return None
     if record.steps and record.parse_rate < 0.5:
         return FailureKind.UNPARSEABLE

@@ -14,11 +14,13 @@ from trainer.rollout.timings import EpisodeTiming
 
 
 class Outcome(StrEnum):
-    """How an episode ended. Everything but CORRECT, WRONG and OUT_OF_BUDGET is a reason of its own."""
+    """How an episode ended. The first four are the environment's verdicts, the others reasons of our own."""
 
     CORRECT = "correct"
     WRONG = "wrong"
     OUT_OF_BUDGET = "out_of_budget"
+    UNJUDGED = "unjudged"
+    """It answered a question whose answer nobody knows."""
     OUT_OF_TOKENS = "out_of_tokens"
     """The row's token budget was used up before an ANSWER; counts as unsuccessful."""
     FAILED = "failed"
