@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from env_server.data.database_files import DATABASE_SUFFIXES, file_problem, is_database_name, visible
-from env_server.data.folder import QUESTION_SUFFIXES, _find_sources
+from env_server.data.database_files import DATABASE_SUFFIXES, file_problem, is_database_name
+from env_server.data.folder import find_sources
+from env_server.data.question_files import question_files
 from env_server.data.tabular import TABLE_SUFFIXES, import_tables, is_table_file
 from env_server.dataset import Dataset, Gold, Hardness, Question, Split
 from env_server.errors import DataError
@@ -23,9 +24,9 @@ TYPED = "typed"
 
 
 def has_no_questions(path: Path) -> bool:
-    """Tell whether the path is a file of data, or a folder that holds no file of questions."""
+    """Tell whether the path is a file of data, or a folder that holds no file of questions. Raises DataError."""
     if path.is_dir():
-        return not any(file.suffix.lower() in QUESTION_SUFFIXES for file in visible(path) if file.is_file())
+        return not question_files(path)
     return is_table_file(path) or is_database_name(path)
 
 
@@ -35,9 +36,7 @@ def read_databases(path: Path, cache_dir: Path) -> dict[str, Path]:
     Raises DataError when there is none, or when it cannot be used.
     """
     if path.is_dir():
-        return {
-            name: source.path(cache_dir) for name, source in _find_sources(path, path.resolve().name).usable.items()
-        }
+        return {name: source.path(cache_dir) for name, source in find_sources(path).usable.items()}
     if not path.exists():
         raise DataError(f"{path} does not exist. Give a file or a folder that is there")
     if is_table_file(path):

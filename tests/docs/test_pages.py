@@ -9,14 +9,12 @@ from pathlib import Path
 import pytest
 
 from env_server.cache import CACHE_VARIABLE
-from env_server.client import SyncSQLEnvClient
 from env_server.data.cli.commands import run as run_data
 from env_server.data.loading import load_dataset
 from env_server.dataset import Dataset
 from env_server.environment import SQLEnvironment
 from env_server.factory import EnvironmentFactory
 from sqlenv import cli
-from tests.integration.service import serving
 from trainer.chat.parsing import parse_action
 from trainer.chat.prompts import first_message, observation_message
 
@@ -179,15 +177,3 @@ def test_the_size_of_the_data_set_is_what_the_pages_say(dataset: Dataset) -> Non
     said = f"{len(dataset.databases)} databases over 16 domains, {len(dataset.questions):,} questions"
     assert said in PAGES["docs/commands.md"]
     assert said in PAGES["docs/results.md"]
-
-
-def test_the_scripts_in_python_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], dataset: Dataset) -> None:
-    page = PAGES["docs/commands.md"]
-    exec(compile(block(page, "python", "EnvironmentFactory"), "commands.md", "exec"), {})
-    out = capsys.readouterr().out
-    assert out.startswith("Tables: ")
-    assert out.endswith("1\n1\n")
-    script = block(page, "python", SyncSQLEnvClient.__name__)
-    with serving(tmp_path, Path("synthetic")) as server:
-        exec(compile(script.replace("127.0.0.1:8000", f"127.0.0.1:{server.port}"), "commands.md", "exec"), {})
-    assert capsys.readouterr().out.endswith("1\n1\n")

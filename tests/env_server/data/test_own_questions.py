@@ -55,9 +55,7 @@ def test_a_typed_question_is_about_one_database(pets_file: Path) -> None:
     (question,) = typed_question("How many?", two, "more").questions
     assert (question.db_id, question.judged, question.gold.rows) == ("more", False, ())
     assert typed_question("How many?", {"pets": pets_file}).questions[0].db_id == "pets"
-    for database, says in (
-        (None, "there are 2 databases; say which one the question is about: pets, more"),
-        ("x", "'x'"),
-    ):
-        with pytest.raises(DataError, match=says):
-            typed_question("How many?", two, database)
+    with pytest.raises(DataError, match="there are 2 databases; say which one the question is about: pets, more"):
+        typed_question("How many?", two)
+    with pytest.raises(DataError, match="there is no database 'x'; there is pets, more"):
+        typed_question("How many?", two, "x")

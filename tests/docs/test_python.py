@@ -1,0 +1,58 @@
+"""docs/python.md and the README: their scripts run as they are written, and print what is said."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from env_server.cache import CACHE_VARIABLE
+from env_server.data.loading import load_dataset
+from env_server.dataset import Dataset
+from tests.env_server.conftest import RunningServer, settings
+from tests.integration.service import write_data
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+SCRIPTS = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / "python.md").read_text(encoding="utf-8"), re.M | re.S)
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, generated_cache: Path, pets: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with what the page names."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(CACHE_VARIABLE, str(generated_cache))
+    (tmp_path / "orders.csv").write_text("customer,amount\nAnn,3.5\nBob,10.25\n", encoding="utf-8")
+    (tmp_path / "my-shop").mkdir()
+    write_data(pets, tmp_path / "my-shop")
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    running = RunningServer(settings(tmp_path, token="geheim"), load_dataset("synthetic"))
+    yield running.address
+    running.stop()
+
+
+def printed(script: str, capsys: pytest.CaptureFixture[str]) -> str:
+    exec(compile(script, "page", "exec"), {})
+    return capsys.readouterr().out
+
+
+def test_the_readme_prints_its_episode(capsys: pytest.CaptureFixture[str]) -> None:
+    (script,) = re.findall(r"^```python\n(.*?)^```$", README, re.M | re.S)
+    (episode,) = (text for text in re.findall(r"^```\n(.*?)^```$", README, re.M | re.S) if "> DESCRIBE" in text)
+    assert printed(script, capsys) == episode
+
+
+def test_the_scripts_of_the_page(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    episode, folder, file, server = SCRIPTS
+    said = printed(episode, capsys)
+    assert said.startswith("Question: Find the largest quantity of all harvests")
+    assert said.endswith("The answer is correct.\n")
+    assert printed(folder, capsys).endswith("Tables: owners, pets\n")
+    assert printed(file, capsys).endswith("Bob | 10.25\n\n> ANSWER Bob (-0.02)\nThe answer is not judged.\n")
+    said = printed(server.replace("127.0.0.1:8000", url), capsys)
+    assert "> SAMPLE farmers (+0.00)\nfarmer_id | " in said
