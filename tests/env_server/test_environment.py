@@ -24,7 +24,7 @@ from env_server.jobs import JudgeJob, QueryJob
 from env_server.reward import wrong_total_bound
 from env_server.settings import EnvSettings
 from env_server.sql.pool import DatabasePool
-from env_server.types import AnswerMode, SQLAction, SQLObservation
+from env_server.types import AnswerMode, SQLAction, SQLObservation, Verdict
 
 
 def act(environment: SQLEnvironment, text: str) -> SQLObservation:
@@ -258,3 +258,16 @@ def test_nothing_of_the_gold_is_visible(pets: Dataset, pets_pool: DatabasePool, 
         assert secret not in "\n".join(seen).lower()
     assert set(last.metadata) == {"reward_components", "verdict"}
     assert set(environment.state.model_dump()) == {"episode_id", "step_count"}
+
+
+@pytest.mark.parametrize("mode", list(AnswerMode))
+def test_a_question_without_a_gold_is_not_judged(pets: Dataset, pets_pool: DatabasePool, mode: AnswerMode) -> None:
+    asked = replace(pets.questions[0], question_id="typed", gold_sql="", gold=Gold((), False))
+    environment = SQLEnvironment(replace(pets, questions=(asked,)), pets_pool, answer_mode=mode)
+    environment.reset(question_id="typed")
+    seen = act(environment, "QUERY SELECT 1")
+    assert (seen.reward, seen.metadata["reward_components"]["progress"]) == (pytest.approx(0.01), 0.0)
+    assert act(environment, "ANSWER").error == "ANSWER needs the answer"
+    last = act(environment, "ANSWER SELECT 1")
+    assert (last.done, last.verdict, last.result) == (True, Verdict.UNJUDGED, "The answer is not judged.")
+    assert last.reward == -0.02

@@ -144,7 +144,7 @@ def test_every_record_has_one_kind_or_succeeded_or_was_lost(turns: list[dict[str
         "q", outcome, turns=turns, steps=len(turns), parse_rate=parsed / len(turns) if turns else 0.0, failure=""
     )
     kind = failure_kind(one)
-    assert (kind is None) is (outcome in ("correct", "failed"))
+    assert (kind is None) is (outcome in ("correct", "unjudged", "failed"))
     assert kind == failure_kind(replace(one)), "the same record, the same kind"
     assert kind is None or kind.meaning
     assert all(turn in turns for turn in queries_of(one))
