@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from env_server.errors import SQLEnvError
+from sqlenv.parser import did_you_mean
 
 USAGE = """\
-usage: sqlenv COMMAND [flags]        (sqlenv COMMAND --help says more)
+usage: sqlenv COMMAND [flags]        (sqlenv COMMAND --help says more, sqlenv --version which one this is)
 
   train      train a policy on SQLEnv with GRPO: evaluate, train, evaluate, report
   evaluate   play a policy on a split and print its success with a 95% interval
@@ -53,8 +54,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(USAGE, end="")
         return 0
     name, rest = arguments[0], arguments[1:]
+    if name == "--version":
+        print(f"sqlenv {_version()}")
+        return 0
     if name not in _COMMANDS:
-        print(f"sqlenv: there is no command {name!r}\n\n{USAGE}", end="", file=sys.stderr)
+        what = "flag" if name.startswith("-") else "command"
+        print(
+            f"sqlenv: there is no {what} {name}{did_you_mean(name, _COMMANDS)} (sqlenv --help lists them)",
+            file=sys.stderr,
+        )
         return 2
     try:
         return _COMMANDS[name](rest)
@@ -72,6 +80,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"sqlenv {name}: interrupted", file=sys.stderr)
         return 130
+
+
+def _version() -> str:
+    # Its module takes a tenth of a second to import.
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("sqlenv")
+    except PackageNotFoundError:
+        return "of a checkout that is not installed"
 
 
 def _train(argv: Sequence[str]) -> int:

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -75,11 +76,16 @@ def test_usage(arguments: list[str], capsys: Captured) -> None:
     assert err == ""
 
 
+def test_the_version(capsys: Captured) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"sqlenv {version('sqlenv')}\n"
+
+
 def test_an_unknown_command() -> None:
     """And the module runs as a script."""
     done = subprocess.run([sys.executable, "-m", "sqlenv", "trian"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("sqlenv: there is no command 'trian'\n\nusage: ")
+    assert done.stderr == "sqlenv: there is no command trian; did you mean train? (sqlenv --help lists them)\n"
 
 
 def test_without_the_training_packages_a_command_says_what_to_install() -> None:
@@ -88,6 +94,38 @@ def test_without_the_training_packages_a_command_says_what_to_install() -> None:
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert process.returncode == 2
     assert process.stderr == "sqlenv train: torch is not installed; in SQLEnv's folder: pip install -e '.[train]'\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["evaluate", "--polcy", "random"], "there is no flag --polcy; did you mean --policy?"),
+        (["evaluate"], "the following arguments are required: --policy"),
+        (["evaluate", "--policy", "random", "--split", "evl"], "--split must be one of train, eval, all, not "
+         "'evl'; did you mean eval?"),
+        (["play", "--answer_mode", "json"], "--answer_mode must be one of value, sql, not 'json'"),
+        (["simulate", "--preset", "tiny"], "--preset must be one of tiny-cpu, smollm2-cpu, gpu-1.5b, not "
+         "'tiny'; did you mean tiny-cpu?"),
+        (["serve", "--prot=1"], "there is no flag --prot; did you mean --port?"),
+        (["inference", "--modl", "x"], "there is no flag --modl; did you mean --model?"),
+        (["compare", "a", "b", "--jsno"], "there is no flag --jsno; did you mean --json?"),
+        (["data", "inspct"], "COMMAND must be one of inspect, "),
+        (["data", "validate", "synthetic", "--answer_moed", "sql"], "there is no flag --answer_moed; did you mean"),
+        (["export", "x", "--ot", "y"], "there is no flag --ot; did you mean --out?"),
+        (["report", "--pgn", "y"], "there is no flag --pgn; did you mean --png?"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_slip_of_the_pen_is_one_line_that_says_what_was_meant(
+    command: list[str], said: str, capsys: Captured
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(command)
+    assert stopped.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    prog = f"sqlenv {command[0]}" + (" validate" if "validate" in command else "")
+    assert line.startswith(f"{prog}: {said}")
+    assert line.endswith(f" ({prog} --help lists the flags)")
 
 
 @pytest.mark.parametrize(

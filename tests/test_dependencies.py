@@ -120,6 +120,19 @@ def imports_inside(package: str) -> dict[str, set[str]]:
     return found
 
 
+def test_of_the_front_door_the_packages_know_the_parser_alone() -> None:
+    used = {
+        node.module
+        for package in ROOMS
+        for path in (ROOT / package).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] == "sqlenv"
+    }
+    assert used == {"sqlenv.parser"}
+    loaded = loaded_by('import sys, sqlenv.parser; print(*{name.partition(".")[0] for name in sys.modules})')
+    assert not loaded & {"env_server", "inference", "trainer", "pydantic", "apsw"}
+
+
 @pytest.mark.parametrize("package", ROOMS)
 def test_no_arrow_between_rooms_runs_back_up(package: str) -> None:
     modules, order = modules_of(package), ROOMS[package]

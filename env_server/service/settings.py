@@ -6,7 +6,6 @@ server that others can reach has a token, or says aloud that it has none; the to
 
 from __future__ import annotations
 
-import argparse
 import ipaddress
 import os
 from collections.abc import Mapping, Sequence
@@ -24,6 +23,7 @@ from env_server.data.loading import DEFAULT_SPEC
 from env_server.errors import SQLEnvError
 from env_server.settings import EnvSettings
 from env_server.types import AnswerMode
+from sqlenv.parser import Parser
 
 PREFIX = "SQLENV_"
 
@@ -183,13 +183,11 @@ the server at once. Events are logged on stderr, one JSON object a line.
 """
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="sqlenv serve",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     for name, field in ServiceSettings.model_fields.items():
         text = f"{field.description} (default: {_default(name, field)}; {_variable(name)})".replace("%", "%%")

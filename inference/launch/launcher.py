@@ -12,7 +12,6 @@ What the command promises:
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from pathlib import Path
 from inference.launch.plan import PORT, Device, LaunchError, LaunchSettings, WeightSyncMode, plan
 from inference.launch.process import PYTHON_VARIABLE, find_python, see_machine, see_model
 from inference.launch.supervisor import Supervision, Supervisor, say
+from sqlenv.parser import Parser
 
 AUTO = "auto"
 
@@ -102,13 +102,11 @@ def read_arguments(argv: Sequence[str]) -> tuple[LaunchSettings, Options]:
     return LaunchSettings(**values, extra=tuple(extra)), options
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="sqlenv inference",
         description="Start vLLM as the policy server for training, wait until it answers, and stay until it ends.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add(

@@ -9,7 +9,6 @@ trainer/results/statistics.py has the method and its sources).
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -18,18 +17,18 @@ from pathlib import Path
 
 from rich.console import Console
 
+from sqlenv.parser import Parser
 from trainer.comparison.comparison import compare_sides
 from trainer.comparison.sides import find_side
 from trainer.comparison.text import SHOWN, print_comparison
 from trainer.results.statistics import intervals_as_pairs
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """The flags of `sqlenv compare`."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="sqlenv compare",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="examples:\n  sqlenv compare runs/first:before runs/first\n"
         "  sqlenv compare runs/first runs/second --png comparison.png\n"
         "  sqlenv compare base.jsonl runs/first --json",

@@ -14,6 +14,7 @@ from env_server.dataset import Split
 from env_server.errors import SQLEnvError
 from env_server.types import AnswerMode
 from inference.launch.plan import PORT
+from sqlenv.parser import Parser, choice
 from trainer.config import (
     ACTION_FORMAT_HELP,
     ENV_HELP,
@@ -57,12 +58,11 @@ spread evenly over the databases, so that a limit does not favour the first ones
 """
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """Return the parser."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="sqlenv evaluate",
         description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="examples:\n  sqlenv evaluate --policy oracle --split all\n"
         "  sqlenv evaluate --policy runs/tiny/model --episodes 300 --json\n"
         "  sqlenv evaluate --policy Qwen/Qwen2.5-0.5B-Instruct --data spider:PATH\n"
@@ -77,22 +77,22 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--protocol",
-        type=EvaluationProtocol,
+        type=choice(EvaluationProtocol),
         choices=list(EvaluationProtocol),
         default=EvaluationProtocol.EXPLORE,
         help=PROTOCOL_HELP,
     )
     parser.add_argument("--data", help=f"{SYNTAX} (default: the run's, else {defaults.data})")
-    parser.add_argument("--split", type=Split, choices=list(Split), default=Split.EVAL, help="default: eval")
+    parser.add_argument("--split", type=choice(Split), choices=list(Split), default=Split.EVAL, help="default: eval")
     parser.add_argument(
         "--answer_mode",
-        type=AnswerMode,
+        type=choice(AnswerMode),
         choices=list(AnswerMode),
         help=f"default: the run's, else {defaults.answer_mode}",
     )
     parser.add_argument(
         "--action_format",
-        type=ActionFormat,
+        type=choice(ActionFormat),
         choices=list(ActionFormat),
         help=f"{ACTION_FORMAT_HELP} Default: the run's.",
     )
@@ -152,7 +152,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+def check(parser: Parser, args: argparse.Namespace) -> None:
     """End with status 2 where flags do not go together."""
     if args.eval_episodes is not None and (args.eval_episodes == 0 or args.eval_episodes < -1):
         parser.error(f"--episodes must be positive, or -1 for all; got {args.eval_episodes}")

@@ -14,7 +14,6 @@ Promises:
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import sys
@@ -26,6 +25,7 @@ import numpy as np
 from jinja2 import Environment, StrictUndefined
 
 from env_server.dataset import Hardness
+from sqlenv.parser import Parser
 from trainer.report import plots
 from trainer.report.exploration_tables import exploration_table, failure_table
 from trainer.report.replays import OUTCOMES, cut, replays
@@ -51,7 +51,7 @@ RATIO = "sampling/importance_sampling_ratio"
 WEIGHT = "reward_weights/"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Add the arguments of `sqlenv report`."""
     parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a run, such as runs/tiny")
     parser.add_argument("--png", type=Path, metavar="FILE", help="also write the learning curve as a picture")
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(argv: Sequence[str]) -> int:
     """`sqlenv report`: write the report of a run and print where it is. Raises RunFolderError."""
-    parser = argparse.ArgumentParser(prog="sqlenv report", description="Write a run's report.html again.")
+    parser = Parser(prog="sqlenv report", description="Write a run's report.html again.")
     add_arguments(parser)
     args = parser.parse_args(argv)
     written = [write_report(args.run)]

@@ -11,7 +11,6 @@ Promises:
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import shutil
@@ -33,6 +32,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from env_server.errors import SQLEnvError
 from inference.adapters import ADAPTER_CONFIG, RUN_MODEL, NamedPolicy
 from inference.weights.gather import full_weights, sync_to_disk, write_checkpoint
+from sqlenv.parser import Parser
 from trainer.chat.format import ChatFormat
 from trainer.policy.loading import base_config, load_policy, resolve_policy
 from trainer.policy.play_settings import PlaySettings, saved_play
@@ -82,12 +82,11 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """The flags of `sqlenv export`."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="sqlenv export",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="examples:\n  sqlenv export runs/mine --out exported --dtype bfloat16\n"
         "  sqlenv export runs/mine/checkpoint-50 --out exported\n"
         "  sqlenv export runs/mine --out exported --push_to_hub me/my-policy",

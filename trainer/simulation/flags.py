@@ -9,6 +9,7 @@ from pathlib import Path
 
 from env_server.data.loading import SYNTAX
 from inference.simulated.profile import Faults, ServerProfile
+from sqlenv.parser import Parser
 from trainer.config import ENV_HELP, TOKEN_HELP
 from trainer.simulation.environments import EnvironmentProfile
 from trainer.simulation.presets import PRESETS
@@ -52,12 +53,11 @@ inference server costs the client. Presets that are marked as estimates were not
 depends on them."""
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """The flags of `sqlenv simulate`."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="sqlenv simulate",
         description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=EPILOG,
     )
     add = parser.add_argument

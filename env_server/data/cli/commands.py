@@ -26,6 +26,7 @@ from env_server.dataset import Dataset, Split
 from env_server.errors import DataError
 from env_server.settings import EnvSettings, JudgingSettings
 from env_server.types import AnswerMode
+from sqlenv.parser import Parser, choice
 
 _INSPECT = """\
 Show what a data set holds: questions by split and hardness, databases, what was left out and why, samples with
@@ -71,13 +72,11 @@ examples:
 
 def run(argv: Sequence[str]) -> int:
     """Run `sqlenv data`; `argv` begins with its subcommand. Returns the exit status. Raises DataError."""
-    parser = argparse.ArgumentParser(prog="sqlenv data", description="Look at, check, convert and fetch data sets.")
+    parser = Parser(prog="sqlenv data", description="Look at, check, convert and fetch data sets.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def command(name: str, job: Callable[[argparse.Namespace], int], short: str, text: str, example: str) -> _Parser:
-        added = commands.add_parser(
-            name, help=short, description=text, epilog=example, formatter_class=argparse.RawDescriptionHelpFormatter
-        )
+    def command(name: str, job: Callable[[argparse.Namespace], int], short: str, text: str, example: str) -> Parser:
+        added = commands.add_parser(name, help=short, description=text, epilog=example)
         added.set_defaults(job=job)
         return added
 
@@ -105,7 +104,11 @@ def run(argv: Sequence[str]) -> int:
     _add_data(export, AnswerMode.SQL)
     export.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="a folder that does not exist yet")
     export.add_argument(
-        "--split", type=Split, choices=list(Split), default=Split.ALL, help="what to write (default: %(default)s)"
+        "--split",
+        type=choice(Split),
+        choices=list(Split),
+        default=Split.ALL,
+        help="what to write (default: %(default)s)",
     )
 
     download = command("fetch", _fetch, "download a benchmark from the Hugging Face Hub", _FETCH, _FETCH_EXAMPLE)
@@ -119,17 +122,14 @@ def run(argv: Sequence[str]) -> int:
     return status
 
 
-_Parser = argparse.ArgumentParser
-
-
-def _add_data(parser: _Parser, answer_mode: AnswerMode, *, optional: bool = False) -> None:
+def _add_data(parser: Parser, answer_mode: AnswerMode, *, optional: bool = False) -> None:
     if optional:
         parser.add_argument("data", nargs="?", default=DEFAULT_SPEC, help=f"{SYNTAX} (default: %(default)s)")
     else:
         parser.add_argument("data", help=SYNTAX)
     parser.add_argument(
         "--answer_mode",
-        type=AnswerMode,
+        type=choice(AnswerMode),
         choices=list(AnswerMode),
         default=answer_mode,
         help="what ANSWER carries; decides which golds are too large (default: %(default)s)",
