@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import hf_hub_download
-
 from inference.engine import EngineError
 from inference.missing import why_not_there
 
@@ -188,6 +186,8 @@ def _find(place: Place, file: str) -> Path | None:
     if Path(place.location).is_dir():
         found = Path(place.location) / file
         return found if found.is_file() else None
+    from huggingface_hub import hf_hub_download  # a client of HTTP, which a folder need not wait for
+
     try:
         return Path(hf_hub_download(place.location, file, revision=place.revision))
     except (OSError, ValueError):

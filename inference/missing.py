@@ -14,10 +14,6 @@ import os
 from difflib import get_close_matches
 from pathlib import Path
 
-import httpx
-from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
-from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
-
 MOST_NAMED = 3
 RUNS = "runs"
 """Where commands write unless they are told otherwise."""
@@ -59,6 +55,11 @@ def _not_on_the_hub(name: str, revision: str | None, files: tuple[str, ...]) -> 
         return ", but a file: name the folder that it is in"
     if name.startswith((".", "~", os.sep)) or name.endswith(os.sep) or name.count("/") > 1:
         return ""
+    # Clients of HTTP, which a folder need not wait for.
+    import httpx
+    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
+
     try:
         if any(isinstance(try_to_load_from_cache(name, file, revision=revision), str) for file in files):
             return None

@@ -125,9 +125,9 @@ def _compare(argv: Sequence[str]) -> int:
 
 
 def _export(argv: Sequence[str]) -> int:
-    from trainer.shipping import export
+    from trainer.shipping import command
 
-    return export.run(argv)
+    return command.run(argv)
 
 
 def _warmup(argv: Sequence[str]) -> int:

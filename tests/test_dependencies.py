@@ -192,6 +192,38 @@ def test_the_usage_needs_no_torch() -> None:
     assert not loaded_by(code) & set(TRAINING)
 
 
+HELP = """
+import contextlib, io, sys
+from sqlenv import cli
+with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
+    cli.main([*sys.argv[1:], "--help"])
+print(*sys.modules)
+"""
+SLOW = {*TRAINING, "scipy", "pandas", "httpx", "huggingface_hub", "safetensors"}
+"""What takes a fifth of a second and more to import."""
+
+
+@pytest.mark.parametrize(
+    ("command", "modules"),
+    [
+        ("evaluate", 800),
+        ("compare", 800),
+        ("simulate", 800),
+        ("report", 750),
+        ("play", 650),
+        ("serve", 650),
+        ("data inspect", 550),
+        ("export", 250),
+        ("inference", 300),
+    ],
+)
+def test_a_command_answers_at_once(command: str, modules: int) -> None:
+    """Counted in modules, which is what the time goes to: about a millisecond each."""
+    loaded = loaded_by(HELP, *command.split())
+    assert not {name.partition(".")[0] for name in loaded} & SLOW
+    assert len(loaded) <= modules
+
+
 EVALUATE = """
 import sys
 from sqlenv import cli

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from contextlib import suppress
 from enum import StrEnum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from inference.engine import EngineError
-from inference.vllm.api import VLLMServer
+
+if TYPE_CHECKING:
+    # Flags need the names of pauses, and not a client of HTTP.
+    from inference.vllm.api import VLLMServer
 
 GIVE_UP_S = 5.0
 """How long it may take to tell a server that an update failed. One that cannot be told ends by its own deadline."""

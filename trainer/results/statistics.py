@@ -36,7 +36,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri, stdtrit
 
 from env_server.errors import SQLEnvError
 from trainer.rollout.episodes import EpisodeRecord, Outcome
@@ -303,6 +302,9 @@ def _groups(records: Sequence[EpisodeRecord], field: str) -> dict[str, GroupSumm
 
 def _quantile(groups: int) -> float:
     """The quantile of t(groups - 1), or of the normal where there is no spread between groups."""
+    # It takes a third of a second to import, which whoever asks for help, or mistypes a flag, need not wait for.
+    from scipy.special import ndtri, stdtrit
+
     return float(ndtri(UPPER)) if groups < 2 else float(stdtrit(groups - 1, UPPER))
 
 

@@ -24,7 +24,6 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from peft import PeftModel
-from rich.console import Console
 from safetensors import SafetensorError
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
@@ -32,16 +31,12 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from env_server.errors import SQLEnvError
 from inference.adapters import ADAPTER_CONFIG, RUN_MODEL, NamedPolicy
 from inference.weights.gather import full_weights, sync_to_disk, write_checkpoint
-from sqlenv.parser import Parser
 from trainer.chat.format import ChatFormat
 from trainer.policy.loading import base_config, load_policy, resolve_policy
 from trainer.policy.play_settings import PlaySettings, saved_play
 from trainer.results.run_files import Evaluation, RunFolder, versions
 from trainer.shipping.hub import Destination, HubError
 from trainer.shipping.model_card import CardFacts, data_name, model_card
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
 
 EXPORT = "export"
 """Where a run keeps what it pushes, inside its folder."""
@@ -58,48 +53,6 @@ class Exported:
     folder: Path
     parameters: int
     dtype: str
-
-
-def run(argv: Sequence[str]) -> int:
-    """Export as the flags say; push when asked. Raises SQLEnvError."""
-    args = build_parser().parse_args(argv)
-    destination = None
-    if args.push_to_hub:
-        destination = Destination(args.push_to_hub, args.hub_private_repo or None, args.hub_token, args.hub_revision)
-        destination = destination.prepared()
-    exported = export(
-        args.policy,
-        Path(args.out),
-        dtype=args.dtype and DTYPES[args.dtype],
-        name=destination.repo if destination else None,
-        trust_remote_code=args.trust_remote_code,
-    )
-    console = Console()
-    said = f"{exported.parameters:,} parameters, {exported.dtype}, in {exported.folder}"
-    console.print(said, highlight=False, soft_wrap=True)
-    if destination:
-        console.print(f"pushed to {destination.push(exported.folder)}", highlight=False, soft_wrap=True)
-    return 0
-
-
-def build_parser() -> Parser:
-    """The flags of `sqlenv export`."""
-    parser = Parser(
-        prog="sqlenv export",
-        description=__doc__,
-        epilog="examples:\n  sqlenv export runs/mine --out exported --dtype bfloat16\n"
-        "  sqlenv export runs/mine/checkpoint-50 --out exported\n"
-        "  sqlenv export runs/mine --out exported --push_to_hub me/my-policy",
-    )
-    parser.add_argument("policy", help="a run's folder, a checkpoint's, an adapter's, or a model on the Hub")
-    parser.add_argument("--out", required=True, help="the folder to write; it must be new or empty")
-    parser.add_argument("--dtype", choices=list(DTYPES), help="of the weights (default: as the checkpoint or base has)")
-    parser.add_argument("--trust_remote_code", action="store_true", help="run code that comes with the policy")
-    parser.add_argument("--push_to_hub", metavar="REPO", help="push the folder to this repository on the Hub, too")
-    parser.add_argument("--hub_private_repo", action="store_true", help="make the repository private, if it is made")
-    parser.add_argument("--hub_token", help="token for the Hub (default: the one of `hf auth login`)")
-    parser.add_argument("--hub_revision", help="branch of the repository (default: main)")
-    return parser
 
 
 def export(

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.optimize import nnls
 
 from env_server.errors import SQLEnvError
 from inference.simulated.engine import shared
@@ -92,6 +91,8 @@ def fitted_server(batches: Sequence[Sequence[Generated]], max_sequences: int) ->
     if len(rows) < 2 * 4:
         raise CalibrationError(f"{len(rows)} turns are too few to calibrate with; play more episodes")
     weights = 1.0 / np.sqrt(np.maximum(times, 1e-4))
+    from scipy.optimize import nnls  # half a second, which only a calibration need wait for
+
     (request, reading, step, beside), _ = nnls(np.array(rows) * weights[:, None], np.array(times) * weights)
     return ServerProfile(
         max_sequences=max_sequences,
