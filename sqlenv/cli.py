@@ -94,6 +94,9 @@ def _version() -> str:
 
 def _train(argv: Sequence[str]) -> int:
     with _nothing_to_save():
+        from trainer.flags.early import Command, look
+
+        argv = look(Command.TRAIN, argv)
         from trainer.stages import run as stages
 
     return stages.run(argv)
@@ -132,6 +135,9 @@ def _export(argv: Sequence[str]) -> int:
 
 def _warmup(argv: Sequence[str]) -> int:
     with _nothing_to_save():
+        from trainer.flags.early import Command, look
+
+        argv = look(Command.WARMUP, argv)
         from trainer.warmup import warmup
 
     return warmup.run(argv)

@@ -66,13 +66,19 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """End the process with status 2 and one line."""
-        said = re.fullmatch(r"argument (\S+): invalid choice: (.*) \(choose from (.*)\)", message, re.DOTALL)
-        if said is not None:
-            name, value, known = said.groups()
-            value, choices = value.strip("'"), [choice.strip("'") for choice in known.split(", ")]
-            message = f"{name} must be one of {', '.join(choices)}, not {value!r}{did_you_mean(value, choices)}"
-        message = re.sub(r"^argument (--\S+): ", r"\1 ", message)
-        self.exit(2, f"{self.prog}: {message} ({self.prog} --help lists the flags)\n")
+        refuse(self, message)
+
+
+def refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
+    """End the process with status 2 and what argparse has to say, in one line."""
+    said = re.fullmatch(r"argument ([^\s/]+)\S*: invalid choice: (.*) \(choose from (.*)\)", message, re.DOTALL)
+    if said is not None:
+        name, value, known = said.groups()
+        value, choices = value.strip("'"), [choice.strip("'") for choice in known.split(", ")]
+        message = f"{name} must be one of {', '.join(choices)}, not {value!r}{did_you_mean(value, choices)}"
+    message = re.sub(r"^argument (--[^\s/]+)\S*: (invalid .*)", r"\1: \2", message)
+    message = re.sub(r"^argument (--[^\s/]+)\S*: ", r"\1 ", message)
+    parser.exit(2, f"{parser.prog}: {message} ({parser.prog} --help lists the flags)\n")
 
 
 def choice(kind: type[Choice]) -> Callable[[str], Choice]:

@@ -90,8 +90,9 @@ def test_an_unknown_command() -> None:
 
 def test_without_the_training_packages_a_command_says_what_to_install() -> None:
     # None in sys.modules is how Python marks what cannot be imported.
-    code = "import sys; sys.modules['torch'] = None; from sqlenv import cli; sys.exit(cli.main(['train']))"
-    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    code = "import sys; sys.modules['torch'] = None; from sqlenv import cli; sys.exit(cli.main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "train", "--model_name_or_path", TINY]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
     assert process.returncode == 2
     assert process.stderr == "sqlenv train: torch is not installed; in SQLEnv's folder: pip install -e '.[train]'\n"
 

@@ -45,7 +45,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (("--colour", "rde"), "--colour must be one of red, blue, not 'rde'; did you mean red?"),
         (("--colour", "green"), "--colour must be one of red, blue, not 'green'"),
         (("--colour", "red", "--coats", "3"), "--coats must be one of 1, 2, not '3'"),
-        (("--colour", "red", "--coats", "many"), "--coats invalid int value: 'many'"),
+        (("--colour", "red", "--coats", "many"), "--coats: invalid int value: 'many'"),
         ((), "the following arguments are required: --colour"),
         (("--colour", "red", "wall"), "unrecognized arguments: wall"),
     ],

@@ -10,24 +10,36 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 from trl import TrlParser
 
+from sqlenv.parser import refuse
 from trainer.config import ConfigError, config_errors
 
 CONFIG_FLAG = "--config"
+
+
+class FlagParser(TrlParser):  # type: ignore[misc]  # TRL carries no types
+    """TRL's parser, for `prog`: what is wrong is one line, without a usage of two hundred flags."""
+
+    def __init__(self, kinds: Sequence[type], prog: str, **options: Any) -> None:
+        super().__init__(kinds, prog=prog, usage=f"{prog} [flags]", **options)
+
+    def error(self, message: str) -> NoReturn:
+        """End the process with status 2."""
+        refuse(self, message)
 
 
 def read_given(kinds: Sequence[type], argv: Sequence[str], prog: str) -> dict[str, Any]:
     """Return the fields of the dataclasses that flags or the config file name, with their values; a flag wins.
 
     Unknown flags and keys are left to the parser that reads the arguments themselves, and `-h` too. A value that does
-    not fit its flag ends the process as argparse does, with status 2, but without a usage of two hundred flags. Raises
+    not fit its flag ends the process as argparse does, with status 2, but in one line. Raises
     ConfigError for a config file that cannot be read, or a value in it that is none of its field's choices.
     """
-    parser = TrlParser(kinds, prog=prog, usage=f"{prog} [flags]     ({prog} -h lists them)", add_help=False)
+    parser = FlagParser(kinds, prog=prog, add_help=False)
     # Not `set_defaults`, which would put the mark itself where nothing was given.
     parser.set_defaults_with_config(**{field.name: argparse.SUPPRESS for kind in kinds for field in fields(kind)})
     config, flags = split_config(argv)

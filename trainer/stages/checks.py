@@ -92,7 +92,7 @@ class Checks:
             if not end.code:
                 raise
             *_, last = said.getvalue().strip().splitlines() or [""]
-            self.problems.append(f"{self.plan.title(stage)}: {last.rpartition('error: ')[2]}")
+            self.problems.append(f"{self.plan.title(stage)}: {last.removeprefix(f'{stage.kind.command}: ')}")
         if self.plan.dry_run:
             sys.stderr.write(said.getvalue())
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
-from trl import GRPOConfig, ModelConfig, SFTConfig, TrlParser
+from trl import GRPOConfig, ModelConfig, SFTConfig
 
 from trainer.config import ConfigError, SQLEnvArguments, WarmupArguments, config_errors
 from trainer.flags.combinations import check_combinations, check_mappings, check_quantisation, check_trackers
 from trainer.flags.defaults import Machine, train_defaults, warmup_defaults
-from trainer.flags.given import read_given
+from trainer.flags.given import FlagParser, read_given
 from trainer.flags.table import TRAIN_FLAGS, WARMUP_FLAGS
 from trainer.policy.loading import resolve_policy
 from trainer.policy.play_settings import SETTINGS_FILE
@@ -50,7 +50,7 @@ def parse_arguments(argv: Sequence[str]) -> tuple[SQLEnvArguments, GRPOConfig, M
         # transformers refuses bfloat16 where the GPU that is planned for is not.
         defaults["use_cpu"] = True
     advice = said + TRAIN_FLAGS.check(given, _defaults_of(kinds) | defaults)
-    parser = TrlParser(kinds, prog="sqlenv train", description=DESCRIPTION)
+    parser = FlagParser(kinds, "sqlenv train", description=DESCRIPTION)
     parser.set_defaults(**defaults)
     with config_errors():
         arguments, grpo, model_config = parser.parse_args_and_config(list(argv))
@@ -73,7 +73,7 @@ def parse_warmup_arguments(argv: Sequence[str], description: str) -> tuple[Warmu
     start, said = _starting_point(given)
     defaults = warmup_defaults(given | start, Machine.here(use_cpu=bool(given.get("use_cpu")))) | start
     advice = said + WARMUP_FLAGS.check(given, _defaults_of(kinds) | defaults)
-    parser = TrlParser(kinds, prog="sqlenv warmup", description=description)
+    parser = FlagParser(kinds, "sqlenv warmup", description=description)
     parser.set_defaults(**defaults)
     with config_errors():
         arguments, sft, model_config = parser.parse_args_and_config(list(argv))
