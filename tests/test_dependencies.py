@@ -120,6 +120,16 @@ def imports_inside(package: str) -> dict[str, set[str]]:
     return found
 
 
+def test_every_command_has_the_same_parser() -> None:
+    found = [
+        path
+        for package in (*ROOMS, "sqlenv")
+        for path in (ROOT / package).rglob("*.py")
+        if "argparse.ArgumentParser(" in path.read_text(encoding="utf-8")
+    ]
+    assert not found, "sqlenv.parser.Parser says what was meant by a slip of the pen"
+
+
 def test_of_the_front_door_the_packages_know_the_parser_alone() -> None:
     used = {
         node.module
@@ -210,7 +220,7 @@ SLOW = {*TRAINING, "scipy", "pandas", "httpx", "huggingface_hub", "safetensors"}
         ("compare", 800),
         ("simulate", 800),
         ("report", 750),
-        ("play", 650),
+        ("play", 800),
         ("serve", 650),
         ("data inspect", 550),
         ("export", 250),

@@ -23,6 +23,7 @@ from env_server.environment import SQLEnvironment
 from env_server.factory import EnvironmentFactory
 from env_server.judging.answers import format_answer
 from env_server.types import ActionType, AnswerMode, SQLObservation
+from sqlenv.parser import Parser, choice
 from trainer.chat.parsing import parse_action
 from trainer.config import ENV_HELP, TOKEN_HELP, token_of
 from trainer.interactive.hints import hints
@@ -42,18 +43,18 @@ _GOLD_ROWS = 20
 """Rows of the gold answer that are shown."""
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """The flags of `sqlenv play`."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="sqlenv play", description="Play an episode in this terminal, with the rewards that a policy would get."
     )
     parser.add_argument("--data", help=f"{SYNTAX} (default: {DEFAULT_SPEC})")
-    parser.add_argument("--split", type=Split, choices=list(Split), default=Split.ALL, help="default: all")
+    parser.add_argument("--split", type=choice(Split), choices=list(Split), default=Split.ALL, help="default: all")
     parser.add_argument("--question_id", help="play this question (default: a random one)")
     parser.add_argument("--seed", type=int, help="draw the question by this seed")
     parser.add_argument(
         "--answer_mode",
-        type=AnswerMode,
+        type=choice(AnswerMode),
         choices=list(AnswerMode),
         help="what ANSWER carries: the value itself, or a query that yields it (default: value)",
     )
