@@ -53,10 +53,11 @@ LARGE_VOCABULARY = 8_192
 
 
 class Deadline(TrainerCallback):  # type: ignore[misc]  # transformers carries no types
-    """Stops training once its minutes are over."""
+    """Stops training once its minutes are over, by any rank's clock: all stop after the same step."""
 
-    def __init__(self, minutes: float) -> None:
+    def __init__(self, minutes: float, ranks: Ranks) -> None:
         self._seconds = 60 * minutes
+        self._ranks = ranks
         self._started = time.monotonic()
 
     def on_train_begin(
@@ -67,7 +68,7 @@ class Deadline(TrainerCallback):  # type: ignore[misc]  # transformers carries n
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Ask the trainer to stop when the time is over."""
-        control.should_training_stop |= time.monotonic() - self._started >= self._seconds
+        control.should_training_stop |= any(self._ranks.gather([time.monotonic() - self._started >= self._seconds]))
 
 
 class ProgressLine(TrainerCallback):  # type: ignore[misc]
@@ -207,7 +208,7 @@ def _warm_up(
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     if arguments.max_minutes > 0:
-        trainer.add_callback(Deadline(arguments.max_minutes))
+        trainer.add_callback(Deadline(arguments.max_minutes, ranks))
     large = model.config.get_text_config(decoder=True).vocab_size >= LARGE_VOCABULARY
     stopping.begin_training(ranks)
     with scoring_labels_alone() if large else nullcontext():

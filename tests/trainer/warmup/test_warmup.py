@@ -6,7 +6,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,6 +35,7 @@ from sqlenv import cli
 from trainer.chat.format import ChatFormat, Conversation
 from trainer.policy.loading import load_policy
 from trainer.policy.play_settings import SETTINGS_FILE, saved_play
+from trainer.ranks import Ranks
 from trainer.rollout.client import EpisodeRequest, RolloutClient, RolloutSettings
 from trainer.rollout.environments import LocalEnvironments
 from trainer.rollout.players import OraclePlayer, play
@@ -178,12 +179,24 @@ def test_every_training_question_is_played_once_and_no_other(pets: Dataset, monk
 def test_a_deadline_stops_the_trainer(elapsed: float, stops: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(monotonic=lambda: 1_000.0)
     monkeypatch.setattr(trainer.warmup.warmup, "time", clock)
-    deadline, control, nothing = Deadline(minutes=1.5), TrainerControl(), SimpleNamespace()
+    deadline, control, nothing = Deadline(1.5, Ranks()), TrainerControl(), SimpleNamespace()
     state: Any = nothing
     deadline.on_train_begin(state, state, control)
     clock.monotonic = lambda: 1_000.0 + elapsed
     deadline.on_step_end(state, state, control)
     assert control.should_training_stop is stops
+
+
+def test_all_ranks_stop_at_the_first_deadline() -> None:
+    class BesideAFasterClock(Ranks):
+        def gather(self, items: Sequence[Any]) -> list[Any]:
+            return [*items, True]
+
+    deadline, control = Deadline(1.5, BesideAFasterClock()), TrainerControl()
+    nothing: Any = SimpleNamespace()
+    deadline.on_train_begin(nothing, nothing, control)
+    deadline.on_step_end(nothing, nothing, control)
+    assert control.should_training_stop
 
 
 @pytest.fixture(scope="module")
