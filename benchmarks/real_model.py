@@ -22,7 +22,7 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +72,7 @@ class Experiment:
     questions: int
     grpo_minutes: float
     console: Console
-
-    def __post_init__(self) -> None:
-        self.finished: dict[str, Finished] = {}
+    finished: dict[str, Finished] = field(default_factory=dict)
 
     def run(self) -> None:
         """Run what is left of all phases, in order. Raises PhaseError."""
@@ -212,6 +210,9 @@ def main() -> int:
     parser.add_argument("--grpo_minutes", type=float, help="of GRPO, all stages (default: 60, with --quick 0.5)")
     parser.add_argument("--quick", action="store_true", help="the tiny policy on synthetic data, a few minutes")
     args = parser.parse_args()
+    for name in ("questions", "grpo_minutes"):
+        if (number := getattr(args, name)) is not None and number <= 0:
+            parser.error(f"--{name} must be positive, not {number}")
     data, model = args.data or ("synthetic" if args.quick else ""), args.model
     if not data:
         parser.error("--data is needed: spider:PATH, or --quick")

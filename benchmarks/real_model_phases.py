@@ -90,10 +90,7 @@ class Phase:
         self.folder = folder
         self.out = folder / "out"
         self._clock = folder / "clock.json"
-        known = json.loads(self._clock.read_bytes()) if self._clock.is_file() else {"seconds": 0.0, "saved": 0.0}
-        self._before: float = known["seconds"]
-        self._saved: float = known["saved"]
-        self._checkpoint = self.checkpoint
+        self._before: float = json.loads(self._clock.read_bytes())["seconds"] if self._clock.is_file() else 0.0
         self._started = time.monotonic()
 
     @property
@@ -112,11 +109,6 @@ class Phase:
     def seconds(self) -> float:
         """Wall clock over all starts."""
         return self._before + time.monotonic() - self._started
-
-    @property
-    def saved_seconds(self) -> float:
-        """Wall clock up to the newest checkpoint: what was done after it is done again."""
-        return self._saved
 
     @property
     def checkpoint(self) -> Path | None:
@@ -168,22 +160,15 @@ class Phase:
             try:
                 return process.wait(TICK_S)
             except subprocess.TimeoutExpired:
-                self._tick()
+                replace_json(self._clock, {"seconds": self.seconds})
             if not asked and enough():
                 asked = True
                 process.send_signal(signal.SIGTERM)
 
-    def _tick(self) -> None:
-        checkpoint = self.checkpoint
-        if checkpoint != self._checkpoint:
-            self._checkpoint, self._saved = checkpoint, self.seconds
-        replace_json(self._clock, {"seconds": self.seconds, "saved": self._saved})
 
-
-def trained_minutes(run: Path, up_to: int | None = None) -> float:
-    """The minutes that the steps of a run of GRPO took, rollouts and all; those up to a step."""
-    rows = RunFolder(run).metrics()
-    return sum(row.get("step_time", 0.0) for row in rows if up_to is None or row["step"] <= up_to) / 60
+def trained_minutes(run: Path) -> float:
+    """The minutes that the steps of a run of GRPO took, rollouts and all."""
+    return sum(row.get("step_time", 0.0) for row in RunFolder(run).metrics()) / 60
 
 
 def steps_of(checkpoint: Path) -> int:
@@ -224,8 +209,7 @@ def warm_up(phase: Phase, keys: Mapping[str, Any], words: Sequence[str], minutes
         return finished
     flags = [*phase.config(keys), *words, "--output_dir", str(phase.out), *phase.resume_flags()]
     if minutes:
-        left = max(0.05, minutes - (phase.saved_seconds / 60 if phase.checkpoint else 0.0))
-        flags += ["--max_minutes", f"{left:.2f}"]
+        flags += ["--max_minutes", f"{minutes:.2f}"]
     phase.run(["warmup", *flags])
     if not (phase.out / SETTINGS_FILE).is_file():
         raise PhaseError(f"{phase.folder.name}: the warm-up was stopped; start again to go on")
@@ -242,7 +226,10 @@ def train(
         return finished
     resume = phase.resume_flags()
     checkpoint = phase.checkpoint
-    if checkpoint is None or trained_minutes(phase.out, steps_of(checkpoint)) < minutes:
+    if checkpoint is not None:
+        # What was trained after it is trained again, and is not enough before that.
+        RunFolder(phase.out).go_on_from(steps_of(checkpoint))
+    if checkpoint is None or trained_minutes(phase.out) < minutes:
         flags = [*phase.config(keys), *words, "--output_dir", str(phase.out), *resume]
         server = ["--use_vllm", "true", "--vllm_server_base_url", url()]
         phase.run(["train", *flags, *server], lambda: trained_minutes(phase.out) >= minutes)

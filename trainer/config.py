@@ -342,7 +342,12 @@ class WarmupArguments(EpisodeArguments):
             "at --learning_rate: several times faster from scratch."
         },
     )
-    max_minutes: float = field(default=0.0, metadata={"help": "Stop after this many minutes (0: no limit)."})
+    max_minutes: float = field(
+        default=0.0,
+        metadata={
+            "help": "Stop after this many minutes of training, over all starts of one that is resumed (0: no limit)."
+        },
+    )
     torch_threads: int = field(default=0, metadata={"help": "Threads of torch on a CPU (0: torch's own choice)."})
 
     def __post_init__(self) -> None:

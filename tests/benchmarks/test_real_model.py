@@ -11,7 +11,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,13 @@ import pytest
 import yaml
 from rich.console import Console
 
-from benchmarks.real_model import same_as_before
-from benchmarks.real_model_phases import Finished, Phase, PhaseError, evaluate, steps_of, trained_minutes
+from benchmarks.real_model import main, same_as_before
+from benchmarks.real_model_phases import Finished, Phase, PhaseError, evaluate, train, trained_minutes
 from benchmarks.real_model_recipe import RecipeError, read_recipe, words
 from benchmarks.real_model_table import gather, print_tables
 from benchmarks.server_process import ROOT
 from tests.integration.training import surroundings_in
+from trainer.policy.play_settings import SETTINGS_FILE
 from trainer.results.run_files import RunFolder
 from trainer.tiny import BASE_CHECKPOINT
 from trainer.training.arguments import parse_arguments, parse_warmup_arguments
@@ -127,7 +128,40 @@ def test_steps_that_are_taken_again_count_once(tmp_path: Path) -> None:
         for step in (1, 2, 3):
             writer.write({"step": step, "step_time": 60.0})
     assert trained_minutes(run.path) == 3.0
-    assert trained_minutes(run.path, steps_of(Path("x/checkpoint-2"))) == 2.0
+
+
+class AskedAtOnce(Phase):
+    """Asks at the beginning of a command whether it has done enough, and runs none."""
+
+    enough = False
+
+    def run(self, words: Sequence[str], enough: Callable[[], bool] = lambda: False) -> None:
+        self.enough = enough()
+
+
+def test_minutes_that_were_lost_do_not_end_a_run_that_goes_on(tmp_path: Path) -> None:
+    phase = AskedAtOnce(tmp_path / "grpo")
+    run = RunFolder.create(phase.out, {})
+    with run.metrics_writer() as writer:
+        for step in (1, 2, 3):
+            writer.write({"step": step, "step_time": 60.0})
+    (phase.out / "checkpoint-2").mkdir()
+    (phase.out / "checkpoint-2" / SETTINGS_FILE).write_text("{}")
+    with pytest.raises(PhaseError, match="the run was stopped"):
+        train(phase, {}, [], lambda: "http://127.0.0.1:1", 2.5)
+    assert not phase.enough
+    assert train(phase, {}, [], lambda: "http://127.0.0.1:1", 2.0).steps == 2, "the checkpoint has all its minutes"
+
+
+@pytest.mark.parametrize("flag", ["--questions", "--grpo_minutes"])
+def test_a_number_of_nothing_is_refused(
+    flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["real_model", "--out", str(tmp_path / "out"), "--quick", flag, "0"])
+    with pytest.raises(SystemExit):
+        main()
+    assert f"{flag} must be positive" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_a_phase_started_ends_with_the_process(tmp_path: Path) -> None:

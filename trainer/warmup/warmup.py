@@ -7,6 +7,7 @@ take. Given an adapter, it goes on training that one.
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import ModelConfig, SFTConfig, get_peft_config, get_quantization_config
 
 from env_server.types import AnswerMode
@@ -48,12 +50,14 @@ from trainer.warmup.data import encode, play_demonstrations
 from trainer.warmup.replay import replay
 from trainer.warmup.training import WarmupTrainer
 
+MINUTES_FILE = "minutes.json"
+"""What a checkpoint keeps of a deadline: the minutes that training has had."""
 LARGE_VOCABULARY = 8_192
 """In tokens; from there on, the output head is what a warm-up on a CPU takes its time for."""
 
 
 class Deadline(TrainerCallback):  # type: ignore[misc]  # transformers carries no types
-    """Stops training once its minutes are over, by any rank's clock: all stop after the same step."""
+    """Stops training once its minutes are over, those before it was resumed included; all ranks after the same step."""
 
     def __init__(self, minutes: float, ranks: Ranks) -> None:
         self._seconds = 60 * minutes
@@ -63,8 +67,17 @@ class Deadline(TrainerCallback):  # type: ignore[misc]  # transformers carries n
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Start the clock."""
-        self._started = time.monotonic()
+        """Start the clock, or go on with that of the checkpoint."""
+        file = Path(args.resume_from_checkpoint or "nowhere", MINUTES_FILE)
+        earlier = json.loads(file.read_bytes())["minutes"] if file.is_file() else 0.0
+        self._started = time.monotonic() - 60 * earlier
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """A checkpoint was saved."""
+        folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+        if state.is_world_process_zero and folder.is_dir():
+            minutes = (time.monotonic() - self._started) / 60
+            (folder / MINUTES_FILE).write_text(json.dumps({"minutes": minutes}), encoding="utf-8")
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Ask the trainer to stop when the time is over."""
@@ -196,6 +209,7 @@ def _warm_up(
         step_budget=arguments.step_budget,
     )
     continued = hasattr(model, "peft_config")
+    deadline = [Deadline(arguments.max_minutes, ranks)] if arguments.max_minutes > 0 else []
     trainer = WarmupTrainer(
         model=model,
         args=sft,
@@ -203,12 +217,11 @@ def _warm_up(
         processing_class=tokenizer,
         peft_config=None if continued else get_peft_config(model_config),
         optimizers=(optimizer, None),
-        callbacks=[ProgressLine(console), StopAfterStep(stopping), SavePlaySettings(play)],
+        # The last one marks a checkpoint as whole.
+        callbacks=[ProgressLine(console), *deadline, StopAfterStep(stopping), SavePlaySettings(play)],
     )
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
-    if arguments.max_minutes > 0:
-        trainer.add_callback(Deadline(arguments.max_minutes, ranks))
     large = model.config.get_text_config(decoder=True).vocab_size >= LARGE_VOCABULARY
     stopping.begin_training(ranks)
     with scoring_labels_alone() if large else nullcontext():

@@ -175,16 +175,38 @@ def test_every_training_question_is_played_once_and_no_other(pets: Dataset, monk
     assert [opening.splitlines()[0] for opening in openings] == [f"Question: {text}" for text in expected]
 
 
+BEGINS: Any = SimpleNamespace(resume_from_checkpoint=None)
+
+
 @pytest.mark.parametrize(("elapsed", "stops"), [(0.0, False), (89.0, False), (90.0, True), (500.0, True)])
 def test_a_deadline_stops_the_trainer(elapsed: float, stops: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(monotonic=lambda: 1_000.0)
     monkeypatch.setattr(trainer.warmup.warmup, "time", clock)
-    deadline, control, nothing = Deadline(1.5, Ranks()), TrainerControl(), SimpleNamespace()
-    state: Any = nothing
-    deadline.on_train_begin(state, state, control)
+    deadline, control = Deadline(1.5, Ranks()), TrainerControl()
+    deadline.on_train_begin(BEGINS, TrainerState(), control)
     clock.monotonic = lambda: 1_000.0 + elapsed
-    deadline.on_step_end(state, state, control)
+    deadline.on_step_end(BEGINS, TrainerState(), control)
     assert control.should_training_stop is stops
+
+
+def test_minutes_count_over_all_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(monotonic=lambda: 1_000.0)
+    monkeypatch.setattr(trainer.warmup.warmup, "time", clock)
+    checkpoint = tmp_path / "checkpoint-3"
+    checkpoint.mkdir()
+    arguments: Any = SimpleNamespace(output_dir=str(tmp_path), resume_from_checkpoint=None)
+    deadline, control = Deadline(1.5, Ranks()), TrainerControl()
+    deadline.on_train_begin(arguments, TrainerState(), control)
+    clock.monotonic = lambda: 1_060.0
+    deadline.on_save(arguments, TrainerState(global_step=3), control)
+    clock.monotonic = lambda: 5_000.0  # what was done after the checkpoint is lost
+    arguments.resume_from_checkpoint = str(checkpoint)
+    again = Deadline(1.5, Ranks())
+    again.on_train_begin(arguments, TrainerState(), control)
+    for seconds, stops in ((29.0, False), (30.0, True)):
+        clock.monotonic = lambda seconds=seconds: 5_000.0 + seconds
+        again.on_step_end(arguments, TrainerState(), control)
+        assert control.should_training_stop is stops
 
 
 def test_all_ranks_stop_at_the_first_deadline() -> None:
@@ -193,9 +215,8 @@ def test_all_ranks_stop_at_the_first_deadline() -> None:
             return [*items, True]
 
     deadline, control = Deadline(1.5, BesideAFasterClock()), TrainerControl()
-    nothing: Any = SimpleNamespace()
-    deadline.on_train_begin(nothing, nothing, control)
-    deadline.on_step_end(nothing, nothing, control)
+    deadline.on_train_begin(BEGINS, TrainerState(), control)
+    deadline.on_step_end(BEGINS, TrainerState(), control)
     assert control.should_training_stop
 
 
