@@ -231,6 +231,7 @@ def _paired(pairs: Sequence[Pair], holds: Callable[[EpisodeRecord], bool]) -> Pa
         {key: holds(a) for key, (a, _) in numbered.items()},
         {key: holds(b) for key, (_, b) in numbered.items()},
         {key: a.db_id for key, (a, _) in numbered.items()},
+        {key: a.question_id for key, (a, _) in numbered.items()},
     )
 
 
@@ -251,7 +252,7 @@ def _mean_difference(
     right = [(number, weight) for number, weight in (value(b) for _, b in pairs) if number is not None]
     if len(left) < len(pairs) or len(right) < len(pairs):
         return None
-    return mean_difference(left, right, [a.db_id for a, _ in pairs])
+    return mean_difference(left, right, [a.db_id for a, _ in pairs], [a.question_id for a, _ in pairs])
 
 
 def _by_kind(

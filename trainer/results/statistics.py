@@ -9,7 +9,8 @@ Promises:
    whatever the data: all right, all wrong, one question, one database. Only that of a mean (steps, tokens) is as
    narrow as what was seen: where no question differs, it has no width.
 2. Clustering only ever widens: an interval is at least as wide as the same number of independent questions
-   would give (a design effect below 1, estimated from a dozen clusters, is noise).
+   would give (a design effect below 1, estimated from a dozen clusters, is noise). Several episodes of one
+   question are no more questions.
 3. A failed episode (the machinery broke) is not counted as an attempt, and its number is reported.
 
 Method. With about 12 clusters the usual robust standard error (CR1) and the percentile bootstrap over clusters
@@ -136,11 +137,14 @@ def wilson(successes: int, n: int) -> Interval:
     return _score_interval(successes / n if n else 0.0, n, _quantile(1))
 
 
-def clustered_interval(outcomes: Sequence[bool | float], clusters: Sequence[str]) -> Interval:
+def clustered_interval(
+    outcomes: Sequence[bool | float], clusters: Sequence[str], questions: Sequence[str] = ()
+) -> Interval:
     """Return the interval of the mean of outcomes in [0, 1]; `clusters[i]` is the cluster of `outcomes[i]`.
 
-    Wilson's interval at the effective sample size, with the quantile of t(G - 1); Wilson's own for one cluster.
-    Raises ValueError when the lengths differ or an outcome lies outside [0, 1].
+    `questions[i]` is what was asked, where that may be the same of several. Wilson's interval at the effective sample
+    size, with the quantile of t(G - 1); Wilson's own for one cluster. Raises ValueError when the lengths differ or an
+    outcome lies outside [0, 1].
     """
     values = np.asarray(outcomes, dtype=float)
     if values.size == 0:
@@ -148,17 +152,21 @@ def clustered_interval(outcomes: Sequence[bool | float], clusters: Sequence[str]
     if values.min() < 0 or values.max() > 1:
         raise ValueError("outcomes must lie in [0, 1]")
     mean = float(values.mean())
-    variance, groups = _jackknife_variance(values, clusters)
+    variance, groups = _sampling_variance(values, clusters, questions)
     effect = _design_effect(variance, mean * (1 - mean) / values.size)
     return _score_interval(mean, values.size / effect, _quantile(groups))
 
 
 def paired_difference(
-    before: Mapping[str, bool], after: Mapping[str, bool], clusters: Mapping[str, str]
+    before: Mapping[str, bool],
+    after: Mapping[str, bool],
+    clusters: Mapping[str, str],
+    questions: Mapping[str, str] | None = None,
 ) -> PairedDifference:
     """Compare two evaluations question by question; the maps are keyed by question, `clusters` gives the database.
 
-    Raises ValueError when no question was judged on both sides, or one of those has no cluster.
+    `questions` gives what was asked, where that may be the same of several keys. Raises ValueError when no question was
+    judged on both sides, or one of those has no cluster.
     """
     common = sorted(before.keys() & after.keys())
     if not common:
@@ -170,7 +178,8 @@ def paired_difference(
     worse = sum(before[key] and not after[key] for key in common)
     n = len(common)
     values = np.array([float(after[key]) - float(before[key]) for key in common])
-    variance, groups = _jackknife_variance(values, [clusters[key] for key in common])
+    asked = [questions[key] for key in common] if questions else []
+    variance, groups = _sampling_variance(values, [clusters[key] for key in common], asked)
     effect = _design_effect(variance, float(values.var()) / n)
     return PairedDifference(
         mean=(better - worse) / n,
@@ -184,12 +193,16 @@ def paired_difference(
 
 
 def mean_difference(
-    before: Sequence[tuple[float, float]], after: Sequence[tuple[float, float]], clusters: Sequence[str]
+    before: Sequence[tuple[float, float]],
+    after: Sequence[tuple[float, float]],
+    clusters: Sequence[str],
+    questions: Sequence[str] = (),
 ) -> MeanDifference:
     """Compare two means question by question: each is a value with its weight, `clusters[i]` the database of both.
 
-    The weight of a question's steps, say, is 1, and that of its share of turns that parsed the number of its turns.
-    Raises ValueError when the lengths differ or there is no question.
+    `questions[i]` is what was asked, where that may be the same of several. The weight of a question's steps, say, is
+    1, and that of its share of turns that parsed the number of its turns. Raises ValueError when the lengths differ or
+    there is no question.
     """
     if not len(before) == len(after) == len(clusters) > 0:
         raise ValueError(f"{len(before)} and {len(after)} values but {len(clusters)} clusters")
@@ -197,7 +210,7 @@ def mean_difference(
     weights = sides[..., 1]
     sums = np.stack([sides[..., 0] * weights, weights])
     left, right = _means(sums.sum(axis=2))
-    variance = max(_jackknife_of_means(sums, names) for names in (clusters, range(len(clusters))))
+    variance = max(_jackknife_of_means(sums, names) for names in (clusters, questions or range(len(clusters))))
     half = _quantile(len(set(clusters))) * math.sqrt(variance)
     mean = float(right - left)
     return MeanDifference(float(left), float(right), mean, Interval(mean - half, mean + half))
@@ -231,6 +244,7 @@ def compare(before: Sequence[EpisodeRecord], after: Sequence[EpisodeRecord]) -> 
         {key: successful(r) for key, r in left.items()},
         {key: successful(r) for key, r in right.items()},
         {key: r.db_id for key, r in (left | right).items()},
+        {key: r.question_id for key, r in (left | right).items()},
     )
 
 
@@ -262,7 +276,7 @@ def summarize(records: Sequence[EpisodeRecord], excluded: Mapping[str, int]) -> 
 def group_summary(records: Sequence[EpisodeRecord]) -> GroupSummary:
     """Return the success of judged episodes, at least one."""
     outcomes = [successful(r) for r in records]
-    interval = clustered_interval(outcomes, [r.db_id for r in records])
+    interval = clustered_interval(outcomes, [r.db_id for r in records], [r.question_id for r in records])
     return GroupSummary(len(outcomes), sum(outcomes), sum(outcomes) / len(outcomes), interval)
 
 
@@ -306,6 +320,16 @@ def _quantile(groups: int) -> float:
     from scipy.special import ndtri, stdtrit
 
     return float(ndtri(UPPER)) if groups < 2 else float(stdtrit(groups - 1, UPPER))
+
+
+def _sampling_variance(
+    values: NDArray[np.float64], clusters: Sequence[str], questions: Sequence[str]
+) -> tuple[float, int]:
+    """The variance of the mean, and the number of clusters; no less than what the questions alone would give."""
+    variance, groups = _jackknife_variance(values, clusters)
+    if len(set(questions)) < len(questions):
+        variance = max(variance, _jackknife_variance(values, questions)[0])
+    return variance, groups
 
 
 def _jackknife_variance(values: NDArray[np.float64], clusters: Sequence[str]) -> tuple[float, int]:

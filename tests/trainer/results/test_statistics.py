@@ -15,6 +15,7 @@ from trainer.results.statistics import (
     NothingJudgedError,
     clustered_interval,
     compare,
+    group_summary,
     keyed,
     mean_difference,
     paired_difference,
@@ -22,6 +23,7 @@ from trainer.results.statistics import (
     summarize,
     wilson,
 )
+from trainer.rollout.episodes import EpisodeRecord
 
 CLUSTERED = st.lists(st.tuples(st.booleans(), st.sampled_from("abcdef")), min_size=1, max_size=60)
 
@@ -196,6 +198,27 @@ def test_mean_difference_weighs_and_refuses_what_does_not_fit() -> None:
 def test_keyed_pairs_repeated_plays_in_order_and_skips_failures() -> None:
     records = [make_record("q", "failed"), make_record("q", "wrong"), make_record("p")]
     assert {key: r.outcome for key, r in keyed(records).items()} == {"q#2": "wrong", "p#1": "correct"}
+
+
+@pytest.mark.parametrize("databases", ["a", "ab"])
+def test_a_question_that_is_played_again_tells_nothing_new(databases: str) -> None:
+    """Twenty questions of which each always comes out alike are twenty, however often they are played."""
+
+    def played(times: int, share: float) -> list[EpisodeRecord]:
+        outcomes = ["correct" if i < 20 * share else "wrong" for i in range(20)]
+        once = [make_record(f"q{i}", outcome, databases[i % len(databases)]) for i, outcome in enumerate(outcomes)]
+        return [record for record in once for _ in range(times)]
+
+    once, often = group_summary(played(1, 0.5)).interval, group_summary(played(8, 0.5)).interval
+    assert often.high - often.low >= once.high - once.low
+    pairs = [compare(played(times, 0.3), played(times, 0.5)).interval for times in (1, 8)]
+    assert pairs[1].high - pairs[1].low > 0.85 * (pairs[0].high - pairs[0].low)
+    numbers = [(float(i % 3), 1.0) for i in range(20)]
+    nothing = [(0.0, 1.0)] * 20
+    whose = [databases[i % len(databases)] for i in range(20)]
+    one = mean_difference(nothing, numbers, whose, [str(i) for i in range(20)]).interval
+    eight = mean_difference(8 * nothing, 8 * numbers, 8 * whose, 8 * [str(i) for i in range(20)]).interval
+    assert (eight.low, eight.high) == pytest.approx((one.low, one.high))
 
 
 def test_compare_pairs_by_question_whatever_the_order() -> None:
