@@ -136,9 +136,7 @@ def build_parser() -> Parser:
     parser.add_argument("--env", default=LOCAL, help=ENV_HELP)
     parser.add_argument("--env_token", help=TOKEN_HELP)
     parser.add_argument("--use_vllm", action="store_true", help="generate on vLLM servers that serve the policy")
-    parser.add_argument(
-        "--vllm_server_base_url", default=VLLM_URL, help=f"their URLs, separated by commas (default: {VLLM_URL})"
-    )
+    parser.add_argument("--vllm_server_base_url", help=f"their URLs, separated by commas (default: {VLLM_URL})")
     parser.add_argument("--max_concurrency", type=_positive, default=64, help="episodes in flight")
     parser.add_argument("--trace", metavar="FILE", help=TRACE_HELP)
     parser.add_argument("--trust_remote_code", action="store_true", help="run code that comes with the policy")
@@ -169,6 +167,32 @@ def check(parser: Parser, args: argparse.Namespace) -> None:
             parser.error("--action_format: with --protocol text_to_sql there are no actions, but one query")
         if args.step_budget is not None and args.step_budget < TEXT_TO_SQL_STEPS:
             parser.error(f"--step_budget {args.step_budget}: text_to_sql takes two steps, the query and its answer")
+
+
+def without_effect(args: argparse.Namespace) -> list[str]:
+    """Say of the flags that were given which do nothing beside the others, one line each."""
+    given = [flag for flag, name in _MODELS_OWN.items() if getattr(args, name)]
+    found = []
+    if args.policy in SCRIPTED:
+        found += [f"{flag} has no effect: {args.policy} plays without a model" for flag in given]
+    elif args.vllm_server_base_url and not args.use_vllm:
+        found.append("--vllm_server_base_url has no effect without --use_vllm")
+    if args.env_token and args.env == LOCAL:
+        found.append("--env_token has no effect without --env")
+    return found
+
+
+_MODELS_OWN = {
+    "--system_prompt": "custom_system_prompt",
+    **{
+        f"--{name}": name
+        for name in (
+            *("action_format", "few_shot", "max_thinking_length", "chat_template_kwargs", "temperature", "use_vllm"),
+            *("max_completion_length", "max_turn_length", "max_context_length", "vllm_server_base_url"),
+        )
+    },
+}
+"""Flags about a model's play, and their names; false where they are not given, or ask for what is so anyway."""
 
 
 def _text_of(path: str) -> str:

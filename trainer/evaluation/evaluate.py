@@ -26,7 +26,7 @@ from env_server.types import AnswerMode
 from trainer.chat.format import ChatFormat
 from trainer.chat.text_to_sql import SYSTEM_PROMPT
 from trainer.config import ActionFormat, token_of
-from trainer.evaluation.arguments import SCRIPTED, EvaluationProtocol, build_parser, check
+from trainer.evaluation.arguments import SCRIPTED, VLLM_URL, EvaluationProtocol, build_parser, check, without_effect
 from trainer.evaluation.luck import Luck, luck_line, measure_luck
 from trainer.policy.play_settings import SETTING_NAMES, PlaySettings, SavedPlay, differences, saved_play
 from trainer.results.exploration import exploration_lines, explore
@@ -162,6 +162,8 @@ def run(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     check(parser, args)
     console = Console(stderr=True)
+    for line in without_effect(args):
+        console.print(f"sqlenv evaluate: {line}", highlight=False, soft_wrap=True, markup=False)
     saved = None if args.policy in SCRIPTED else _saved_with(args.policy)
     chosen = settle(args, saved)
     if saved is not None:
@@ -310,6 +312,6 @@ def _play_policy(
         return play_model(model, tokenizer, environments, questions, room, chosen.seed, advance, chat, baseline)
     served = ServedPolicy.load(args.policy, trust_remote_code=args.trust_remote_code)
     chat = chat_of(served.tokenizer)
-    engine = served.engine(args.vllm_server_base_url, chat)
+    engine = served.engine(args.vllm_server_base_url or VLLM_URL, chat)
     room = settings(served.context, chat)
     return play_on(engine, chat, environments, questions, room, chosen.seed, advance, baseline)
