@@ -53,7 +53,7 @@ from trainer.tiny import BASE_NOTES
 from trainer.training.arguments import advise, parse_arguments, require_questions
 from trainer.training.batches import Batches, BatchSettings, BatchShape
 from trainer.training.dry_run import dry_run
-from trainer.training.engines import open_policy, rollout_settings
+from trainer.training.engines import RolloutSetup, open_policy
 from trainer.training.evaluating import EvaluateAtStart, SQLEnvTrainer, StopAtSuccess
 from trainer.training.grpo import build_trainer, stop_at_turns_ends, use_engine
 from trainer.training.health_watch import HealthWatch, watched
@@ -158,12 +158,11 @@ class Training:
             )
             chat = ChatFormat(self._tokenizer, self._chat, self._examples.conversations)
             stop_at_turns_ends(trainer, chat)
-            settings = rollout_settings(trainer, chat, self._arguments, use_vllm=self._use_vllm)
+            setup = RolloutSetup(trainer, chat, self._arguments, self._ranks, loop, self._use_vllm)
+            settings = setup.settings
             advise("sqlenv train", context_advice(settings.budget.max_context, settings.budget.turn))
             say = partial(self._console.print, highlight=False, soft_wrap=True)
-            policy = open_policy(
-                trainer, chat, settings, self._arguments, self._ranks, loop, say, use_vllm=self._use_vllm
-            )
+            policy = open_policy(setup, say)
             stack.callback(lambda: loop.run(policy.aclose()))
             use_engine(trainer, trainer.times.timing(policy))
             # Made only now, so that a run which cannot start leaves no folder behind.

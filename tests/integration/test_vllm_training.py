@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
 
 from env_server.data.loading import load_dataset
 from env_server.dataset import Split
 from sqlenv import cli
 from tests.integration.service import until
-from tests.integration.training import surroundings_in
+from tests.integration.training import surroundings_in, three_steps
 from tests.integration.vllm_runs import FLAGS, LORA, NO_CHECKPOINTS, command, token_exact
 from tests.integration.vllm_server import VLLMHandle, meanwhile, vllm_server
 from trainer.config import SQLEnvArguments
@@ -140,21 +140,7 @@ def test_a_server_that_never_comes_back_stops_the_run_and_its_checkpoint_resumes
 def test_a_stock_trainer_trains_on_rows_of_servers(well: VLLMHandle, tmp_path: Path) -> None:
     dataset = load_dataset("synthetic")
     batches: list[list[Episode]] = []
-    grpo = GRPOConfig(
-        output_dir=str(tmp_path / "run"),
-        vllm_server_base_url=well.url,
-        use_cpu=True,
-        bf16=False,
-        per_device_train_batch_size=8,
-        num_generations=4,
-        max_steps=3,
-        learning_rate=1e-3,
-        max_completion_length=512,
-        report_to=[],
-        save_strategy="no",
-        logging_steps=1,
-        disable_tqdm=True,
-    )
+    grpo = three_steps(tmp_path / "run", vllm_server_base_url=well.url, max_completion_length=512)
     arguments = SQLEnvArguments(max_turn_length=64, weight_sync_dir=str(tmp_path / "weights"))
 
     def keep(episodes: Sequence[Episode]) -> None:

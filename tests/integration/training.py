@@ -1,13 +1,15 @@
-"""What tests of `sqlenv train` share: where a run in this process finds its things, and a policy that plays."""
+"""What tests of training share: where a run in this process finds its things, a policy that plays, a stock config."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import Qwen3ForCausalLM
+from trl import GRPOConfig
 
 from env_server.cache import CACHE_VARIABLE
 from trainer.tiny.tokenizer import build_tokenizer
@@ -31,3 +33,21 @@ def save_policy(random_policy: Callable[..., Qwen3ForCausalLM], texts: Sequence[
     random_policy(tokenizer, liked=LIKED).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def three_steps(folder: Path, **fields: Any) -> GRPOConfig:
+    """Return the config of a GRPOTrainer that somebody else builds: three steps of two groups of four episodes."""
+    usual: dict[str, Any] = {
+        "output_dir": str(folder),
+        "use_cpu": True,
+        "bf16": False,
+        "per_device_train_batch_size": 8,
+        "num_generations": 4,
+        "max_steps": 3,
+        "learning_rate": 1e-3,
+        "report_to": [],
+        "save_strategy": "no",
+        "logging_steps": 1,
+        "disable_tqdm": True,
+    }
+    return GRPOConfig(**usual | fields)

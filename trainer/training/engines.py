@@ -10,18 +10,16 @@ import asyncio
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from peft import PeftModel
 from torch import nn
 from transformers import (
     PreTrainedModel,
-    PreTrainedTokenizerBase,
     TrainerCallback,
     TrainerControl,
     TrainerState,
@@ -144,50 +142,43 @@ class LogPressure(TrainerCallback):  # type: ignore[misc]  # transformers carrie
                 self._trainer._metrics["train"][f"engine/{name}"].append(value)
 
 
-def rollout_settings(
-    trainer: GRPOTrainer, chat: ChatFormat, arguments: SQLEnvArguments, *, use_vllm: bool
-) -> RolloutSettings:
-    """How a run's episodes are played."""
-    grpo = trainer.args
-    context = arguments.max_context_length or trainer.model.config.max_position_embeddings
-    return RolloutSettings(
-        TokenBudget(grpo.max_completion_length, context, arguments.max_turn_length, chat.thought_length),
-        temperature=grpo.temperature,
-        max_concurrency=arguments.max_concurrency,
-        max_failure_share=arguments.max_failure_share,
-        # A turn may have to wait for a server to come back, and then be generated.
-        engine_timeout_s=TURN_S + (grpo.vllm_server_timeout if use_vllm else 0.0),
-    )
+@dataclass(frozen=True, slots=True)
+class RolloutSetup:
+    """What the rollouts of a trainer are put together from; `arguments` are the flags of `sqlenv train`."""
+
+    trainer: GRPOTrainer
+    chat: ChatFormat
+    arguments: SQLEnvArguments
+    ranks: Ranks
+    loop: RolloutLoop
+    use_vllm: bool
+
+    @property
+    def settings(self) -> RolloutSettings:
+        """How episodes are played."""
+        grpo, arguments = self.trainer.args, self.arguments
+        context = arguments.max_context_length or self.trainer.model.config.max_position_embeddings
+        return RolloutSettings(
+            TokenBudget(grpo.max_completion_length, context, arguments.max_turn_length, self.chat.thought_length),
+            temperature=grpo.temperature,
+            max_concurrency=arguments.max_concurrency,
+            max_failure_share=arguments.max_failure_share,
+            # A turn may have to wait for a server to come back, and then be generated.
+            engine_timeout_s=TURN_S + (grpo.vllm_server_timeout if self.use_vllm else 0.0),
+        )
 
 
-def open_policy(
-    trainer: GRPOTrainer,
-    chat: ChatFormat,
-    settings: RolloutSettings,
-    arguments: SQLEnvArguments,
-    ranks: Ranks,
-    loop: RolloutLoop,
-    say: Callable[[str], None],
-    *,
-    use_vllm: bool,
-) -> PolicyEngine:
+def open_policy(setup: RolloutSetup, say: Callable[[str], None]) -> PolicyEngine:
     """What generates, for training and evaluation alike; see `hf_policy` and `vllm_policy`."""
-    if use_vllm:
-        return vllm_policy(trainer, chat, settings, arguments, ranks, loop, say)
-    return hf_policy(trainer, trainer.processing_class, chat, settings)
+    return vllm_policy(setup, say) if setup.use_vllm else hf_policy(setup)
 
 
-def hf_policy(
-    trainer: GRPOTrainer, tokenizer: PreTrainedTokenizerBase, chat: ChatFormat, settings: RolloutSettings
-) -> HFPolicy:
+def hf_policy(setup: RolloutSetup) -> HFPolicy:
     """An engine on the trainer's model. Raises ConfigError."""
+    trainer = setup.trainer
     require_whole_model(trainer.accelerator)
     engine = in_process_engine(
-        trainer.model,
-        tokenizer,
-        chat,
-        settings,
-        lambda: _generating(trainer),
+        trainer.model, trainer.processing_class, setup.chat, setup.settings, lambda: _generating(trainer)
     )
     return HFPolicy(engine, trainer)
 
@@ -231,15 +222,7 @@ def server_urls(grpo: GRPOConfig) -> tuple[str, ...]:
         raise ConfigError(f"--vllm_server_base_url: {error}") from None
 
 
-def vllm_policy(
-    trainer: GRPOTrainer,
-    chat: ChatFormat,
-    settings: RolloutSettings,
-    arguments: SQLEnvArguments,
-    ranks: Ranks,
-    loop: RolloutLoop,
-    say: Callable[[str], None],
-) -> VLLMPolicy:
+def vllm_policy(setup: RolloutSetup, say: Callable[[str], None]) -> VLLMPolicy:
     """Put the servers' engine and its weight sync together. Collective: every rank calls it.
 
     Speaks to the servers only where they decide how weights get to them, and waits for them then. `say` is told what
@@ -250,13 +233,14 @@ def vllm_policy(
         for evidence in found:
             say(f"weights arrive, every tensor: {evidence}")
 
+    trainer, chat, arguments, ranks = setup.trainer, setup.chat, setup.arguments, setup.ranks
     grpo = trainer.args
     urls = every_server(server_urls(grpo))
     engine = VLLMEngine(
         urls,
         stop_ids=chat.stop_ids,
         vocab_size=trainer.model.config.get_text_config(decoder=True).vocab_size,
-        max_context=settings.budget.max_context,
+        max_context=setup.settings.budget.max_context,
         settings=VLLMSettings(server_timeout_s=grpo.vllm_server_timeout),
     )
     accelerator = trainer.accelerator
@@ -271,11 +255,11 @@ def vllm_policy(
     pusher = WeightPusher(
         lambda: trainer.model_wrapped,
         engine,
-        _transport(trainer, accelerator, engine, arguments, ranks),
+        _transport(setup, engine),
         logprobs,
         chat.renderer.prompt_ids([{"role": "user", "content": PROBE}]),
         ranks=ranks,
-        loop=loop,
+        loop=setup.loop,
         settings=PushSettings(arguments.weight_sync_timeout, arguments.pause),
         unrounded=unrounded,
         on_proof=report,
@@ -287,9 +271,10 @@ def vllm_policy(
     return VLLMPolicy(engine, pusher, trainer)
 
 
-def _transport(
-    trainer: GRPOTrainer, accelerator: Accelerator, engine: VLLMEngine, arguments: SQLEnvArguments, ranks: Ranks
-) -> Transport:
+def _transport(setup: RolloutSetup, engine: VLLMEngine) -> Transport:
+    trainer, arguments, ranks = setup.trainer, setup.arguments, setup.ranks
+    accelerator = trainer.accelerator
+
     def model() -> nn.Module:
         wrapped: nn.Module = trainer.model_wrapped
         return wrapped

@@ -36,7 +36,7 @@ from trainer.rollout.environments import open_environments
 from trainer.rollout.episodes import Episode
 from trainer.rollout.examples import Examples
 from trainer.training.batches import trl_rows
-from trainer.training.engines import open_policy, rollout_settings
+from trainer.training.engines import RolloutSetup, open_policy
 from trainer.training.grpo import prompt_rows, stop_at_turns_ends, use_engine
 
 _LOG = logging.getLogger(__name__)
@@ -129,14 +129,12 @@ class RolloutFunction:
             self._examples.conversations,
         )
         stop_at_turns_ends(trainer, chat)
-        settings = rollout_settings(trainer, chat, arguments, use_vllm=self._use_vllm)
         self._ranks = Ranks.of(grpo)
-        policy = open_policy(
-            trainer, chat, settings, arguments, self._ranks, self._loop, _LOG.info, use_vllm=self._use_vllm
-        )
+        setup = RolloutSetup(trainer, chat, arguments, self._ranks, self._loop, self._use_vllm)
+        policy = open_policy(setup, _LOG.info)
         self._opened.callback(lambda: self._loop.run(policy.aclose()))
         use_engine(trainer, policy)
         # TRL syncs before a rollout, and before this one it knew of no engine.
         policy.sync_weights()
         trainer._last_loaded_step = trainer.state.global_step
-        return RolloutClient(policy.engine, self._environments, chat, settings)
+        return RolloutClient(policy.engine, self._environments, chat, setup.settings)

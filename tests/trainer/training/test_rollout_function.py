@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 from transformers import Qwen3ForCausalLM
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
 
 from env_server.dataset import Dataset, Split
 from tests.env_server.serving import running_server
+from tests.integration.training import three_steps
 from trainer.config import ConfigError, SQLEnvArguments
 from trainer.rollout.episodes import Episode, Outcome
 from trainer.rollout.rewards import REWARD_FUNCTIONS
@@ -30,20 +31,7 @@ def test_a_stock_trainer_trains_on_our_rows(
     tokenizer = build_tokenizer(["How many cats are there pets owners"])
     liked = {"SAMPLE ": 8.0, "ANSWER ": 9.0, "pets": 8.0, "2": 8.0, "<end>": 10.0}
     batches: list[list[Episode]] = []
-    grpo = GRPOConfig(
-        output_dir=str(tmp_path),
-        use_cpu=True,
-        bf16=False,
-        per_device_train_batch_size=8,
-        num_generations=4,
-        max_steps=3,
-        learning_rate=1e-3,
-        max_completion_length=96,
-        report_to=[],
-        save_strategy="no",
-        logging_steps=1,
-        disable_tqdm=True,
-    )
+    grpo = three_steps(tmp_path, max_completion_length=96)
     with running_server(pets, token="secret") as server:
         arguments = SQLEnvArguments(env_server=server.url if remote else "local", env_token="secret", max_turn_length=8)
         with RolloutFunction(pets, arguments, on_batch=lambda episodes: batches.append(list(episodes))) as rollout:
