@@ -33,6 +33,7 @@ from benchmarks.real_model_phases import (
     Finished,
     Phase,
     evaluate,
+    took_all_steps,
     train,
     warm_up,
     with_parent,
@@ -107,6 +108,12 @@ class Experiment:
         with self._server(policy) as server:
             self._evaluate("after_grpo", policy, self.recipe.evaluation, server)
         control = self._warm_up("control", warmed, self.recipe.control, minutes)
+        if took_all_steps(Phase(self.folder / "control").checkpoint):
+            had = self.finished["control"].minutes
+            said = (
+                f"WARNING: the control's steps were over after {had:.1f} of {minutes:.1f} minutes: less than GRPO had"
+            )
+            self.console.print(said, style="bold yellow", highlight=False)
         with self._server(control) as server:
             self._evaluate("after_control", control, self.recipe.evaluation, server)
 

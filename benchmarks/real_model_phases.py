@@ -38,6 +38,7 @@ from trainer.results.json_writing import replace_json
 from trainer.results.run_files import RunFolder, read_records
 from trainer.rollout.episodes import EpisodeRecord
 from trainer.training.arguments import last_checkpoint
+from trainer.warmup.warmup import MINUTES_FILE
 
 TICK_S = 2.0
 """How often a command is looked at."""
@@ -55,7 +56,7 @@ class Finished:
 
     `seconds`: wall clock, over all starts. `minutes`: of training, where that is measured apart. `tokens_read`, each
     turn's whole prompt counted where episodes are played, each episode once where it is learned, and `tokens_written`,
-    by the policy; None where no model plays. Steps and tokens of a warm-up are those up to its newest checkpoint.
+    by the policy; None where no model plays. All that is said of a warm-up is up to its newest checkpoint.
     """
 
     seconds: float
@@ -176,6 +177,21 @@ def steps_of(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("-")[2])
 
 
+def minutes_learned(checkpoint: Path | None) -> float:
+    """Minutes that a warm-up with a deadline had had when it saved a checkpoint."""
+    if checkpoint is None or not (checkpoint / MINUTES_FILE).is_file():
+        return 0.0
+    return float(json.loads((checkpoint / MINUTES_FILE).read_bytes())["minutes"])
+
+
+def took_all_steps(checkpoint: Path | None) -> bool:
+    """Whether training ended of itself, not by a deadline or a signal."""
+    if checkpoint is None:
+        return False
+    state = json.loads((checkpoint / "trainer_state.json").read_bytes())
+    return bool(state["global_step"] >= state["max_steps"])
+
+
 def tokens_learned(checkpoint: Path | None) -> int | None:
     """Tokens of the episodes that a warm-up had read when it saved a checkpoint."""
     if checkpoint is None:
@@ -215,7 +231,8 @@ def warm_up(phase: Phase, keys: Mapping[str, Any], words: Sequence[str], minutes
         raise PhaseError(f"{phase.folder.name}: the warm-up was stopped; start again to go on")
     checkpoint = phase.checkpoint
     steps = steps_of(checkpoint) if checkpoint else 0
-    return phase.finish(policy=phase.out.name, steps=steps, minutes=minutes, tokens_read=tokens_learned(checkpoint))
+    spent = round(minutes_learned(checkpoint), 2)
+    return phase.finish(policy=phase.out.name, steps=steps, minutes=spent, tokens_read=tokens_learned(checkpoint))
 
 
 def train(

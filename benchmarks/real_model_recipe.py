@@ -67,8 +67,9 @@ def read_recipe(written: Mapping[str, Any]) -> Recipe:
         raise RecipeError("a second round needs both sections, sampling and replay")
     flags = known_flags()
     plays = {option[2:] for action in build_parser()._actions for option in action.option_strings}
-    for section in ("evaluation", "text_to_sql", "sampling"):
-        _check(section, written.get(section), plays)
+    for section in ("evaluation", "text_to_sql"):
+        _check(section, written.get(section), plays, (*OURS, "episodes"))
+    _check("sampling", written.get("sampling"), plays)
     for section in ("warmup", "replay", "control"):
         _check(section, written.get(section), flags[Kind.WARMUP].honoured)
     try:
@@ -124,9 +125,9 @@ def _stages(section: Mapping[str, Any], known: frozenset[str]) -> list[GRPOStage
     return stages
 
 
-def _check(section: str, keys: Keys | None, known: Container[str]) -> None:
+def _check(section: str, keys: Keys | None, known: Container[str], ours: Container[str] = OURS) -> None:
     for name in keys or {}:
-        if name in OURS:
+        if name in ours:
             raise RecipeError(f"{section}: {name} is the benchmark's to say, by a flag of its own")
         if name not in known:
             raise RecipeError(f"{section}: no flag is called {name}")

@@ -6,6 +6,7 @@ The whole of it, killed and resumed, is `python -m benchmarks.real_model --quick
 from __future__ import annotations
 
 import io
+import json
 import os
 import select
 import signal
@@ -20,7 +21,16 @@ import yaml
 from rich.console import Console
 
 from benchmarks.real_model import main, same_as_before
-from benchmarks.real_model_phases import Finished, Phase, PhaseError, evaluate, train, trained_minutes
+from benchmarks.real_model_phases import (
+    Finished,
+    Phase,
+    PhaseError,
+    evaluate,
+    minutes_learned,
+    took_all_steps,
+    train,
+    trained_minutes,
+)
 from benchmarks.real_model_recipe import RecipeError, read_recipe, words
 from benchmarks.real_model_table import gather, print_tables
 from benchmarks.server_process import ROOT
@@ -29,6 +39,7 @@ from trainer.policy.play_settings import SETTINGS_FILE
 from trainer.results.run_files import RunFolder
 from trainer.tiny import BASE_CHECKPOINT
 from trainer.training.arguments import parse_arguments, parse_warmup_arguments
+from trainer.warmup.warmup import MINUTES_FILE
 
 RECIPES = [ROOT / "configs" / "real-model" / name for name in ("recipe.yaml", "quick.yaml")]
 QUICK: Mapping[str, Any] = yaml.safe_load((ROOT / "configs/real-model/quick.yaml").read_text(encoding="utf-8"))
@@ -69,6 +80,7 @@ def test_a_shipped_recipe_is_taken_by_the_commands(path: Path, tmp_path: Path) -
         ({"warmup": {"lerning_rate": 1}}, "warmup: no flag is called lerning_rate"),
         ({"warmup": {"output_dir": "x"}}, "output_dir is the benchmark's to say"),
         ({"evaluation": {"split": "train"}}, "split is the benchmark's to say"),
+        ({"text_to_sql": {"episodes": 9}}, "text_to_sql: episodes is the benchmark's to say"),
         ({"server": {"gpu": 1}}, "server: a key is no flag"),
         ({"grpo": {"stages": []}}, "stages must be a list"),
         ({"grpo": {"stages": [{"name": "a", "share": 0.5}]}}, "their sum is 1"),
@@ -128,6 +140,15 @@ def test_steps_that_are_taken_again_count_once(tmp_path: Path) -> None:
         for step in (1, 2, 3):
             writer.write({"step": step, "step_time": 60.0})
     assert trained_minutes(run.path) == 3.0
+
+
+def test_the_minutes_of_a_warm_up_are_those_that_it_has_had(tmp_path: Path) -> None:
+    assert minutes_learned(None) == minutes_learned(tmp_path) == 0.0
+    (tmp_path / MINUTES_FILE).write_text('{"minutes": 12.5}')
+    assert minutes_learned(tmp_path) == 12.5
+    for step, over in ((3, False), (4, True)):
+        (tmp_path / "trainer_state.json").write_text(json.dumps({"global_step": step, "max_steps": 4}))
+        assert took_all_steps(tmp_path) is over
 
 
 class AskedAtOnce(Phase):

@@ -41,6 +41,7 @@ from trainer.policy.loading import init_kwargs, load_base, load_to_continue, loa
 from trainer.policy.play_settings import PlaySettings
 from trainer.policy.quantisation import keep_gradients
 from trainer.ranks import Ranks, ending_together
+from trainer.results.run_files import RunFolder
 from trainer.stopping import StopAfterStep, Stopping
 from trainer.tiny.model import build_model
 from trainer.tiny.tokenizer import build_tokenizer
@@ -160,6 +161,9 @@ def _warm_up(
 ) -> None:
     answer_mode = AnswerMode(arguments.answer_mode)
     sources = arguments.data.split(",")
+    target = Path(sft.output_dir)
+    if RunFolder(target).evaluations_path.is_dir():
+        raise ConfigError(f"--output_dir {target} holds a run of sqlenv train, and its files would be overwritten")
     with ranks.one_goes_first():
         conversations = []
         if arguments.max_episodes:
@@ -230,7 +234,6 @@ def _warm_up(
         return
     stopping.conclude()
     _stop_where_turns_end(model, chat)
-    target = Path(sft.output_dir)
     trainer.save_model(str(target))
     if ranks.is_main:
         tokenizer.save_pretrained(str(target))

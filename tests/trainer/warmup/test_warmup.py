@@ -36,6 +36,7 @@ from trainer.chat.format import ChatFormat, Conversation
 from trainer.policy.loading import load_policy
 from trainer.policy.play_settings import SETTINGS_FILE, saved_play
 from trainer.ranks import Ranks
+from trainer.results.run_files import RunFolder
 from trainer.rollout.client import EpisodeRequest, RolloutClient, RolloutSettings
 from trainer.rollout.environments import LocalEnvironments
 from trainer.rollout.players import OraclePlayer, play
@@ -346,6 +347,14 @@ def test_a_limit_is_spread_over_the_databases(cache: None, capsys: pytest.Captur
     assert "on 12 of 2,871 questions" in capsys.readouterr().err
     for *_, (query, _), (answer, _) in (conversation.turns for conversation in played):
         assert answer == act("ANSWER", query.argument), "queries are learned where queries are submitted"
+
+
+def test_a_run_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = RunFolder.create(tmp_path / "run", {"seed": 1})
+    start = ["--model_name_or_path", str(BASE_CHECKPOINT), "--output_dir", str(run.path)]
+    assert cli.main(["warmup", *ON_CPU, *start]) == 2
+    assert "holds a run of sqlenv train" in capsys.readouterr().err
+    assert run.config() == {"seed": 1}
 
 
 def test_generation_stops_where_turns_end(random_policy: Callable[..., Qwen3ForCausalLM]) -> None:
