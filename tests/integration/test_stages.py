@@ -224,6 +224,17 @@ def test_a_run_that_is_stopped_in_a_stage_saves_its_step_and_goes_on(
     assert cli.main(command) == 0, "there is nothing left to do"
 
 
+def test_where_nothing_is_left_the_main_rank_alone_speaks(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Path(shutil.copytree(whole, tmp_path / "run"))
+    for rank in ("1", "0"):
+        (run / "report.html").unlink(missing_ok=True)
+        monkeypatch.setenv("RANK", rank)
+        assert cli.main([*config(tmp_path), "--resume_from_checkpoint", "true"]) == 0
+        assert ("the stages of" in capsys.readouterr().out) is (run / "report.html").exists() is (rank == "0")
+
+
 def test_what_is_finished_stays_what_it_was(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     again = [*config(tmp_path), "--output_dir", str(whole)]
     resumed = [*again, "--resume_from_checkpoint", "true"]
