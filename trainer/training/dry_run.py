@@ -14,7 +14,7 @@ import math
 import os
 import shutil
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,6 +51,7 @@ from trainer.training.arguments import require_questions
 from trainer.training.engines import server_urls
 from trainer.training.memory import GIB, Estimate, estimate, shape_of
 from trainer.training.memory_plan import bits_of, device_of, load_of, memory_table, remedy
+from trainer.training.prerequisites import DryRunError, compiler, unprepared
 from trainer.training.questions import of_difficulty
 from trainer.training.transport_choice import choose_weight_sync
 
@@ -58,13 +59,7 @@ SERVER_S = 60.0
 """For a server's answer; what it says of its settings takes it seconds."""
 TIGHT = 0.9
 """Share of the memory from which on the plan says that it is tight."""
-COMPILERS = ("gcc", "clang")
-"""What Triton looks for, unless the variable CC names another one."""
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.gguf")
-
-
-class DryRunError(SQLEnvError):
-    """The run cannot work; the text holds a sentence for each thing in the way."""
 
 
 @dataclass
@@ -337,47 +332,6 @@ class _Run:
                 f"about {needed / GIB:.1f} GiB are needed, and {self.device.name} has {there / GIB:.1f}; "
                 f"{remedy(shape, load, there, self._grpo)}"
             )
-
-
-def unprepared(transport: WeightSyncMode, rank: int, settings: Mapping[str, Mapping[str, Any] | None]) -> str:
-    """Return what a server lacks for the weights of a run, "" where it lacks nothing.
-
-    `rank` is the adapter's, `settings` are vLLM's, section by section.
-    """
-    allowed = (settings.get("lora_config") or {}).get("max_lora_rank", 0)
-    receives = (settings.get("weight_transfer_config") or {}).get("backend")
-    match transport:
-        case WeightSyncMode.LORA if rank > allowed:
-            takes = f"adapters up to rank {allowed}" if allowed else "no adapters"
-            fix = f"--weight_sync lora --max_lora_rank {rank}"
-            return f"takes {takes}, and this one has rank {rank}; start it with {fix}"
-        case WeightSyncMode.NCCL | WeightSyncMode.IPC if receives != transport:
-            takes = f"by {receives}" if receives else "neither by nccl nor by ipc"
-            fix = f"--weight_sync {transport}"
-            return f"takes weights {takes}, and this run sends them by {transport}; start it with {fix}"
-        case _:
-            return ""
-
-
-def compiler(environment: Mapping[str, str], which: Callable[[str], str | None], headers: Path) -> str:
-    """Return the C compiler that Triton would take. Raises DryRunError where it has none, or lacks Python's headers.
-
-    TRL's fused loss runs on Triton, which compiles a module of Python's at the first training step.
-    """
-    asked = environment.get("CC")
-    found = which(asked.split()[0]) if asked else next(filter(None, map(which, COMPILERS)), None)
-    if found is None:
-        named = f"CC={asked}" if asked else " and ".join(COMPILERS)
-        raise DryRunError(
-            f"no C compiler was found ({named}), and the loss needs one on a GPU, at the first step; Debian and "
-            "Ubuntu: apt-get install gcc libc6-dev"
-        )
-    if not (headers / "Python.h").is_file():
-        raise DryRunError(
-            f"{headers} has no Python.h, which the loss needs on a GPU, at the first step; Debian and Ubuntu: apt-get "
-            "install python3-dev"
-        )
-    return found
 
 
 def _extent(questions: Sequence[Question]) -> str:
