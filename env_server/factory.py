@@ -45,9 +45,14 @@ class EnvironmentFactory:
             self.suites = Suites(dataset.databases, self.settings.sandbox, cache_dir or default_cache_dir())
         self._judge = SQLJudge(self.pool, self.suites, self.settings.judging, self.settings.sandbox)
 
-    def make(self) -> SQLEnvironment:
-        """Return a new environment; it is used by one thread at a time."""
-        return SQLEnvironment(self.dataset, self.pool, self.settings, self.answer_mode, self._judge)
+    def make(self, dataset: Dataset | None = None) -> SQLEnvironment:
+        """Return a new environment; it is used by one thread at a time.
+
+        It asks the questions of `dataset`, about databases of this one, where given.
+        """
+        return SQLEnvironment(
+            self.dataset if dataset is None else dataset, self.pool, self.settings, self.answer_mode, self._judge
+        )
 
     def close(self) -> None:
         """Close the databases; environments made before then raise DataError."""

@@ -20,6 +20,7 @@ usage: sqlenv COMMAND [flags]        (sqlenv COMMAND --help says more, sqlenv --
   export     a trained policy as a plain checkpoint, with its card, to ship or to push to the Hub
   warmup     raise a base policy on play that the environment has verified
   report     write a run's report.html again
+  chat       ask a policy about your own data: it explores, turn by turn, and answers
   play       play an episode yourself, in this terminal
   simulate   rehearse rollouts without a model: how many servers does a target need?
   inference  start vLLM as the policy server, for training with --use_vllm
@@ -155,6 +156,12 @@ def _play(argv: Sequence[str]) -> int:
     return play.run(argv)
 
 
+def _chat(argv: Sequence[str]) -> int:
+    from trainer.interactive import chat
+
+    return chat.run(argv)
+
+
 def _simulate(argv: Sequence[str]) -> int:
     from trainer.simulation import simulate
 
@@ -186,6 +193,7 @@ _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "export": _export,
     "warmup": _warmup,
     "report": _report,
+    "chat": _chat,
     "play": _play,
     "simulate": _simulate,
     "inference": _inference,

@@ -25,6 +25,7 @@ COMMANDS = (
     "export",
     "warmup",
     "report",
+    "chat",
     "play",
     "simulate",
     "inference",

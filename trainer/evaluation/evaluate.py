@@ -80,6 +80,16 @@ def play_scripted(
     return episodes
 
 
+def token_budget(chosen: PlaySettings, context: int, chat: ChatFormat) -> TokenBudget:
+    """Return the bounds of an episode of a model that takes `context` tokens."""
+    return TokenBudget(
+        chosen.max_completion_length,
+        chosen.max_context_length or context,
+        chosen.max_turn_length,
+        chat.thought_length,
+    )
+
+
 def in_process_engine(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -288,12 +298,7 @@ def _play_policy(
 
     def settings(context: int, chat: ChatFormat) -> RolloutSettings:
         return RolloutSettings(
-            budget=TokenBudget(
-                chosen.max_completion_length,
-                chosen.max_context_length or context,
-                chosen.max_turn_length,
-                chat.thought_length,
-            ),
+            budget=token_budget(chosen, context, chat),
             temperature=args.temperature,
             max_concurrency=args.max_concurrency,
         )

@@ -245,16 +245,17 @@ class RolloutClient:
             return await self._play_episode(flight)
 
 
-async def explore(flight: Flight) -> Episode:
-    """Play an episode of the four actions, from reset to its row."""
-    return await _Explorer(flight).play()
+async def explore(flight: Flight, on_turn: Callable[[Turn], None] = lambda _: None) -> Episode:
+    """Play an episode of the four actions, from reset to its row; `on_turn` is called after each turn."""
+    return await _Explorer(flight, on_turn).play()
 
 
 class _Explorer:
     """One episode that explores."""
 
-    def __init__(self, flight: Flight) -> None:
+    def __init__(self, flight: Flight, on_turn: Callable[[Turn], None]) -> None:
         self._flight = flight
+        self._on_turn = on_turn
         self._turns: list[Turn] = []
         self._prompt_tokens = 0
 
@@ -310,6 +311,7 @@ class _Explorer:
         parsed = chat.parse(text)
         observation = await flight.step(parsed.action, number)
         self._turns.append(turn_of(text, parsed.action, observation, parsed.parseable, turn.policy_version))
+        self._on_turn(self._turns[-1])
         if not observation.done:
             transcript.add_reply(chat.reply_ids(observation, closed=turn.closed))
         return observation

@@ -70,10 +70,30 @@ class LocalEnvironments:
         """Lend an environment to code without async."""
         yield self._factory.make()
 
+    def asking(self, dataset: Dataset) -> Environments:
+        """Return environments that ask the questions of another data set about these databases, until `close`."""
+        return _OtherQuestions(dataset, self._factory, self._executor)
+
     def close(self) -> None:
         """Wait for running queries and close the databases."""
         self._executor.shutdown(wait=True)
         self._factory.close()
+
+
+class _OtherQuestions:
+    """Environments over another one's databases; whoever made those closes them."""
+
+    def __init__(self, dataset: Dataset, factory: EnvironmentFactory, executor: ThreadPoolExecutor) -> None:
+        self._dataset = dataset
+        self._factory = factory
+        self._executor = executor
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[EnvironmentSession]:
+        yield _LocalSession(self._factory.make(self._dataset), self._executor)
+
+    def close(self) -> None:
+        pass
 
 
 class _LocalSession:

@@ -1,0 +1,44 @@
+"""A policy that says given words: the real client, formats and environments, and an engine without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from inference.simulated.engine import Asked, SimulatedEngine
+from inference.simulated.profile import ServerProfile
+from trainer.chat.format import ChatFormat
+from trainer.evaluation.evaluate import token_budget
+from trainer.interactive.policy_player import PolicyPlayer
+from trainer.policy.play_settings import PlaySettings
+from trainer.rollout.client import RolloutSettings
+from trainer.tiny.tokenizer import build_tokenizer
+
+AT_ONCE = ServerProfile(max_sequences=8, step_s=1e-9, step_s_per_sequence=0.0, prefill_tokens_per_s=1e12)
+
+Reciting = Callable[..., PolicyPlayer]
+
+
+@pytest.fixture(scope="session")
+def words() -> PreTrainedTokenizerBase:
+    return build_tokenizer(["How many cats dogs are there pets owners name species Max Rex Oslo"])
+
+
+@pytest.fixture
+def reciting(words: PreTrainedTokenizerBase) -> Reciting:
+    """Make a policy of a name that says these turns in every episode, under play settings."""
+
+    def make(*turns: str, name: str = "parrot", play: PlaySettings | None = None) -> PolicyPlayer:
+        play = play or PlaySettings()
+        chat = ChatFormat(words, play.chat)
+
+        def say(asked: Asked) -> Sequence[int]:
+            return chat.renderer.turn_ids(turns[asked.turn])
+
+        engine = SimulatedEngine(say, AT_ONCE, stop_ids=chat.stop_ids)
+        settings = RolloutSettings(token_budget(play, 8_192, chat), temperature=0.0)
+        return PolicyPlayer(name, play, engine, chat, settings)
+
+    return make

@@ -1,0 +1,99 @@
+"""A policy that plays for a person: loaded once, it plays one question after another, and each turn is shown.
+
+Promises: the play is that of training and evaluation, by the same rollout client, chat format and engine; what was
+saved with the policy decides its actions, its prompt, what it answers with, and its limits. It plays greedily: the same
+question is played the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from env_server.data.loading import load_dataset
+from env_server.dataset import Question
+from env_server.errors import DataError
+from env_server.settings import EnvSettings
+from inference.engine import Engine
+from trainer.chat.format import ChatFormat
+from trainer.config import ConfigError
+from trainer.evaluation.evaluate import in_process_engine, token_budget
+from trainer.policy.loading import load_policy, resolve_policy
+from trainer.policy.play_settings import PlaySettings, saved_play
+from trainer.policy.served import ServedPolicy
+from trainer.rollout.client import RolloutClient, RolloutSettings, derive_seed, explore, request_for
+from trainer.rollout.environments import Environments
+from trainer.rollout.episodes import Episode, Turn
+from trainer.rollout.examples import Examples
+
+MAX_CONCURRENCY = 8
+"""Questions in flight, of all who ask."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyPlayer:
+    """A policy, ready to play. It is used from one event loop at a time; `aclose` ends it."""
+
+    name: str
+    play_settings: PlaySettings
+    engine: Engine
+    chat: ChatFormat
+    settings: RolloutSettings
+
+    @property
+    def env_settings(self) -> EnvSettings:
+        """What its environments must have been made with."""
+        return EnvSettings(step_budget=self.play_settings.step_budget)
+
+    async def play(self, question: Question, environments: Environments, on_turn: Callable[[Turn], None]) -> Episode:
+        """Play a question; `on_turn` is called after each turn. What the machinery fails at is a failed episode."""
+        playing = partial(explore, on_turn=on_turn)
+        client = RolloutClient(self.engine, environments, self.chat, self.settings, play_episode=playing)
+        (episode,) = await client.play([request_for(question, derive_seed(self.play_settings.seed, 0))])
+        return episode
+
+    async def aclose(self) -> None:
+        """Release what the engine holds."""
+        await self.engine.aclose()
+
+
+def load_player(
+    name: str, *, few_shot: int | None = None, vllm_urls: str | None = None, trust_remote_code: bool = False
+) -> PolicyPlayer:
+    """Load the policy, here or, of `vllm_urls`, on the servers that hold it. Raises SQLEnvError.
+
+    `few_shot` is the number of worked episodes in its prompt, as saved with it where None.
+    """
+    saved = saved_play(resolve_policy(name).place)
+    chosen = PlaySettings() if saved is None else saved.settings
+    if few_shot is not None:
+        chosen = replace(chosen, few_shot=few_shot)
+    examples = _examples(name, chosen)
+    if vllm_urls is None:
+        model, tokenizer = load_policy(name, trust_remote_code=trust_remote_code)
+        chat = ChatFormat(tokenizer, chosen.chat, examples.conversations)
+        settings = _settings(chosen, model.config.max_position_embeddings, chat)
+        return PolicyPlayer(name, chosen, in_process_engine(model, tokenizer, chat, settings), chat, settings)
+    served = ServedPolicy.load(name, trust_remote_code=trust_remote_code)
+    chat = ChatFormat(served.tokenizer, chosen.chat, examples.conversations)
+    return PolicyPlayer(name, chosen, served.engine(vllm_urls, chat), chat, _settings(chosen, served.context, chat))
+
+
+def _settings(chosen: PlaySettings, context: int, chat: ChatFormat) -> RolloutSettings:
+    budget = token_budget(chosen, context, chat)
+    return RolloutSettings(budget, temperature=0.0, max_concurrency=MAX_CONCURRENCY)
+
+
+def _examples(name: str, chosen: PlaySettings) -> Examples:
+    """Have the worked episodes of its prompt played. Raises ConfigError where their data is not here."""
+    if not chosen.few_shot:
+        return Examples()
+    try:
+        dataset = load_dataset(chosen.data, answer_mode=chosen.answer_mode)
+    except DataError as error:
+        raise ConfigError(
+            f"{name} is played with {chosen.few_shot} worked episodes of {chosen.data} in its prompt, and that data "
+            f"set is not here: {error}. --few_shot 0 plays it without"
+        ) from error
+    return Examples.play(dataset, chosen.few_shot, chosen.answer_mode, chosen.step_budget)
