@@ -59,11 +59,16 @@ def read_folder(folder: Path, cache_dir: Path) -> RawDataset:
 
 def read_questions(folder: Path, sources: Sources) -> list[RawQuestion]:
     """Read the questions about the databases of a folder, in the order of their files. Raises DataError."""
-    files = read_question_files(folder)
-    places = [(file, index) for file in files for index in range(len(file.entries))]
+    places, questions = read_places(folder, sources)
+    return _split(places, questions)
+
+
+def read_places(folder: Path, sources: Sources) -> tuple[list[Place], list[RawQuestion]]:
+    """Read the questions with their places; one that states no split has ALL. Raises DataError."""
+    places = [(file, index) for file in read_question_files(folder) for index in range(len(file.entries))]
     questions = [_question(file, index, sources) for file, index in places]
     _refuse_repeated_ids(places, questions)
-    return _split(places, questions)
+    return places, questions
 
 
 def _refuse_benchmarks(folder: Path) -> None:

@@ -31,6 +31,7 @@ from env_server.sql.sandbox import limit_memory
 from env_server.types import AnswerMode
 
 DEFAULT_SPEC = "synthetic"
+GENERATED = ("synthetic", "scrambled")
 SYNTAX = "synthetic[:SEED], scrambled[:SEED], spider:PATH, bird:PATH, or the PATH of a folder of your own"
 
 
@@ -50,11 +51,12 @@ def load_dataset(
     """
     limits = settings or EnvSettings()
     limit_memory(limits.sandbox)
-    raw = _read(spec, cache_dir or default_cache_dir())
+    raw = read_source(spec, cache_dir or default_cache_dir())
     return curate(raw, answer_mode=answer_mode, sandbox=limits.sandbox, display=limits.display, progress=progress)
 
 
-def _read(spec: str, cache_dir: Path) -> RawDataset:
+def read_source(spec: str, cache_dir: Path) -> RawDataset:
+    """Read the data set that `spec` names, without trying its gold queries. Raises DataError."""
     name, _, argument = (part.strip() for part in spec.partition(":"))
     match name:
         case "synthetic":
@@ -65,10 +67,18 @@ def _read(spec: str, cache_dir: Path) -> RawDataset:
             return read_spider(Path(argument).expanduser())
         case "bird" if argument:
             return read_bird(Path(argument).expanduser())
-    folder = Path(spec).expanduser()
-    if spec.strip() and (folder.exists() if _has_separator(spec) else folder.is_dir()):
-        return read_folder(folder, cache_dir)
+    if is_folder(spec):
+        return read_folder(Path(spec).expanduser(), cache_dir)
     raise DataError(f"{spec!r} names no data set and no folder. Known: {SYNTAX}")
+
+
+def is_folder(spec: str) -> bool:
+    """Tell whether `spec` names a folder of one's own, or a file that is to be refused as one."""
+    name, _, argument = (part.strip() for part in spec.partition(":"))
+    if name in GENERATED or (name in ("spider", "bird") and argument) or not spec.strip():
+        return False
+    folder = Path(spec).expanduser()
+    return folder.exists() if _has_separator(spec) else folder.is_dir()
 
 
 def _has_separator(spec: str) -> bool:

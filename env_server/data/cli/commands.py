@@ -16,12 +16,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
+from env_server.cache import default_cache_dir
+from env_server.data.cli import doctor
 from env_server.data.cli.export import DATABASES, export_dataset
 from env_server.data.cli.fetch import SOURCES, fetch
 from env_server.data.cli.inspection import counted, inspect_text
 from env_server.data.cli.validation import Validation, validate, validation_text
 from env_server.data.curation import NothingUsableError
-from env_server.data.loading import DEFAULT_SPEC, SYNTAX, load_dataset
+from env_server.data.doctor.diagnosis import Diagnosis, diagnose
+from env_server.data.loading import DEFAULT_SPEC, GENERATED, SYNTAX, load_dataset
 from env_server.dataset import Dataset, Split
 from env_server.errors import DataError
 from env_server.settings import EnvSettings, JudgingSettings
@@ -40,8 +43,8 @@ examples:
 _VALIDATE = """\
 Account for every question of a data set: run each gold query, list each question that is left out with the reason,
 count duplicates and answers of 0, show the split by database, and play the gold answer of each usable question
-through the environment. Ends with status 0 when there are usable questions and every gold answer is judged correct,
-else with 1.
+through the environment. Warns of what `sqlenv data doctor` finds in the files. Ends with status 0 when there are
+usable questions and every gold answer is judged correct, else with 1.
 """
 _VALIDATE_EXAMPLE = """\
 examples:
@@ -100,6 +103,10 @@ def run(argv: Sequence[str]) -> int:
     check.add_argument("--json", action="store_true", help="print one JSON object instead of the text")
     check.add_argument("--out", type=Path, metavar="FILE", help="write what became of each question, as JSON Lines")
 
+    examined = command("doctor", doctor.run, "what is wrong, where, and the repair", doctor.DESCRIPTION, doctor.EPILOG)
+    _add_data(examined, AnswerMode.VALUE)
+    doctor.add_flags(examined)
+
     export = command("export", _export, "write it for Hugging Face datasets and TRL", _EXPORT, _EXPORT_EXAMPLE)
     _add_data(export, AnswerMode.SQL)
     export.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="a folder that does not exist yet")
@@ -152,7 +159,8 @@ def _validate(args: argparse.Namespace) -> int:
     settings = EnvSettings(judging=JudgingSettings(variants=not args.no_variants))
     with _bar("playing the gold answers") as progress:
         validation = validate(dataset, args.answer_mode, settings, progress, guessable=args.guessable)
-    _print_validation(validation, as_json=args.json)
+    warnings = _warnings(args.data, args.answer_mode)
+    _print_validation(validation, warnings, as_json=args.json)
     if args.out is not None:
         _write(args.out, (json.dumps(record, ensure_ascii=False) + "\n" for record in validation.records()))
     if validation.problem:
@@ -177,11 +185,24 @@ def _fetch(args: argparse.Namespace) -> int:
     return 0
 
 
-def _print_validation(validation: Validation, *, as_json: bool) -> None:
+def _warnings(spec: str, answer_mode: AnswerMode) -> Diagnosis | None:
+    """Look for what the doctor finds, but for what takes variants; None for a generated data set, which is ours."""
+    if spec.partition(":")[0] in GENERATED:
+        return None
+    with doctor.progress_bar() as progress:
+        return diagnose(spec, default_cache_dir(), answer_mode=answer_mode, variants=False, progress=progress)
+
+
+def _print_validation(validation: Validation, warnings: Diagnosis | None, *, as_json: bool) -> None:
+    told = [] if warnings is None else doctor.beside_validation(warnings)
     if as_json:
-        sys.stdout.write(json.dumps(validation.summary(), ensure_ascii=False) + "\n")
-    else:
-        Console(highlight=False).print(validation_text(validation), soft_wrap=True)
+        found = {} if warnings is None else {"warnings": doctor.summary(warnings, told)["findings"]}
+        sys.stdout.write(json.dumps({**validation.summary(), **found}, ensure_ascii=False) + "\n")
+        return
+    console = Console(highlight=False)
+    console.print(validation_text(validation), soft_wrap=True)
+    if warnings is not None and told:
+        console.print(doctor.text_of(warnings, told), soft_wrap=True)
 
 
 def _say(text: str) -> None:
