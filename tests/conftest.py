@@ -29,6 +29,8 @@ settings.load_profile("shared")
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
 
+    from tests.fork_server import ForkServer
+
 TESTS = Path(__file__).parent
 LONGEST = (
     "integration/test_real_model.py",
@@ -177,3 +179,12 @@ def spider_dir() -> Path:
     if not folder:
         pytest.skip("SQLENV_SPIDER_DIR is not set")
     return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def vllm_forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+    """Forks vLLM's servers; see tests/integration/vllm_server.py."""
+    from tests.integration.vllm_server import fork_vllm
+
+    with closing(fork_vllm(tmp_path_factory.mktemp("forks") / "vllm.log")) as server:
+        yield server

@@ -24,6 +24,7 @@ from inference.engine import (
 )
 from inference.hf.engine import HFEngine
 from inference.vllm.engine import VLLMEngine
+from tests.fork_server import ForkServer
 from tests.integration.vllm_server import VLLMHandle, vllm_server
 
 VOCAB, STOP, PAD, CONTEXT = 61, 1, 0, 96
@@ -53,12 +54,12 @@ def tiny_policy() -> PreTrainedModel:
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMHandle]:
+def server(vllm_forks: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMHandle]:
     folder = tmp_path_factory.mktemp("contract")
     tiny_policy().save_pretrained(folder / "policy")
     words = WordLevel({f"w{number}": number for number in range(VOCAB)}, unk_token="w2")
     PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words)).save_pretrained(folder / "policy")
-    with vllm_server(folder / "policy", folder, "--max-model-len", str(CONTEXT)) as handle:
+    with vllm_server(vllm_forks, folder / "policy", folder, "--max-model-len", str(CONTEXT)) as handle:
         yield handle
 
 

@@ -26,6 +26,7 @@ from inference.weights.probe import token_logprobs
 from inference.weights.proof import LEAST_SIGNAL, NEARER, Evidence
 from inference.weights.push import WeightPusher
 from inference.weights.transport import Transport, WeightSyncError
+from tests.fork_server import ForkServer
 from tests.integration.vllm_server import VLLMHandle, vllm_server
 from trainer.tiny import BASE_CHECKPOINT
 
@@ -68,7 +69,7 @@ def is_proof(evidence: Evidence) -> bool:
     )
 
 
-def test_all_weights(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_all_weights(vllm_forks: ForkServer, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model, accelerator = policy(), Accelerator(cpu=True)
     kept = "model.layers.1.mlp.down_proj.weight"
     at_the_start = model.state_dict()[kept].clone()
@@ -79,7 +80,7 @@ def test_all_weights(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def pushing(gather: Callable[[], Mapping[str, Tensor]]) -> DiskTransport:
         return DiskTransport(gather, tmp_path / "weights")
 
-    with vllm_server(BASE_CHECKPOINT, tmp_path, *BFLOAT16) as server, caplog.at_level(logging.WARNING):
+    with vllm_server(vllm_forks, BASE_CHECKPOINT, tmp_path, *BFLOAT16) as server, caplog.at_level(logging.WARNING):
         evidence = prove(model, server, pushing(lambda: full_weights(model, accelerator)))
         assert is_proof(evidence), str(evidence)
         at_the_start = model.state_dict()[kept].clone()
@@ -87,13 +88,13 @@ def test_all_weights(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
             prove(model, server, pushing(all_but_one))
 
 
-def test_an_adapter(tmp_path: Path) -> None:
+def test_an_adapter(vllm_forks: ForkServer, tmp_path: Path) -> None:
     config = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
     torch.manual_seed(0)
     model = get_peft_model(policy(), config)
     assert isinstance(model, PeftModel)
     accelerator = Accelerator(cpu=True)
-    with vllm_server(BASE_CHECKPOINT, tmp_path, *BFLOAT16, weight_sync=WeightSyncMode.LORA) as server:
+    with vllm_server(vllm_forks, BASE_CHECKPOINT, tmp_path, *BFLOAT16, weight_sync=WeightSyncMode.LORA) as server:
         transport = LoraTransport(lambda: adapter_weights(model, accelerator), tmp_path / "weights")
         evidence = prove(model, server, transport)
     assert is_proof(evidence), str(evidence)

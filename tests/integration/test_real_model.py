@@ -18,6 +18,7 @@ import pytest
 
 from inference.launch.plan import WeightSyncMode
 from sqlenv import cli
+from tests.fork_server import ForkServer
 from tests.integration.exported import answer_in_transformers, answer_in_vllm
 from tests.integration.training import surroundings_in
 from tests.integration.vllm_server import VLLMHandle, mark_weights, vllm_server
@@ -73,9 +74,9 @@ def warmed(work: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def adapters_server(work: Path) -> Iterator[VLLMHandle]:
+def adapters_server(vllm_forks: ForkServer, work: Path) -> Iterator[VLLMHandle]:
     """Holds the base in float32, and takes adapters."""
-    with vllm_server(SMALL_MODEL, work, weight_sync=WeightSyncMode.LORA) as server:
+    with vllm_server(vllm_forks, SMALL_MODEL, work, weight_sync=WeightSyncMode.LORA) as server:
         yield server
 
 

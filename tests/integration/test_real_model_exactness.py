@@ -29,6 +29,7 @@ from inference.weights.gather import full_weights
 from inference.weights.probe import token_logprobs
 from inference.weights.push import WeightPusher
 from inference.weights.transport import WeightSyncError
+from tests.fork_server import ForkServer
 from tests.integration.vllm_server import VLLMHandle, vllm_server
 from tests.logprobs import logprobs_of
 from tests.small_model import SMALL_MODEL
@@ -46,8 +47,9 @@ EXACT = 1e-3
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMHandle]:
-    with vllm_server(SMALL_MODEL, tmp_path_factory.mktemp("vllm"), context=SERVER_CONTEXT) as found:
+def server(vllm_forks: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMHandle]:
+    folder = tmp_path_factory.mktemp("vllm")
+    with vllm_server(vllm_forks, SMALL_MODEL, folder, context=SERVER_CONTEXT) as found:
         yield found
 
 

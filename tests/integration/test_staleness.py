@@ -19,6 +19,7 @@ from inference.vllm.api import VLLMServer
 from inference.weights.disk import DiskTransport
 from inference.weights.gather import write_checkpoint
 from sqlenv import cli
+from tests.fork_server import ForkServer
 from tests.integration.service import until
 from tests.integration.training import surroundings_in
 from tests.integration.vllm_runs import LORA, NO_CHECKPOINTS, command, token_exact
@@ -40,8 +41,9 @@ def surroundings(generated_cache: Path) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMHandle]:
-    with vllm_server(BASE_CHECKPOINT, tmp_path_factory.mktemp("vllm"), weight_sync=WeightSyncMode.LORA) as handle:
+def server(vllm_forks: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMHandle]:
+    folder = tmp_path_factory.mktemp("vllm")
+    with vllm_server(vllm_forks, BASE_CHECKPOINT, folder, weight_sync=WeightSyncMode.LORA) as handle:
         yield handle
 
 

@@ -28,6 +28,7 @@ from inference.weights.gather import adapter_weights
 from inference.weights.lora import KEPT, LoraTransport
 from inference.weights.transport import WeightSyncError
 from sqlenv import cli
+from tests.fork_server import ForkServer
 from tests.integration.training import surroundings_in
 from tests.integration.vllm_runs import LORA, NO_CHECKPOINTS, command, token_exact
 from tests.integration.vllm_server import VLLMHandle, mark_weights, vllm_server
@@ -62,10 +63,10 @@ def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, adapter: Path) -> Iterator[VLLMHandle]:
+def server(vllm_forks: ForkServer, tmp_path_factory: pytest.TempPathFactory, adapter: Path) -> Iterator[VLLMHandle]:
     with (
         surroundings_in(tmp_path_factory.mktemp("cache")),
-        vllm_server(adapter, tmp_path_factory.mktemp("vllm"), weight_sync=WeightSyncMode.LORA) as handle,
+        vllm_server(vllm_forks, adapter, tmp_path_factory.mktemp("vllm"), weight_sync=WeightSyncMode.LORA) as handle,
     ):
         yield handle
 

@@ -23,6 +23,7 @@ from inference.weights.disk import DiskTransport
 from inference.weights.gather import full_weights
 from inference.weights.probe import token_logprobs
 from inference.weights.push import WeightPusher
+from tests.fork_server import ForkServer
 from tests.integration.service import metric
 from tests.integration.vllm_server import START_S, VLLMHandle, meanwhile, vllm_server
 from tests.logprobs import logprobs_of
@@ -49,9 +50,12 @@ def dataset() -> Dataset:
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[VLLMHandle]]:
+def pair(vllm_forks: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[VLLMHandle]]:
     folder = tmp_path_factory.mktemp("vllm")
-    with vllm_server(BASE_CHECKPOINT, folder, wait=False) as one, vllm_server(BASE_CHECKPOINT, folder) as two:
+    with (
+        vllm_server(vllm_forks, BASE_CHECKPOINT, folder, wait=False) as one,
+        vllm_server(vllm_forks, BASE_CHECKPOINT, folder) as two,
+    ):
         one.wait_until_healthy()
         yield [one, two]
 

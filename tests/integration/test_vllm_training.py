@@ -15,6 +15,7 @@ from trl import GRPOTrainer
 from env_server.data.loading import load_dataset
 from env_server.dataset import Split
 from sqlenv import cli
+from tests.fork_server import ForkServer
 from tests.integration.service import until
 from tests.integration.training import surroundings_in, three_steps
 from tests.integration.vllm_runs import FLAGS, LORA, NO_CHECKPOINTS, command, token_exact
@@ -40,8 +41,8 @@ def surroundings(generated_cache: Path) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMHandle]:
-    with vllm_server(BASE_CHECKPOINT, tmp_path_factory.mktemp("vllm")) as handle:
+def server(vllm_forks: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMHandle]:
+    with vllm_server(vllm_forks, BASE_CHECKPOINT, tmp_path_factory.mktemp("vllm")) as handle:
         yield handle
 
 

@@ -30,6 +30,7 @@ from inference.weights.gather import full_weights
 from inference.weights.probe import token_logprobs
 from inference.weights.push import PushSettings, WeightPusher
 from inference.weights.transport import Pause, Transport, WeightSyncError
+from tests.fork_server import ForkServer
 from tests.integration.service import metric, until
 from tests.integration.vllm_server import START_S, VLLMHandle, vllm_server
 from tests.logprobs import logprobs_of
@@ -47,8 +48,8 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMHandle]:
-    with vllm_server(BASE_CHECKPOINT, tmp_path_factory.mktemp("vllm")) as handle:
+def server(vllm_forks: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMHandle]:
+    with vllm_server(vllm_forks, BASE_CHECKPOINT, tmp_path_factory.mktemp("vllm")) as handle:
         yield handle
 
 
@@ -293,7 +294,7 @@ class PlainReload(DiskTransport):
 
 
 def test_a_tied_model_works_and_a_half_loaded_one_is_found_out(
-    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+    tokenizer: PreTrainedTokenizerFast, vllm_forks: ForkServer, tmp_path: Path
 ) -> None:
     """vLLM's own reload leaves the packed output head of a tied model on the old weights, on a CPU."""
     config = Qwen3Config.from_pretrained(BASE_CHECKPOINT)
@@ -303,7 +304,7 @@ def test_a_tied_model_works_and_a_half_loaded_one_is_found_out(
     model.save_pretrained(tmp_path / "tied")
     tokenizer.save_pretrained(tmp_path / "tied")
     assert json.loads((tmp_path / "tied" / "config.json").read_text())["tie_word_embeddings"] is True
-    with vllm_server(tmp_path / "tied", tmp_path) as server:
+    with vllm_server(vllm_forks, tmp_path / "tied", tmp_path) as server:
         plain = PlainReload(lambda: full_weights(model, Accelerator(cpu=True)), tmp_path / "plain")
         with pytest.raises(WeightSyncError, match="logprobs differ"):
             Pushing(model, [server.url], tmp_path, transport=plain).pusher.push(0)

@@ -1,30 +1,35 @@
-"""A real vLLM server on the CPU, started as `sqlenv inference` starts it, with small limits.
+"""A real vLLM server on the CPU, as `sqlenv inference` plans it, with small limits.
 
-`vllm_server` starts one that the test may kill, freeze and push weights to.
-
-Start servers from the main thread: a server ends with the thread that started it.
+`vllm_server` starts one that the test may kill, freeze and push weights to. Its two processes are forks of one that has
+imported vLLM, which takes 15 of the 17 seconds of a core that a start takes otherwise. The command line as a command
+line is what test_launcher.py runs.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import IO, TypeVar, cast
 
 import httpx
 import pytest
 
 from benchmarks.server_process import ROOT, reserved_ports
-from inference.launch.plan import Device, LaunchSettings, WeightSyncMode, plan
+from inference.launch.plan import Device, LaunchSettings, ReplicaPlan, WeightSyncMode, plan
 from inference.launch.process import VLLMProcess, see_machine, see_model
 from inference.vllm.api import NEW_PROCESS
+from tests.fork_server import ForkServer
+from trainer.tiny import BASE_CHECKPOINT
 
 PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
+IN_VLLM = Path(__file__).parent / "in_vllm"
 START_S = 300.0
 """Longest start, on a machine where everything runs at once."""
 STOP_S = 20.0
@@ -35,10 +40,7 @@ T = TypeVar("T")
 
 
 def meanwhile(strike: Callable[[], None], work: Callable[[], T]) -> T:
-    """Strike while another thread works, and return what the work gives.
-
-    A server lives as long as the thread that started it, so it is this one that kills and restarts.
-    """
+    """Strike while another thread works, and return what the work gives."""
     with ThreadPoolExecutor(1) as pool:
         working = pool.submit(work)
         strike()
@@ -48,6 +50,24 @@ def meanwhile(strike: Callable[[], None], work: Callable[[], T]) -> T:
 def mark_weights(url: str, version: str = NEW_PROCESS) -> None:
     """Set the version of its weights that a server tells; without one, that of a server nobody has pushed to."""
     httpx.post(f"{url}/update_weight_version", json={"new_version": version}, timeout=START_S).raise_for_status()
+
+
+class _ForkedVLLM(VLLMProcess):
+    """A server whose process is a fork, and the same in all else."""
+
+    def __init__(self, plan: ReplicaPlan, forks: ForkServer) -> None:
+        super().__init__(plan)
+        self._forks = forks
+
+    def start(self, output: IO[bytes]) -> None:
+        self.fingerprint = f"sqlenv-{secrets.token_hex(8)}"
+        forked = self._forks.start(
+            self.plan.command(self.fingerprint),
+            output=output,
+            environment={**os.environ, **self.plan.environment},
+            new_session=True,
+        )
+        self._process = cast("subprocess.Popen[bytes]", forked)
 
 
 class VLLMHandle:
@@ -117,6 +137,7 @@ def skip_without_vllm() -> None:
 
 @contextmanager
 def vllm_server(
+    forks: ForkServer,
     model_dir: Path | str,
     folder: Path,
     *flags: str,
@@ -124,12 +145,11 @@ def vllm_server(
     context: int = 2_048,
     wait: bool = True,
 ) -> Iterator[VLLMHandle]:
-    """Run a server for the `with` block; `flags` are vLLM's own, its log goes into `folder`.
+    """Run a server for the `with` block, a fork of `vllm_forks`; `flags` are vLLM's own, its log goes into `folder`.
 
     Before it is healthy it computes a step of `context` tokens: of a large model, that takes longest.
     Without `wait` it is launched only, so that several can start at once: call `wait_until_healthy` on each.
     """
-    skip_without_vllm()
     with reserved_ports() as (port,):
         settings = LaunchSettings(
             model=str(model_dir),
@@ -142,7 +162,7 @@ def vllm_server(
             extra=("--max-num-batched-tokens", str(context), *flags),
         )
         (replica,) = plan(settings, see_model(settings.model), see_machine(str(PYTHON), os.environ))
-        handle = VLLMHandle(VLLMProcess(replica), folder / f"vllm-{port}.log")
+        handle = VLLMHandle(_ForkedVLLM(replica, forks), folder / f"vllm-{port}.log")
         handle.launch()
         try:
             if wait:
@@ -150,3 +170,12 @@ def vllm_server(
             yield handle
         finally:
             handle.stop()
+
+
+def fork_vllm(log: Path) -> ForkServer:
+    """Return the fork server that `vllm_server` wants. It has the environment of a server before it imports vLLM."""
+    skip_without_vllm()
+    settings = LaunchSettings(model=str(BASE_CHECKPOINT), device=Device.CPU)
+    (replica,) = plan(settings, see_model(settings.model), see_machine(str(PYTHON), {}))
+    environment = {**os.environ, **replica.environment, "PYTHONPATH": str(IN_VLLM)}
+    return ForkServer(PYTHON, ["forked_engine"], environment, log)
