@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -179,6 +180,20 @@ def spider_dir() -> Path:
     if not folder:
         pytest.skip("SQLENV_SPIDER_DIR is not set")
     return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+    """Forks processes that train: what they import takes each of them more than six seconds of a core."""
+    from tests.fork_server import ForkServer
+
+    preload = ["torch.distributed.launcher.api", "trainer.train", "trainer.warmup.warmup"]
+    # Arrow's allocator would keep a thread.
+    single = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
+    environment = {**os.environ, **single, "PYTHONPATH": str(TESTS.parent)}
+    log = tmp_path_factory.mktemp("forks") / "training.log"
+    with closing(ForkServer(sys.executable, preload, environment, log)) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -23,6 +23,7 @@ from env_server.cache import CACHE_VARIABLE
 from env_server.data.loading import load_dataset
 from env_server.dataset import Dataset, Split
 from env_server.settings import EnvSettings
+from tests.fork_server import ForkServer
 from tests.integration.test_training import FLAGS, NO_CHECKPOINTS, token_exact, weights_of
 from tests.integration.training import save_policy
 from trainer.chat.format import ChatFormat
@@ -71,14 +72,18 @@ def policy(random_policy: Callable[..., Qwen3ForCausalLM], tmp_path_factory: pyt
 
 
 @pytest.fixture(scope="module")
-def launch(policy: Path, cache: Path) -> Launch:
+def launch(policy: Path, cache: Path, forks: ForkServer) -> Launch:
     """Launch `sqlenv train` on two ranks with the flags above and some more, from `script`."""
 
     def run(folder: Path, *flags: str, script: tuple[str, ...], launcher: Sequence[str] = FORKED) -> Ended:
         command = [*launcher, *script, "train", "--model_name_or_path", str(policy), "--output_dir", str(folder)]
+        command += [*FLAGS, *flags]
         surroundings = {**os.environ, CACHE_VARIABLE: str(cache), "PYTHONPATH": str(ROOT)}
+        if launcher is FORKED:
+            ended = forks.run(command, environment=surroundings, folder=folder.parent, timeout=DEADLINE_S)
+            return Ended(ended.returncode, ended.stdout, ended.stderr)
         with subprocess.Popen(
-            [*command, *FLAGS, *flags],
+            command,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -101,7 +106,7 @@ def whole(launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run
     """Three steps in one go, on a cache that holds nothing yet; each rank leaves the digest of its weights."""
     folder = tmp_path_factory.mktemp("runs") / "run"
     trace = ("--trace", str(folder / "trace.json"))
-    ended = launch(folder, *NO_CHECKPOINTS, *trace, script=(WORKER, "watched", "all"), launcher=ACCELERATE)
+    ended = launch(folder, *NO_CHECKPOINTS, *trace, script=(WORKER, "watched", "all"))
     assert ended.status == 0, ended.errors
     return RunFolder.open(folder), ended
 

@@ -7,10 +7,8 @@ was left alone, bit by bit.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,8 +18,8 @@ import pytest
 import yaml
 from transformers import Trainer
 
-from benchmarks.server_process import ROOT
 from sqlenv import cli
+from tests.fork_server import ForkServer
 from tests.integration.test_ranks import COMMAND, DEADLINE_S, FORKED
 from tests.integration.test_training import comparable
 from tests.integration.training import surroundings_in
@@ -153,19 +151,11 @@ def test_each_stage_goes_on_from_the_one_before(whole: Path, capsys: pytest.Capt
 
 
 def test_a_run_that_is_killed_in_each_stage_ends_as_if_it_had_not_been(
-    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    whole: Path, tmp_path: Path, forks: ForkServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = config(tmp_path)
     for place, name in enumerate(FOLDERS):
-        done = subprocess.run(
-            [sys.executable, "-c", KILLED, name, SETTINGS_FILE, *command],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE_S,
-            check=False,
-        )
+        done = forks.run([sys.executable, "-c", KILLED, name, SETTINGS_FILE, *command], timeout=DEADLINE_S)
         assert done.returncode == -signal.SIGKILL, done.stderr
         assert len(finished(tmp_path / "run")) == place
         command = [*config(tmp_path), "--resume_from_checkpoint", "true"]
@@ -325,17 +315,9 @@ def test_a_stage_that_is_good_enough_ends_before_its_steps(
     assert second.config()["model"]["model_name_or_path"] == str(first.path)
 
 
-def test_two_ranks_go_from_stage_to_stage_together(tmp_path: Path) -> None:
+def test_two_ranks_go_from_stage_to_stage_together(tmp_path: Path, forks: ForkServer) -> None:
     stages: list[dict[str, Any]] = [{**STAGES[0], "max_steps": 2}, {**STAGES[1], "max_steps": 1}]
-    launched = subprocess.run(
-        [*FORKED, COMMAND, *config(tmp_path, stages)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
+    launched = forks.run([*FORKED, COMMAND, *config(tmp_path, stages)], timeout=DEADLINE_S)
     assert launched.returncode == 0, launched.stderr
     assert launched.stdout.count("stage 2 of 2 (easy): sqlenv train") == 1
     assert finished(tmp_path / "run") == ["warmup", "easy"]

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import gc
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -17,6 +14,7 @@ from env_server.dataset import Split
 from sqlenv import cli
 from tests.fork_server import ForkServer
 from tests.integration.service import until
+from tests.integration.test_ranks import COMMAND, FORKED
 from tests.integration.training import surroundings_in, three_steps
 from tests.integration.vllm_runs import FLAGS, LORA, NO_CHECKPOINTS, command, token_exact
 from tests.integration.vllm_server import VLLMHandle, meanwhile, vllm_server
@@ -165,20 +163,11 @@ def test_a_stock_trainer_trains_on_rows_of_servers(well: VLLMHandle, tmp_path: P
     assert not (tmp_path / "weights").exists(), "what was written for the servers is gone"
 
 
-def test_two_ranks_share_one_server(well: VLLMHandle, tmp_path: Path) -> None:
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    launch += ["-m", "sqlenv"]
+def test_two_ranks_share_one_server(well: VLLMHandle, forks: ForkServer, tmp_path: Path) -> None:
     flags = ("--max_steps", "20", "--per_device_train_batch_size", "4", "--eval_episodes", "8")
     arguments = command(tmp_path / "run", well.url, *NO_CHECKPOINTS, *flags, "--ddp_find_unused_parameters", "false")
-    with (tmp_path / "output").open("w") as output:
-        process = subprocess.Popen([*launch, *arguments], stdout=output, stderr=output, start_new_session=True)
-        try:
-            status = process.wait(600)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGTERM)
-            process.wait(60)
-            raise
-    assert status == 0, (tmp_path / "output").read_text()[-4000:]
+    launched = forks.run([*FORKED, COMMAND, *arguments], timeout=600)
+    assert launched.returncode == 0, launched.stderr[-4000:]
     folder = RunFolder.open(tmp_path / "run")
     episodes = folder.episodes()
     assert len(folder.metrics()) == 20

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
-import os
 import random
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +19,6 @@ import torch
 from accelerate import Accelerator
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from benchmarks.server_process import ROOT
 from inference.engine import Completion, Sampling
 from inference.vllm.api import ServerCompletion, VLLMServer
 from inference.vllm.engine import EngineUnavailableError, VLLMEngine, VLLMSettings
@@ -268,18 +265,13 @@ def test_weights_that_never_arrive_are_given_up_in_time(
     assert again.is_exact()
 
 
-def test_the_start_of_a_run_whose_other_rank_has_no_weights_yet(server: VLLMHandle, tmp_path: Path) -> None:
+def test_the_start_of_a_run_whose_other_rank_has_no_weights_yet(
+    server: VLLMHandle, forks: ForkServer, tmp_path: Path
+) -> None:
     """RAM-efficient loading for FSDP leaves the others' weights zero until the model is shared out."""
     worker = str(Path(__file__).with_name("fsdp_worker.py"))
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", worker]
-    done = subprocess.run(
-        [*launch, server.url, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=START_S,
-        check=False,
-    )
+    launch = [sys.executable, "-m", "tests.forked_ranks", worker]
+    done = forks.run([*launch, server.url, str(tmp_path)], timeout=START_S)
     assert done.returncode == 0, done.stderr[-4000:]
     main, other = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2))
     assert main == {"has_weights": True, "proved": 1}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +34,7 @@ from inference.weights.gather import (
     write_checkpoint,
 )
 from inference.weights.perturb import perturbed
+from tests.fork_server import ForkServer
 from tests.logprobs import logprobs_of
 
 VOCAB = 61
@@ -366,16 +366,13 @@ def _rank_main(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, Any]]]:
+def ranks(forks: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, Any]]]:
     folder = tmp_path_factory.mktemp("ranks")
     root = str(Path(__file__).parents[3])
-    run = subprocess.run(
+    run = forks.run(
         [sys.executable, "-m", "tests.forked_ranks", __file__, str(folder)],
-        env={**os.environ, "PYTHONPATH": root, "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
+        environment={**os.environ, "PYTHONPATH": root, "CUDA_VISIBLE_DEVICES": ""},
         timeout=LIMIT_S,
-        check=False,
     )
     assert run.returncode == 0, run.stdout + run.stderr
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 from trl import GRPOTrainer
 
-from benchmarks.server_process import ROOT
+from tests.fork_server import ForkServer
 from tests.trainer.training.made_up import SHARED, STEPS, WINDOW, Train, measured, require_equal, weights
 from trainer.training import scoring
 from trainer.training.one_pass import OnePassTrainer
@@ -127,13 +126,10 @@ def test_an_adapter_is_trained_the_same(train: Train, beta: float) -> None:
     require_equal(runs[1], runs[0])
 
 
-def test_two_ranks_are_trls_own_to_rounding(tmp_path: Path) -> None:
+def test_two_ranks_are_trls_own_to_rounding(tmp_path: Path, forks: ForkServer) -> None:
     """Each rank leaves what the runs of both trainers came to; also with layers whose pass is a collective."""
     worker = Path(__file__).with_name("two_ranks.py")
-    command = [sys.executable, "-m", "tests.forked_ranks"]
-    done = subprocess.run(
-        [*command, str(worker), str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
-    )
+    done = forks.run([sys.executable, "-m", "tests.forked_ranks", str(worker), str(tmp_path)], timeout=300)
     assert done.returncode == 0, done.stderr
     assert sorted(path.read_text() for path in tmp_path.glob("rank-*")) == ["0 agrees", "1 agrees"]
 
