@@ -43,6 +43,7 @@ VALUES = {
     "weight_sync": "disk",
     "weight_sync_pause": "none",
     "hub_strategy": "end",
+    "optim": "sgd",
     "truncation_mode": "keep_end",
     "include_num_input_tokens_seen": "true",
     "bnb_4bit_quant_type": "fp4",
@@ -145,6 +146,9 @@ def test_each_flag_that_needs_another_says_so(command: str, tmp_path: Path) -> N
         "vllm_importance_sampling_correction": False,
         "save_strategy": "no",
         "good": 0.0,
+        "max_episodes": 0,
+        "new_tiny_policy": True,
+        "muon_learning_rate": 0.02,
     }
     resolved = defaults(command) | off | {"max_steps": 7, "eval_strategy": "no", "difficulty": "easy,medium"}
     said = table.check_needs(given, resolved)
