@@ -52,7 +52,7 @@ MEANS: Mapping[str, Callable[[EpisodeRecord], tuple[float | None, float]]] = {
 class SideFacts:
     """What is known of a side; empty where it is not. `judged` and `failed` count all its episodes.
 
-    `alone` were judged on this side only, `strangers` have an id that is another question's on the other side.
+    `unmatched` were judged on this side only, `mismatched` have an id that is another question's on the other side.
     """
 
     name: str
@@ -62,8 +62,8 @@ class SideFacts:
     answer_mode: str
     judged: int
     failed: int
-    alone: int
-    strangers: int
+    unmatched: int
+    mismatched: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +135,10 @@ def compare_sides(a: Side, b: Side) -> Comparison:
     left, right = keyed(a.records), keyed(b.records)
     common = left.keys() & right.keys()
     same = sorted(key for key in common if _identity(left[key]) == _identity(right[key]))
-    strangers = len(common) - len(same)
+    mismatched = len(common) - len(same)
     facts = (
-        _facts(a, len(left.keys() - right.keys()), strangers),
-        _facts(b, len(right.keys() - left.keys()), strangers),
+        _facts(a, len(left.keys() - right.keys()), mismatched),
+        _facts(b, len(right.keys() - left.keys()), mismatched),
     )
     if not same:
         raise SideError(_nothing_in_common(*facts))
@@ -171,11 +171,11 @@ def _identity(record: EpisodeRecord) -> tuple[str, str]:
     return record.db_id, record.question
 
 
-def _facts(side: Side, alone: int, strangers: int) -> SideFacts:
+def _facts(side: Side, unmatched: int, mismatched: int) -> SideFacts:
     about = side.evaluation
     what = ("", "", "", "") if about is None else (about.policy, about.data, about.split, about.answer_mode)
     count = len(judged(side.records))
-    return SideFacts(side.name, *what, count, len(side.records) - count, alone, strangers)
+    return SideFacts(side.name, *what, count, len(side.records) - count, unmatched, mismatched)
 
 
 def _played_on(facts: SideFacts) -> str:
@@ -183,7 +183,7 @@ def _played_on(facts: SideFacts) -> str:
 
 
 def _nothing_in_common(a: SideFacts, b: SideFacts) -> str:
-    clash = f" ({a.strangers} have the same id but another text or database)" if a.strangers else ""
+    clash = f" ({a.mismatched} have the same id but another text or database)" if a.mismatched else ""
     sides = " and ".join(f"{side.name} was judged on {side.judged} of {_played_on(side)}" for side in (a, b))
     return (
         f"they have no question in common{clash}: {sides}. Play both on the same questions: sqlenv evaluate --policy "
@@ -200,10 +200,10 @@ def _warnings(a: SideFacts, b: SideFacts, n: int, settings: Sequence[str]) -> li
             f"A answers as {a.answer_mode}, B as {b.answer_mode} (--answer_mode): they are not judged alike, "
             "and a difference may be the judge's"
         )
-    if a.alone or b.alone or a.strangers:
-        parts = [f"A alone has {a.alone} more", f"B alone {b.alone}"]
-        if a.strangers:
-            parts.append(f"{a.strangers} have one id but another text or database on each side")
+    if a.unmatched or b.unmatched or a.mismatched:
+        parts = [f"A alone has {a.unmatched} more", f"B alone {b.unmatched}"]
+        if a.mismatched:
+            parts.append(f"{a.mismatched} have one id but another text or database on each side")
         found.append(
             f"not the same questions: compared are the {n} that both were judged on; {', '.join(parts)}. "
             "For the whole, play both with the same --data, --split, --episodes and --samples"

@@ -88,16 +88,16 @@ def test_each_question_is_paired_once_or_counted_as_left_out(
     paired = found.success.difference
     assert (paired.n, paired.better, paired.worse) == (usual.n, usual.better, usual.worse)
     assert (len(found.gained), len(found.lost)) == (paired.better, paired.worse)
-    assert found.a.alone + found.b.alone == usual.unpaired
+    assert found.a.unmatched + found.b.unmatched == usual.unpaired
     for facts, records in ((found.a, sides[0]), (found.b, sides[1])):
-        assert facts.judged == len(judged(records)) == paired.n + facts.alone
+        assert facts.judged == len(judged(records)) == paired.n + facts.unmatched
         assert facts.failed == len(records) - facts.judged
     assert sum(group.difference.n for group in found.by_database.values()) == paired.n
     assert sum(kind.a for kind in found.outcomes.values()) == sum(k.b for k in found.outcomes.values()) == paired.n
     assert "failed" not in found.outcomes
     correct = found.outcomes["correct"].b if "correct" in found.outcomes else 0
     assert sum(kind.b for kind in found.failures.values()) == paired.n - correct
-    left_out = found.a.alone or found.b.alone
+    left_out = found.a.unmatched or found.b.unmatched
     assert bool(left_out) == any(w.startswith("not the same questions") for w in found.warnings)
 
 
@@ -148,7 +148,7 @@ def test_a_question_of_another_database_or_text_is_another_question() -> None:
     a = [make_record("1", "wrong"), make_record("2", "wrong"), make_record("3", "wrong")]
     b = [make_record("1"), make_record("2", question="another"), make_record("3", "correct", "other")]
     found = compared(a, b)
-    assert (found.success.difference.n, found.a.strangers, found.b.strangers) == (1, 2, 2)
+    assert (found.success.difference.n, found.a.mismatched, found.b.mismatched) == (1, 2, 2)
     assert "2 have one id but another text or database" in found.warnings[0]
     with pytest.raises(SideError, match=r"in common \(2 have the same id but another text or database\)"):
         compared(a[1:], b[1:])

@@ -141,7 +141,7 @@ def test_a_change_in_one_database_only_is_not_sure() -> None:
     assert one_database.interval.low < 0 < every_database.interval.low
 
 
-def test_paired_difference_counts_what_it_leaves_out_and_refuses_strangers() -> None:
+def test_paired_difference_counts_what_it_leaves_out_and_refuses_unknown_questions() -> None:
     clusters = {"a": "db", "b": "db"}
     assert paired_difference({"a": True, "b": True}, {"b": False, "c": True}, clusters).unpaired == 2
     with pytest.raises(ValueError, match="in common"):
