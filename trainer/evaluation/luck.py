@@ -64,7 +64,7 @@ def measure_luck(
         databases.close()
     lucky = [standing in (Standing.LUCKY, Standing.OTHER_ROWS) for standing in standings]
     return Luck(
-        share_of([record.db_id for record in right], lucky),
+        share_of([record.db_id for record in right], lucky, [record.question_id for record in right]),
         standings.count(Standing.LUCKY),
         standings.count(Standing.OTHER_ROWS),
         standings.count(Standing.UNTESTED),

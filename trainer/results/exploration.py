@@ -82,10 +82,13 @@ def exploration_lines(exploration: Exploration, *, one_query: bool = False) -> l
     return [*lines, cost]
 
 
-def share_of(databases: Sequence[str], outcomes: Sequence[bool]) -> Share:
-    """Return the share of outcomes that are true, of which there is one; `databases[i]` is that of `outcomes[i]`."""
+def share_of(databases: Sequence[str], outcomes: Sequence[bool], questions: Sequence[str] = ()) -> Share:
+    """Return the share of outcomes that are true, of which there is one; `databases[i]` is that of `outcomes[i]`.
+
+    `questions[i]` is its question, where that may be the same of several.
+    """
     count, n = sum(outcomes), len(outcomes)
-    return Share(count / n, clustered_interval(outcomes, databases), count, n)
+    return Share(count / n, clustered_interval(outcomes, databases, questions), count, n)
 
 
 def share_text(share: Share) -> str:

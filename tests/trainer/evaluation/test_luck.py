@@ -76,6 +76,14 @@ def test_random_play_is_right_by_luck_alone(environment: SQLEnvironment, pets: D
     assert luck.lucky_query + luck.no_query == luck.lucky.n
 
 
+def test_an_answer_that_is_given_again_makes_nothing_surer(environment: SQLEnvironment, pets: Dataset) -> None:
+    earned = [record(play(environment, q, OraclePlayer(q))[0]) for q in pets.questions]
+    played = [recite(environment, pets.question("cats"), ["DESCRIBE pets", "ANSWER 2"]), *earned[1:]]
+    intervals = [luck.lucky.interval for times in (1, 8) if (luck := measure_luck(times * played, pets)) is not None]
+    once, often = (interval.high - interval.low for interval in intervals)
+    assert often > 0.9 * once
+
+
 def test_where_nothing_is_right_there_is_no_luck(environment: SQLEnvironment, pets: Dataset) -> None:
     wrong = recite(environment, pets.question("cats"), ["ANSWER 7"])
     assert measure_luck([wrong, make_record("cats", "failed")], pets) is None
