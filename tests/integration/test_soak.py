@@ -20,7 +20,7 @@ def test_nothing_is_left_of_badly_behaved_clients(pets: Dataset, tmp_path_factor
     data: Path = write_data(pets, tmp_path_factory.mktemp("pets"))
     soak = [sys.executable, str(ROOT / "benchmarks" / "soak.py"), "--data", str(data)]
     done = subprocess.run(
-        [*soak, "--steps", "3000", "--episodes", "300", "--looks", "2"],
+        [*soak, "--steps", "3000", "--episodes", "300", "--looks", "1"],
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
