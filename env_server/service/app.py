@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from importlib import resources
 from importlib.metadata import version
@@ -141,8 +141,18 @@ class Service:
             self._metrics.set_gauges(**gauges)
 
 
-def create_app(settings: ServiceSettings, dataset: Dataset, *, capacity: Capacity, metrics: Metrics) -> FastAPI:
-    """Return the application of one worker. `dataset` must be loaded for the settings' answer mode."""
+def create_app(
+    settings: ServiceSettings,
+    dataset: Dataset,
+    *,
+    capacity: Capacity,
+    metrics: Metrics,
+    policies: Sequence[str] = (),
+) -> FastAPI:
+    """Return the application of one worker. `dataset` must be loaded for the settings' answer mode.
+
+    `policies` are what the playground offers to let play; whoever names them adds the route by which they do.
+    """
     limit_memory(settings.environment.sandbox)
     service = Service(settings, dataset, capacity, metrics)
 
@@ -172,7 +182,7 @@ def create_app(settings: ServiceSettings, dataset: Dataset, *, capacity: Capacit
         "documentation_url": None,
     }
     app.include_router(http.router(service.throw_away, service.authorize, service.ready, metadata, metrics.render))
-    app.include_router(pages.router(dataset, service.authorize, settings.answer_mode))
+    app.include_router(pages.router(dataset, service.authorize, settings.answer_mode, policies))
     app.router.routes.append(WebSocketRoute("/ws", service.sockets))
     app.add_middleware(BodyLimit, max_bytes=settings.max_frame_bytes)
     return app

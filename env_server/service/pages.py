@@ -11,7 +11,7 @@ Routes: `GET /` (the page), `GET /playground/{file}` (its script, style and icon
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, HTTPException, Query, Request
@@ -71,18 +71,20 @@ class QuestionPage(BaseModel):
     databases: list[DatabaseEntry]
     questions: list[QuestionEntry]
     total: int
+    policies: list[str] = Field(default=[], description="policies that can be asked to play, by /policies/NUMBER/play")
 
 
 class QuestionIndex:
-    """The questions as the page lists them, filed by database once."""
+    """The questions as the page lists them, filed by database once; databases without any are listed, too."""
 
-    def __init__(self, dataset: Dataset, answer_mode: AnswerMode) -> None:
+    def __init__(self, dataset: Dataset, answer_mode: AnswerMode, policies: Sequence[str] = ()) -> None:
+        self._policies = list(policies)
         self._dataset = dataset.name
         self._answer_mode = answer_mode
         self._all = [_entry(question) for question in dataset.questions]
-        self._by_database: dict[str, list[QuestionEntry]] = {}
+        self._by_database: dict[str, list[QuestionEntry]] = {db_id: [] for db_id in dataset.databases}
         for entry in self._all:
-            self._by_database.setdefault(entry.db_id, []).append(entry)
+            self._by_database[entry.db_id].append(entry)
         self._databases = [DatabaseEntry(id=key, questions=len(found)) for key, found in self._by_database.items()]
 
     def page(self, db: str | None, offset: int, limit: int) -> QuestionPage:
@@ -94,6 +96,7 @@ class QuestionIndex:
             databases=self._databases,
             questions=found[offset : offset + limit],
             total=len(found),
+            policies=self._policies,
         )
 
 
@@ -117,11 +120,15 @@ def router(
     questions: Dataset,
     authorized: Callable[..., Awaitable[None]],
     answer_mode: AnswerMode = AnswerMode.VALUE,
+    policies: Sequence[str] = (),
 ) -> APIRouter:
-    """Return the routes; `authorized` is a FastAPI dependency that raises where a request lacks the server's token."""
+    """Return the routes; `authorized` is a FastAPI dependency that raises where a request lacks the server's token.
+
+    `policies` names those that whoever puts the application together lets play.
+    """
     routes = APIRouter()
     files = PlaygroundFiles()
-    index = QuestionIndex(questions, answer_mode)
+    index = QuestionIndex(questions, answer_mode, policies)
 
     @routes.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
     async def page(request: Request) -> Response:

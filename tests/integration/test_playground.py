@@ -167,6 +167,8 @@ def test_an_episode_is_played_by_clicks_and_keys(
 ) -> None:
     _start(page, server)
     assert "market · 2 databases · 208 questions" in page.inner_text("#dataset")
+    for absent in ("#ask-panel", "#let-play", "#stop", "#play-myself"):
+        expect(page.locator(absent)).to_be_hidden()  # there are no policies here
     assert page.inner_text("#question-facts").split() == ["shop", "easy", "train", "items"]
     page.click("[aria-label='Describe items']")
     _steps(page, 1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from env_server.data.own_questions import typed_question
 from env_server.dataset import Dataset
@@ -58,6 +59,7 @@ class Asked:
         self._dataset = dataset
         self._mode = player.play_settings.answer_mode
         self._environments = LocalEnvironments(dataset, player.env_settings, self._mode, threads=1)
+        self._plays = count()
         self._databases = DatabasePool(dataset.databases, player.env_settings.sandbox)
 
     def tables(self, database: str) -> tuple[str, ...]:
@@ -81,7 +83,7 @@ class Asked:
 
     async def _play(self, dataset: Dataset, question_id: str, environments: Environments, on_turn: OnTurn) -> Reply:
         question = dataset.question(question_id)
-        episode = await self.player.play(question, environments, on_turn)
+        episode = await self.player.play(question, environments, on_turn, next(self._plays))
         last = episode.turns[-1] if episode.turns else None
         if last is None or last.action_type != ActionType.ANSWER or last.error:
             return Reply(episode)

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from env_server.cache import default_cache_dir
 from env_server.data.loading import load_dataset
-from env_server.data.own_questions import read_databases, typed_question
+from env_server.data.own_questions import has_no_questions, read_databases, typed_question
 from env_server.dataset import Dataset
 from sqlenv.parser import Parser
 from trainer.evaluation.arguments import VLLM_URL
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 NAMED = ("synthetic", "scrambled", "spider", "bird")
 """Data sets that are named by a word and not by a path."""
 MOST_POLICIES = 2
+WEB_HOST, WEB_PORT = "127.0.0.1", 8_002
+"""A port beside those of `sqlenv serve` and `sqlenv inference`."""
 HELP = """\
 Type a question about the data. It is explored with DESCRIBE, SAMPLE and QUERY, then answered.
 tables shows the database; help; quit, or Ctrl-D, leaves. Ctrl-C interrupts an answer."""
@@ -73,6 +75,13 @@ def build_parser() -> Parser:
     parser.add_argument(
         "--vllm_server_base_url", metavar="URLS", help=f"their URLs, separated by commas (default: {VLLM_URL})"
     )
+    parser.add_argument(
+        "--web", action="store_true", help="in the browser: the playground, with the policies in it, two side by side"
+    )
+    parser.add_argument("--port", type=int, help=f"with --web (default: {WEB_PORT})")
+    parser.add_argument(
+        "--host", help=f"with --web (default: {WEB_HOST}, for this machine alone; else set SQLENV_TOKEN to a secret)"
+    )
     parser.add_argument("--trust_remote_code", action="store_true", help="run code that comes with the policy")
     return parser
 
@@ -82,9 +91,9 @@ def run(argv: Sequence[str]) -> int:
     parser = build_parser()
     args = parser.parse_args(argv)
     check(parser, args)
-    dataset = read_data(args.data)
+    dataset = read_data(args.data, questions=args.web)
     # The flag is wrong before a model is loaded, not after.
-    database = typed_question("", dataset.databases, args.database).questions[0].db_id
+    database = "" if args.web else typed_question("", dataset.databases, args.database).questions[0].db_id
     from transformers.utils import logging
 
     from trainer.interactive.conversation import Conversation
@@ -92,6 +101,10 @@ def run(argv: Sequence[str]) -> int:
 
     logging.disable_progress_bar()  # the status line says what is loaded
     console = Console(highlight=False)
+
+    def announce(url: str) -> None:
+        console.print(f"the playground, with {' and '.join(args.policies)}: {url}  (Ctrl-C ends it)", soft_wrap=True)
+
     vllm_urls = (args.vllm_server_base_url or VLLM_URL) if args.use_vllm else None
     with ExitStack() as stack:
         players = []
@@ -102,6 +115,10 @@ def run(argv: Sequence[str]) -> int:
                         name, few_shot=args.few_shot, vllm_urls=vllm_urls, trust_remote_code=args.trust_remote_code
                     )
                 )
+        if args.web:
+            from trainer.interactive.web import serve_policies
+
+            return serve_policies(players, dataset, args.host or WEB_HOST, args.port or WEB_PORT, announce)
         conversation = stack.enter_context(closing(Conversation(players, dataset, database, console)))
         if args.question is not None:
             return 0 if conversation.ask(args.question) else 1
@@ -119,14 +136,21 @@ def check(parser: Parser, args: argparse.Namespace) -> None:
         parser.error("--question is empty")
     if args.use_vllm and len(args.policies) > 1:
         parser.error("--use_vllm asks one policy: servers hold one. Leave the flag out, or ask them one by one")
+    for flag, value in (("--question", args.question), ("--database", args.database)):
+        if args.web and value is not None:
+            parser.error(f"{flag} is for the terminal; with --web it is chosen in the page")
+    for flag, value in (("--host", args.host), ("--port", args.port)):
+        if not args.web and value is not None:
+            parser.error(f"{flag} needs --web")
     if args.vllm_server_base_url and not args.use_vllm:
         parser.error("--vllm_server_base_url needs --use_vllm")
 
 
-def read_data(spec: str) -> Dataset:
-    """Return the databases that `--data` names, with questions where it is a data set by name. Raises DataError."""
+def read_data(spec: str, *, questions: bool) -> Dataset:
+    """Return the databases that `--data` names, with the `questions` that a folder may have. Raises DataError."""
     path = Path(spec).expanduser()
-    if not path.exists() and spec.partition(":")[0] in NAMED:
+    named = not path.exists() and spec.partition(":")[0] in NAMED
+    if named or (questions and not has_no_questions(path)):
         return load_dataset(spec)
     return Dataset(path.name, (), read_databases(path, default_cache_dir()))
 

@@ -46,11 +46,17 @@ class PolicyPlayer:
         """What its environments must have been made with."""
         return EnvSettings(step_budget=self.play_settings.step_budget)
 
-    async def play(self, question: Question, environments: Environments, on_turn: Callable[[Turn], None]) -> Episode:
-        """Play a question; `on_turn` is called after each turn. What the machinery fails at is a failed episode."""
+    async def play(
+        self, question: Question, environments: Environments, on_turn: Callable[[Turn], None], key: int = 0
+    ) -> Episode:
+        """Play a question; `on_turn` is called after each turn. What the machinery fails at is a failed episode.
+
+        `key` tells the plays apart that are under way at once.
+        """
         playing = partial(explore, on_turn=on_turn)
         client = RolloutClient(self.engine, environments, self.chat, self.settings, play_episode=playing)
-        (episode,) = await client.play([request_for(question, derive_seed(self.play_settings.seed, 0))])
+        request = request_for(question, derive_seed(self.play_settings.seed, 0))
+        (episode,) = await client.play([request], first=key)
         return episode
 
     async def aclose(self) -> None:

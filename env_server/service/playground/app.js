@@ -6,6 +6,7 @@
 import { $, takesText } from "./dom.js";
 import { EpisodeView } from "./episode.js";
 import { watchLoad } from "./load.js";
+import { Policies } from "./policies.js";
 import { QuestionList } from "./questions.js";
 import { Refusal, Session, Unauthorised, getReady, token } from "./server.js";
 
@@ -14,6 +15,7 @@ const ANSWERS = { value: "a value; lists with commas", sql: "a query that yields
 
 const view = new EpisodeView(act, insert);
 const list = new QuestionList({ withToken, onChoose: start, onFailure: showNotice });
+const policies = new Policies({ withToken, names: () => list.policies });
 let session = { isOpen: false, close: () => {} };
 let turn = 0; // counts episodes
 let entry = null; // the question that is played
@@ -26,6 +28,7 @@ async function start(question) {
   busy = true;
   const own = ++turn;
   showNotice("");
+  policies.leave();
   try {
     if (!session.isOpen) {
       // A browser does not tell why a WebSocket was refused; this does, and asks for the token.
@@ -38,6 +41,7 @@ async function start(question) {
     [entry, over] = [question, false];
     list.mark(question);
     view.start(question, observation);
+    policies.offer({ picked: true });
     $("answer").placeholder = ANSWERS[list.answerMode];
     $("status").textContent = observation.schema_info;
     if (matchMedia("(max-width: 759px)").matches) $("picker").open = false;
@@ -47,6 +51,32 @@ async function start(question) {
   } finally {
     if (own === turn) busy = false;
   }
+}
+
+// Let the policies play the question that is picked.
+function letPlay() {
+  leaveEpisode();
+  $("play-myself").hidden = false;
+  $("let-play").hidden = true;
+  policies.play({ question_id: entry.question_id });
+}
+
+// Have them play a question of the person's own.
+function askThem() {
+  const question = $("ask").value.trim();
+  if (question === "") return;
+  leaveEpisode();
+  entry = null;
+  view.ask(question, list.database);
+  policies.offer({ picked: false });
+  policies.play({ question, database: list.database });
+}
+
+// The person's own episode is over, whatever of it is under way.
+function leaveEpisode() {
+  if (busy) session.close();
+  [turn, busy, over] = [turn + 1, false, true];
+  showNotice("");
 }
 
 async function act(type, argument) {
@@ -224,6 +254,17 @@ function showTheme() {
 listenTo($("sql"), $("query-form"), "QUERY");
 listenTo($("answer"), $("answer-form"), "ANSWER");
 document.addEventListener("keydown", onKey);
+$("let-play").addEventListener("click", letPlay);
+$("play-myself").addEventListener("click", KEYS.r);
+$("ask-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  askThem();
+});
+$("ask").addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  askThem();
+});
 $("again").addEventListener("click", KEYS.r);
 $("next").addEventListener("click", KEYS.n);
 $("theme").addEventListener("click", nextTheme);
@@ -232,4 +273,4 @@ $("single-keys").checked = localStorage.getItem("sqlenv-single-keys") !== "off";
 $("single-keys").addEventListener("change", (event) =>
   localStorage.setItem("sqlenv-single-keys", event.target.checked ? "on" : "off"));
 showTheme();
-list.load().finally(watchLoad);
+list.load().then(() => policies.offer({ picked: entry !== null })).finally(watchLoad);

@@ -50,6 +50,15 @@ export class EpisodeView {
     this.#showBudget(observation);
   }
 
+  // Show a question of the person's own, which nobody plays but policies.
+  ask(question, database) {
+    $("question").textContent = question;
+    const tags = [database, "your own"].flatMap((fact) => [el("span", { class: "tag" }, fact), " "]);
+    $("question-facts").replaceChildren(...tags);
+    for (const id of ["steps", "rewards", "tables"]) $(id).replaceChildren();
+    for (const id of ["tables-panel", "rewards-panel", "composer", "ending", "intro"]) $(id).hidden = true;
+  }
+
   // Show an action whose result is not there yet.
   begin(type, argument) {
     this.#pending = el("li", { class: "step", "aria-busy": "true" }, el("p", { class: "action" },
@@ -174,7 +183,7 @@ function summary(type, result) {
   return [rows, ...table.notes].join(" ");
 }
 
-function outcome(type, { result, error }) {
+export function outcome(type, { result, error }) {
   if (error !== "") return el("p", { class: "error" }, error);
   if (type === "ANSWER") return el("p", {}, result);
   return (type === "DESCRIBE" ? descriptionTable(result) : resultTable(result)) ?? el("pre", {}, result);

@@ -15,6 +15,7 @@ export class QuestionList {
   #total = 0;
   #questions = [];
   answerMode = "value";
+  policies = [];
 
   // `withToken(work)` runs `work` until the server accepts the token; `onChoose(question)` plays one;
   // `onFailure(text)` tells why there is no list.
@@ -35,7 +36,12 @@ export class QuestionList {
     await this.#guarded(async () => {
       const first = await this.#fetch({ limit: 0 });
       this.answerMode = first.answer_mode;
+      this.policies = first.policies;
       $("dataset").textContent = `${first.dataset} · ${first.databases.length} databases · ${first.total} questions`;
+      if (first.total === 0) {
+        $("question").textContent = "Ask a question";
+        $("intro").hidden = true;
+      }
       const databases = first.databases.sort((one, other) => one.id.localeCompare(other.id));
       $("database").replaceChildren(
         ...databases.map(({ id, questions }) => el("option", { value: id }, `${id} (${questions})`)),
@@ -56,6 +62,11 @@ export class QuestionList {
       item.toggleAttribute("aria-current", chosen);
       if (chosen) this.#rest(item);
     }
+  }
+
+  // The database that is chosen.
+  get database() {
+    return this.#database;
   }
 
   // Go to the filter.
@@ -120,6 +131,7 @@ export class QuestionList {
     this.#questions.push(...found.questions);
     $("questions").append(...found.questions.map((question) => this.#item(question)));
     if (offset === 0 && this.#items.length > 0) this.#rest(this.#items[0]);
+    for (const id of ["filter-field", "questions", "random"]) $(id).hidden = this.#total === 0;
     const left = this.#total - this.#questions.length;
     $("more").hidden = left <= 0;
     $("more").textContent = `${left} more`;

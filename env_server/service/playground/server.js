@@ -37,6 +37,33 @@ export async function get(path, accept = []) {
   return body;
 }
 
+// Post JSON to a path below the page and hand each line of the reply to `onLine` as it comes, until the last one.
+// Throws Unauthorised or Refusal; `signal` ends it.
+export async function post(path, data, onLine, signal) {
+  const headers = { "Content-Type": "application/json" };
+  if (token.get() !== null) headers.Authorization = `Bearer ${token.get()}`;
+  const request = { method: "POST", headers, body: JSON.stringify(data), signal, cache: "no-store" };
+  const response = await connected(fetch(new URL(path, document.baseURI), request));
+  if (response.status === 401) throw new Unauthorised();
+  if (!response.ok) throw new Refusal(detail(await response.text()) || `the server answered ${response.status}`);
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  for (let rest = ""; ; ) {
+    const { value, done } = await connected(reader.read());
+    if (done) return;
+    const lines = (rest + value).split("\n");
+    rest = lines.pop();
+    lines.forEach(onLine);
+  }
+}
+
+async function connected(wait) {
+  try {
+    return await wait;
+  } catch {
+    throw new Refusal("the connection was closed");
+  }
+}
+
 // Return the server's load. While it drains it answers 503, and says so in the body.
 export async function getReady() {
   return JSON.parse(await get("ready", [503]));

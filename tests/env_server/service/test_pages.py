@@ -175,6 +175,7 @@ async def test_questions_are_told_with_what_anybody_may_know() -> None:
             for number, hardness in ((4, "easy"), (7, "extra"))
         ],
         "total": 7,
+        "policies": [],
     }
 
 

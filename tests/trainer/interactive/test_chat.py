@@ -96,6 +96,10 @@ def test_what_cannot_be_played_is_said(policy: str, data: str, words: str, table
         (("a", "--few_shot", "-1"), "--few_shot must not be negative"),
         (("a", "--question", " "), "--question is empty"),
         (("a", "b", "--use_vllm"), "--use_vllm asks one policy"),
+        (("a", "--port", "1"), "--port needs --web"),
+        (("a", "--host", "::"), "--host needs --web"),
+        (("a", "--web", "--question", "?"), "--question is for the terminal; with --web it is chosen in the page"),
+        (("a", "--web", "--database", "x"), "--database is for the terminal"),
         (("a", "--vllm_server_base_url", "http://x"), "--vllm_server_base_url needs --use_vllm"),
     ],
 )
