@@ -19,6 +19,7 @@ usage: sqlenv COMMAND [flags]        (sqlenv COMMAND --help says more, sqlenv --
   compare    two evaluations or runs, question by question: which is better, how sure, and where
   export     a trained policy as a plain checkpoint, with its card, to ship or to push to the Hub
   warmup     raise a base policy on play that the environment has verified
+  view       runs in your browser: curves, every episode, failures, comparisons; live while they train
   report     write a run's report.html again
   chat       ask a policy about your own data: it explores, turn by turn, and answers
   play       play an episode yourself, in this terminal
@@ -150,6 +151,12 @@ def _report(argv: Sequence[str]) -> int:
     return report.run(argv)
 
 
+def _view(argv: Sequence[str]) -> int:
+    from trainer.viewer import view
+
+    return view.run(argv)
+
+
 def _play(argv: Sequence[str]) -> int:
     from trainer.interactive import play
 
@@ -192,6 +199,7 @@ _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "compare": _compare,
     "export": _export,
     "warmup": _warmup,
+    "view": _view,
     "report": _report,
     "chat": _chat,
     "play": _play,

@@ -24,6 +24,7 @@ COMMANDS = (
     "compare",
     "export",
     "warmup",
+    "view",
     "report",
     "chat",
     "play",

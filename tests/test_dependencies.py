@@ -37,7 +37,7 @@ ROOMS = {
             "flags",
             "interactive",
         ),
-        *("training", "warmup", "core", "stages"),
+        *("viewer", "training", "warmup", "core", "stages"),
     ],
 }
 """The rooms of each package from the bottom up: a room imports those before it, and never one after it. "top" are the

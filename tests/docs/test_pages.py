@@ -118,7 +118,7 @@ def flags_of(command: str, capsys: pytest.CaptureFixture[str]) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "command", ["compare", "evaluate", "export", "inference", "play", "report", "serve", "train", "warmup"]
+    "command", ["compare", "evaluate", "export", "inference", "play", "report", "serve", "train", "view", "warmup"]
 )
 def test_the_flags_that_pages_give_a_command_exist(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     known = flags_of(command, capsys)

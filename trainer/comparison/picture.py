@@ -27,9 +27,9 @@ from trainer.report.plots import (
     learning_of,
     steps_of,
     style_axes,
-    thin,
     write_png,
 )
+from trainer.results.curves import thin
 from trainer.results.run_files import RunFolder
 from trainer.results.statistics import Interval
 

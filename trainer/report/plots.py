@@ -15,7 +15,7 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -24,11 +24,11 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from trainer.results.curves import MAX_POINTS, rolling_mean, thin, window_for
 from trainer.results.run_files import RunFolder, RunFolderError
 from trainer.results.statistics import Interval, RollingPoint, rolling_success
 from trainer.rollout.episodes import EpisodeRecord
 
-MAX_POINTS = 400
 WIDTH, HEIGHT, DPI = 10.0, 4.0, 120
 """Inches of the learning curve, and pixels per inch of its PNG."""
 INK, MUTED, GRID = "#1b2430", "#5d6878", "#d8dee6"
@@ -47,8 +47,6 @@ TIMES = {
 """The parts of a step's time, from the bottom of their picture up, with their colours."""
 NEGLIGIBLE = 0.005
 """Share of the time below which a part is left out."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +94,6 @@ class Series:
     name: str
     steps: tuple[float, ...]
     values: tuple[float, ...]
-
-
-def window_for(steps: int) -> int:
-    """Return how many training steps a rolling mean covers: a tenth of the run, 1 to 25."""
-    return max(1, min(25, steps // 10))
 
 
 def learning_curve(learning: Learning) -> Figure:
@@ -183,21 +176,6 @@ def learning_curve_png(run: Path, path: Path) -> None:
 def write_png(figure: Figure, path: Path) -> None:
     """Write a figure, the same bytes for the same figure."""
     FigureCanvasAgg(figure).print_png(path, metadata={"Software": None})
-
-
-def thin(rows: Sequence[T], limit: int = MAX_POINTS) -> list[T]:
-    """Return at most `limit` rows, evenly spaced, with the first and the last."""
-    if len(rows) <= limit:
-        return list(rows)
-    return [rows[i] for i in np.linspace(0, len(rows) - 1, limit).round().astype(int)]
-
-
-def rolling_mean(values: Sequence[float], window: int) -> list[float]:
-    """Return the mean over a trailing window, shorter at the start."""
-    sums = np.concatenate([[0.0], np.cumsum(values)])
-    ends = np.arange(1, len(values) + 1)
-    starts = np.maximum(0, ends - window)
-    return [float(x) for x in (sums[ends] - sums[starts]) / (ends - starts)]
 
 
 def series_of(metrics: Sequence[Mapping[str, float]], keys: Mapping[str, str]) -> list[Series]:

@@ -30,6 +30,7 @@ from trainer.report import plots
 from trainer.report.exploration_tables import exploration_table, failure_table
 from trainer.report.replays import OUTCOMES, cut, replays
 from trainer.report.tables import NONE, Played, Table
+from trainer.results.curves import window_for
 from trainer.results.metrics import in_order, meaning
 from trainer.results.run_files import RunFolder, TrainingEpisode
 from trainer.results.run_flags import redacted
@@ -162,11 +163,11 @@ def pictures(learning: plots.Learning, metrics: Sequence[Mapping[str, float]]) -
     if learning.points or learning.during or learning.marks:
         drawn["learning"] = plots.svg_uri(plots.learning_curve(learning))
     if series := plots.series_of(metrics, reward_keys(metrics)):
-        drawn["rewards"] = plots.svg_uri(plots.reward_curves(series, plots.window_for(len(metrics))))
+        drawn["rewards"] = plots.svg_uri(plots.reward_curves(series, window_for(len(metrics))))
     if weights := plots.series_of(metrics, weight_keys(metrics)):
         drawn["weights"] = plots.svg_uri(plots.reward_curves(weights, 1))
     if (times := plots.times_of(metrics))["step"]:
-        drawn["times"] = plots.svg_uri(plots.time_picture(times, plots.window_for(len(metrics))))
+        drawn["times"] = plots.svg_uri(plots.time_picture(times, window_for(len(metrics))))
     return drawn
 
 

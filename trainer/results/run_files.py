@@ -197,7 +197,7 @@ class RunFolder:
         A missing file has no rows.
         """
         merged: dict[float, dict[str, float]] = {}
-        for row in _read(self.metrics_path, _metrics_row):
+        for row in _read(self.metrics_path, metrics_row):
             merged.setdefault(row["step"], {}).update(row)
         return list(merged.values())
 
@@ -332,7 +332,8 @@ def _row(line: bytes) -> dict[str, Any]:
     return row
 
 
-def _metrics_row(line: bytes) -> dict[str, float]:
+def metrics_row(line: bytes) -> dict[str, float]:
+    """Read a line of metrics: "step" and the numbers. Raises ValueError."""
     return {key: value for key, raw in _row(line).items() if (value := _number(raw)) is not None}
 
 

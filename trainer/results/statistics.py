@@ -39,6 +39,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from env_server.errors import SQLEnvError
+from trainer.results.curves import thin
 from trainer.rollout.episodes import EpisodeRecord, Outcome
 
 UPPER = 0.975
@@ -293,17 +294,24 @@ def rolling_success(episodes: Sequence[tuple[int, EpisodeRecord]], window: int) 
     with the database as the cluster; the first points have fewer steps behind them. Raises ValueError when
     window < 1.
     """
-    if window < 1:
-        raise ValueError(f"window must be at least 1, got {window}")
-    by_step: dict[int, list[EpisodeRecord]] = defaultdict(list)
+    by_step: dict[int, list[tuple[bool, str]]] = defaultdict(list)
     for step, record in episodes:
         if record.outcome != Outcome.FAILED:
-            by_step[step].append(record)
+            by_step[step].append((successful(record), record.db_id))
+    return rolling_rates(by_step, window, len(by_step))
+
+
+def rolling_rates(by_step: Mapping[int, Sequence[tuple[bool, str]]], window: int, limit: int) -> list[RollingPoint]:
+    """The same of each step's outcomes, each with its database, at `limit` steps at most, evenly spaced."""
+    if window < 1:
+        raise ValueError(f"window must be at least 1, got {window}")
     steps = sorted(by_step)
     points = []
-    for index, step in enumerate(steps):
-        group = group_summary([r for s in steps[max(0, index + 1 - window) : index + 1] for r in by_step[s]])
-        points.append(RollingPoint(step, group.success_rate, group.interval))
+    for index in thin(range(len(steps)), limit):
+        pooled = [pair for step in steps[max(0, index + 1 - window) : index + 1] for pair in by_step[step]]
+        outcomes, databases = [right for right, _ in pooled], [db_id for _, db_id in pooled]
+        rate = sum(outcomes) / len(outcomes)
+        points.append(RollingPoint(steps[index], rate, clustered_interval(outcomes, databases)))
     return points
 
 

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from tests.trainer.records import make_record
 from trainer.report.plots import (
-    MAX_POINTS,
     TIMES,
     Learning,
     Mark,
@@ -26,14 +25,12 @@ from trainer.report.plots import (
     learning_curve_png,
     learning_of,
     reward_curves,
-    rolling_mean,
     series_of,
     svg_uri,
-    thin,
     time_picture,
     times_of,
-    window_for,
 )
+from trainer.results.curves import MAX_POINTS, rolling_mean, thin, window_for
 from trainer.results.run_files import Evaluation, RunFolder, RunFolderError
 from trainer.results.statistics import Interval, RollingPoint, summarize, wilson
 

@@ -1,0 +1,131 @@
+"""What the curves of a run show: its metrics and the success of its episodes, over the training steps.
+
+Promises: a log is read on from where it was left, however long it is. Every curve has at most `POINTS` points, a mean
+is taken over all steps before points are left out, and what was not logged, or was not finite, is None.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer.results.curves import rolling_mean, thin, window_for
+from trainer.results.failure_kinds import FailureKind
+from trainer.results.run_files import Evaluation, metrics_row
+from trainer.results.statistics import RollingPoint, rolling_rates
+from trainer.rollout.episodes import Outcome
+from trainer.viewer.growing import Place, read_news
+
+POINTS = 500
+BARS = 40
+"""Columns of the picture of failures."""
+CHUNK = 50_000_000
+RIGHT = "right"
+"""Beside the kinds of failure: the episodes that are right."""
+
+
+class MetricsLog:
+    """A run's metrics.jsonl, as far as it has been written."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._place = Place()
+        self._merged: dict[float, dict[str, float]] = {}
+
+    def rows(self) -> list[dict[str, float]]:
+        """Read what is new, and return one row per step; none where there is no log yet. Raises ValueError."""
+        more = self._path.is_file()
+        while more:
+            news = read_news(self._path, self._place, CHUNK)
+            if news.restarted:
+                self._merged.clear()
+            for row in map(metrics_row, news.lines):
+                self._merged.setdefault(row["step"], {}).update(row)
+            self._place, more = news.place, news.more
+        return list(self._merged.values())
+
+
+def series(rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """Return each metric over the steps, as logged and as a rolling mean."""
+    window = window_for(len(rows))
+    shown = thin(range(len(rows)), POINTS)
+    names = dict.fromkeys(name for row in rows for name in row if name != "step")
+    found = {}
+    for name in names:
+        values = [value if math.isfinite(value := row.get(name, math.nan)) else None for row in rows]
+        known = [index for index, value in enumerate(values) if value is not None]
+        means: list[float | None] = [None] * len(rows)
+        smooth = rolling_mean([value for value in values if value is not None], window)
+        for index, mean in zip(known, smooth, strict=True):
+            means[index] = mean
+        found[name] = {"values": [values[i] for i in shown], "means": [means[i] for i in shown]}
+        if len(known) < len(rows) and len(known) <= POINTS:  # logged now and then: no point of it may be left out
+            found[name] |= {"steps": [rows[i]["step"] for i in known], "values": [values[i] for i in known]}
+            found[name]["means"] = [means[i] for i in known]
+    return {"steps": [rows[i]["step"] for i in shown], "window": window, "series": found}
+
+
+def success(counts: Sequence[tuple[int, str, str, int]]) -> dict[str, Any]:
+    """Return the success of training episodes, from how many there are of each step, database and outcome."""
+    by_step: dict[int, list[tuple[bool, str]]] = defaultdict(list)
+    for step, db_id, outcome, number in counts:
+        if outcome != Outcome.FAILED:
+            by_step[step] += [(outcome == Outcome.CORRECT, db_id)] * number
+    window = window_for(len(by_step))
+    return {"window": window, **_columns(rolling_rates(by_step, window, POINTS))}
+
+
+def _columns(points: Sequence[RollingPoint]) -> dict[str, list[float]]:
+    return {
+        "steps": [p.step for p in points],
+        "rate": [p.rate for p in points],
+        "low": [p.interval.low for p in points],
+        "high": [p.interval.high for p in points],
+    }
+
+
+def evaluation_point(evaluation: Evaluation) -> dict[str, Any]:
+    """Return what is shown of an evaluation."""
+    summary = evaluation.summary
+    return {
+        "label": evaluation.label,
+        "step": evaluation.step,
+        "during": evaluation.during,
+        "policy": evaluation.policy,
+        "data": evaluation.data,
+        "split": evaluation.split,
+        "rate": summary.success_rate,
+        "low": summary.interval.low,
+        "high": summary.interval.high,
+        "episodes": summary.episodes,
+        "failed": summary.failed,
+        "reward": summary.mean_reward,
+        "steps": summary.mean_steps,
+    }
+
+
+def failures_over(counts: Sequence[tuple[int, str | None, str, int]]) -> list[dict[str, Any]]:
+    """Return how often each kind of failure occurred over training, from counts of each step, kind and outcome.
+
+    Steps are put together so that there are at most BARS of them; episodes that the machinery lost are left out.
+    """
+    steps = sorted({step for step, _, outcome, _ in counts if outcome != Outcome.FAILED})
+    if not steps:
+        return []
+    width = math.ceil((steps[-1] - steps[0] + 1) / BARS)
+    bars: dict[int, dict[str, int]] = {}
+    for step, kind, outcome, number in counts:
+        if outcome != Outcome.FAILED:
+            bar = bars.setdefault((step - steps[0]) // width, defaultdict(int))
+            bar[RIGHT if kind is None else kind] += number
+    return [
+        {"first": (first := steps[0] + place * width), "last": min(first + width - 1, steps[-1]), "counts": bars[place]}
+        for place in sorted(bars)
+    ]
+
+
+KINDS = [{"kind": kind.value, "meaning": kind.meaning} for kind in FailureKind]
+"""The kinds of failure with their words, in the order in which they are tried."""

@@ -1,0 +1,121 @@
+// Two evaluations question by question, and what two runs were started with differently.
+
+import { html } from "./vendor/htm-preact.module.js";
+import { Trouble, count, fixed, link, percent, plural, replaceQuery, useData, words } from "./core.js";
+
+const MEANS = {
+  reward: ["reward an episode", (x) => fixed(x, 2), 1], steps: ["steps", (x) => fixed(x, 1), 1],
+  tokens: ["tokens written", (x) => fixed(x, 0), 1], prompt_tokens: ["tokens read", (x) => fixed(x, 0), 1],
+  parse_rate: ["turns that parsed", percent, 100],
+};
+
+export function ComparePage({ state, address, kinds }) {
+  const files = state.sources.flatMap((source) => source.files.filter((file) => file.label !== "training" || !source.is_run)
+    .map((file) => ({ ...file, source })));
+  const named = (file) => (file.source.is_run ? `${file.source.name}: ${file.label}` : file.source.name);
+  const pick = (name) => files.find((file) => String(file.id) === address.query.get(name));
+  const [a, b] = [pick("a") ?? usual(files)[0], pick("b") ?? usual(files)[1]];
+  const ready = a && b && a !== b;
+  const { data, error, stale } = useData(ready ? `api/compare?a=${a.id}&b=${b.id}` : null, state.version);
+  const runs = ready && a.source !== b.source && a.source.is_run && b.source.is_run;
+  const differences = useData(runs ? `api/differences?${new URLSearchParams({ a: a.source.name, b: b.source.name })}` : null, 0);
+  const choose = (name, value) => html`<label class="field">${name.toUpperCase()} <select value=${value?.id ?? ""}
+    onChange=${(event) => replaceQuery(address, { [name]: event.currentTarget.value })}>
+    ${!value && html`<option value="">choose one</option>`}
+    ${files.map((file) => html`<option key=${file.id} value=${file.id}>${named(file)}</option>`)}</select></label>`;
+  return html`<div class="column">
+    <div class="panel pair">${choose("a", a)}${choose("b", b)}</div>
+    ${files.length < 2 && html`<p class="panel">There is nothing to compare yet: it takes two evaluations.</p>`}
+    ${a && a === b && html`<p class="panel">Choose two different ones.</p>`}
+    <${Trouble} error=${error} />
+    ${ready && data && !stale && html`<${Comparison} data=${data} kinds=${kinds} />`}
+    ${runs && differences.data && html`<${Differing} title="Started with other flags" found=${differences.data} />`}
+  </div>`;
+}
+
+// What one wants to see first: the last run before and after, else the last two.
+function usual(files) {
+  const after = files.findLast((file) => file.label === "after");
+  const before = after && files.find((file) => file.source === after.source && file.label === "before");
+  return before ? [before, after] : files.slice(-2);
+}
+
+function Comparison({ data, kinds }) {
+  const { success } = data;
+  return html`
+    <section class="panel">
+      <p class="verdict">${data.verdict}</p>
+      ${data.warnings.map((text) => html`<p class="bad">${text}</p>`)}
+      <div class="wide" tabindex="0" role="region" aria-label="Differences"><table class="plain numbers-table">
+        <thead><tr><th scope="col">on the same questions</th><th scope="col">A</th><th scope="col">B</th><th scope="col">B − A</th>
+          <th scope="col">95% interval</th><th></th></tr></thead>
+        <tbody>${group("success", success)}
+          ${Object.entries(data.by_difficulty).map(([name, one]) => group(name, one))}
+          ${Object.entries(data.means).map(([name, mean]) => meanRow(name, mean))}
+          ${Object.entries(data.failures).map(([kind, one]) => failure(kinds[kind] ?? kind, one, success.difference.n))}</tbody>
+      </table></div>
+      <details><summary class="note">By database (${Object.keys(data.by_database).length})</summary><div class="wide" tabindex="0"
+        role="region" aria-label="By database"><table class="plain numbers-table"><tbody>
+        ${Object.entries(data.by_database).map(([name, one]) => group(name, one))}</tbody></table></div></details>
+    </section>
+    ${data.settings.length > 0 && html`<${Differing} title="Played differently" found=${data.settings} />`}
+    <div class="two flips">
+      <${Flips} title="Right in B alone" flips=${data.gained} kinds=${kinds} />
+      <${Flips} title="Right in A alone" flips=${data.lost} kinds=${kinds} />
+    </div>`;
+}
+
+function group(name, { a, b, difference }) {
+  return row(`${name} (${count(difference.n)})`, percent(a.success_rate), percent(b.success_rate), points(difference.mean),
+    difference.interval.map(points).join(" to "), difference.mean, difference.interval, 1);
+}
+
+function failure(name, { a, b, difference }, n) {
+  return row(`failed: ${name}`, percent(a / n), percent(b / n), points(difference.mean), difference.interval.map(points).join(" to "),
+    difference.mean, difference.interval, -1);
+}
+
+function meanRow(name, mean) {
+  const [title, format, scale] = MEANS[name] ?? [words(name), (x) => fixed(x, 2), 1];
+  const change = (x) => `${x < 0 ? "−" : "+"}${fixed(Math.abs(scale * x), name === "reward" ? 2 : 1)}`;
+  return row(title, format(mean.before), format(mean.after), change(mean.mean), mean.interval.map(change).join(" to "), null, null, 0);
+}
+
+// `sense`: 1 where more is better, -1 where less is, 0 where neither.
+function row(name, a, b, change, interval, mean, ends, sense) {
+  const sure = ends !== null && (ends[0] > 0 || ends[1] < 0);
+  const tone = !sure || sense === 0 ? "" : mean * sense > 0 ? "good" : "bad";
+  return html`<tr><th scope="row">${name}</th><td>${a}</td><td>${b}</td><td class=${tone}>${change}</td><td>${interval}</td>
+    <td class="picture">${ends !== null && html`<${Whisker} mean=${mean} ends=${ends} tone=${tone} />`}</td></tr>`;
+}
+
+function Whisker({ mean, ends, tone }) {
+  const x = (share) => 50 + 50 * Math.max(-1, Math.min(1, share));
+  return html`<svg class=${`whisker ${tone}`} viewBox="0 0 100 12" aria-hidden="true">
+    <line class="axis" x1="50" x2="50" y1="0" y2="12" /><line class="span" x1=${x(ends[0])} x2=${x(ends[1])} y1="6" y2="6" />
+    <circle cx=${x(mean)} cy="6" r="2.6" /></svg>`;
+}
+
+function Flips({ title, flips, kinds }) {
+  return html`<section class="panel flush"><div class="list-head"><h2>${title}: ${plural(flips.length, "question")}</h2></div>
+    <ol class="episodes tall">${flips.map((flip) => html`<li key=${flip.ids.join()}><a class="episode-row" href=${link(flip.ids.includes(null) ? "episodes" : `episode/${flip.ids.join("/")}`,
+      flip.ids.includes(null) ? { question: flip.question_id } : {})}>
+      <span class="what"><span class="question">${flip.question}</span>
+        <span class="note">${[flip.database, flip.difficulty].filter(Boolean).join(" · ")}</span>
+        <span class="note">${ending("A", flip.a, kinds)}</span><span class="note">${ending("B", flip.b, kinds)}</span></span></a></li>`)}</ol>
+  </section>`;
+}
+
+function ending(letter, { failure, steps, last_action: action }, kinds) {
+  return html`${letter} <b class=${failure ? "bad" : "good"}>${failure ? kinds[failure] ?? failure : "right"}</b>, ${plural(steps, "step")}: <code>${action}</code>`;
+}
+
+function Differing({ title, found }) {
+  const text = (value) => (value === null ? "–" : typeof value === "string" ? value : JSON.stringify(value));
+  return html`<section class="panel"><h2>${title}: ${found.length}</h2>
+    ${found.length > 0 && html`<div class="wide" tabindex="0" role="region" aria-label=${title}><table class="plain"><thead><tr><th></th><th scope="col">A</th><th scope="col">B</th></tr></thead>
+      <tbody>${found.map((one) => html`<tr key=${one.name}><th scope="row">${one.name}</th><td><code>${text(one.a)}</code></td><td><code>${text(one.b)}</code></td></tr>`)}</tbody></table></div>`}
+  </section>`;
+}
+
+const points = (share) => `${share < 0 ? "−" : "+"}${fixed(Math.abs(100 * share), 1)}`;

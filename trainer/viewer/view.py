@@ -1,0 +1,88 @@
+"""`sqlenv view [PATHS...]`: look at runs and evaluations in a browser, while they are written and afterwards.
+
+PATHS are runs, folders of runs (the default: runs), or files that `sqlenv evaluate --episodes_out FILE.jsonl` wrote.
+The page is for this machine alone; from another one: ssh -L 8060:127.0.0.1:8060 MACHINE, and the same address there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import sys
+import webbrowser
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+
+import uvicorn
+
+from env_server.errors import SQLEnvError
+from sqlenv.parser import Parser
+from trainer.viewer.app import create_app
+from trainer.viewer.index import Index, index_path
+from trainer.viewer.library import Library
+from trainer.viewer.sources import Sources
+
+HOST = "127.0.0.1"
+PORT = 8060
+DEFAULT = Path("runs")
+
+
+class PortError(SQLEnvError):
+    """The port is taken; the text says what to do."""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The flags of `sqlenv view`."""
+    parser = Parser(
+        prog="sqlenv view",
+        description=__doc__,
+        epilog="examples:\n  sqlenv view\n  sqlenv view runs/first runs/second\n  sqlenv view base.jsonl runs/first",
+    )
+    parser.add_argument("paths", nargs="*", type=Path, default=[DEFAULT], metavar="PATH", help="default: runs")
+    parser.add_argument("--port", type=int, default=PORT, help=f"0 takes any that is free (default: {PORT})")
+    parser.add_argument("--open", action="store_true", help="open the page in the browser of this machine")
+    return parser
+
+
+def run(argv: Sequence[str]) -> int:
+    """Serve the page until Ctrl-C. Raises SQLEnvError."""
+    args = build_parser().parse_args(argv)
+    sources = Sources(args.paths)
+    with closing(_listen(args.port)) as listening:
+        library = Library(sources, Index(index_path(sources.given)))
+        library.start()
+        try:
+            url = f"http://{HOST}:{listening.getsockname()[1]}/"
+            _say(f"{_count(len(sources.look()))} at {url} (Ctrl-C ends it)")
+            if args.open:
+                webbrowser.open(url)
+            config = uvicorn.Config(create_app(library), log_level="warning", access_log=False)
+            with suppress(KeyboardInterrupt):  # the way to end it
+                uvicorn.Server(config).run([listening])
+        finally:
+            library.close()
+    return 0
+
+
+def _listen(port: int) -> socket.socket:
+    """Take the port. Raises PortError."""
+    listening = socket.socket()
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((HOST, port))
+    except (OSError, OverflowError) as error:
+        listening.close()
+        raise PortError(
+            f"port {port} cannot be had ({error}); choose another with --port, or any with --port 0"
+        ) from error
+    return listening
+
+
+def _count(runs: int) -> str:
+    return f"{runs} run{'' if runs == 1 else 's'} or evaluations" if runs else "nothing yet"
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
