@@ -39,7 +39,7 @@ from trainer.rollout.episodes import EpisodeRecord, record
 RUN = "run"
 STEP = 64
 """Episodes of a training step."""
-WORDS = "no rows"
+WORDS = "Lagos"
 POLL_S = 0.01
 REPEATS = 9
 
