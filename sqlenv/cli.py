@@ -26,7 +26,7 @@ usage: sqlenv COMMAND [flags]        (sqlenv COMMAND --help says more, sqlenv --
   simulate   rehearse rollouts without a model: how many servers does a target need?
   inference  start vLLM as the policy server, for training with --use_vllm
   serve      the environment as a network service, for training runs here or elsewhere
-  data       look at, check, convert and fetch data sets: sqlenv data doctor | validate | inspect | ...
+  data       look at, check, convert and fetch data sets: sqlenv data doctor | suggest | validate ...
 
 A first run:  sqlenv train --config configs/tiny.yaml --output_dir runs/first
 """

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from env_server.cache import default_cache_dir
-from env_server.data.cli import doctor
+from env_server.data.cli import doctor, suggest
 from env_server.data.cli.export import DATABASES, export_dataset
 from env_server.data.cli.fetch import SOURCES, fetch
 from env_server.data.cli.inspection import counted, inspect_text
@@ -106,6 +106,9 @@ def run(argv: Sequence[str]) -> int:
     examined = command("doctor", doctor.run, "what is wrong, where, and the repair", doctor.DESCRIPTION, doctor.EPILOG)
     _add_data(examined, AnswerMode.VALUE)
     doctor.add_flags(examined)
+
+    proposed = command("suggest", suggest.run, "propose verified questions", suggest.DESCRIPTION, suggest.EPILOG)
+    suggest.add_flags(proposed)
 
     export = command("export", _export, "write it for Hugging Face datasets and TRL", _EXPORT, _EXPORT_EXAMPLE)
     _add_data(export, AnswerMode.SQL)

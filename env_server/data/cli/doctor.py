@@ -186,7 +186,8 @@ def _fix(
         console.print("\nNothing was repaired, and nothing written.", markup=False)
         return
     folder = Path(args.data).expanduser()
-    target = args.out or folder.resolve().parent / "fixed" / folder.resolve().name
+    named = folder if folder.name not in ("", "..") else folder.resolve()
+    target = args.out or named.parent / "fixed" / named.name
     findings = [diagnosis.findings[i] for i in chosen]
     mend_folder(diagnosis, findings, target)
     again = diagnose(str(target), default_cache_dir(), answer_mode=args.answer_mode, variants=False, order=order)
@@ -246,10 +247,9 @@ def _changed_answers(before: Dataset | None, after: Dataset | None) -> list[str]
 
 
 def _shown(gold: Gold) -> str:
-    rows = ["(" + ", ".join("NULL" if cell is None else str(cell) for cell in row) + ")" for row in gold.rows[:3]]
-    return ", ".join(rows).strip("()" if gold.width == 1 and len(gold.rows) == 1 else "") + (
-        ", ..." if len(gold.rows) > len(rows) else ""
-    )
+    cells = [["NULL" if cell is None else str(cell) for cell in row] for row in gold.rows[:SHOWN]]
+    rows = [row[0] if gold.width == 1 else f"({', '.join(row)})" for row in cells]
+    return ", ".join(rows) + (", ..." if len(gold.rows) > len(rows) else "")
 
 
 @contextmanager

@@ -77,15 +77,15 @@ def questions(
     database: Database, connection: apsw.Connection, count: int, split: Split, prefix: str, rng: Random
 ) -> list[RawQuestion]:
     """Return up to `count` questions on a database, ids `prefix-db_id-0000`; families in a random order."""
-    judge = _Judge(database, connection, rng)
+    judge = Judge(database, lambda sql: list(connection.execute(sql)), rng)
     kept: list[tuple[str, Candidate]] = []
     for family in _plan(count, rng):
-        candidate = _draw(FAMILIES[family], database, judge, rng)
+        candidate = draw(FAMILIES[family], database, judge, rng)
         if candidate is not None:
             kept.append((family, candidate))
     while len(kept) < count:
         family = rng.choices(list(FAMILIES), [f.share for f in FAMILIES.values()])[0]
-        candidate = _draw(FAMILIES[family], database, judge, rng)
+        candidate = draw(FAMILIES[family], database, judge, rng)
         if candidate is None:
             break
         kept.append((family, candidate))
@@ -116,7 +116,8 @@ def _plan(count: int, rng: Random) -> list[str]:
     return plan[:count]
 
 
-def _draw(family: Family, database: Database, judge: _Judge, rng: Random) -> Candidate | None:
+def draw(family: Family, database: Database, judge: Judge, rng: Random) -> Candidate | None:
+    """Draw candidates of a family until the judge accepts one; None when it accepts none of many."""
     for _ in range(_ATTEMPTS_PER_QUESTION):
         candidate = family.draw(database, rng)
         if candidate is not None and judge.accepts(candidate):
@@ -124,16 +125,27 @@ def _draw(family: Family, database: Database, judge: _Judge, rng: Random) -> Can
     return None
 
 
-class _Judge:
-    """Decides on candidates, and remembers those it has accepted."""
+class Judge:
+    """Decides on candidates, and remembers those it has accepted.
 
-    def __init__(self, database: Database, connection: apsw.Connection, rng: Random) -> None:
-        self._connection = connection
+    `rows` runs a query. `max_guess_rate`: how often a random cell may be the answer.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        rows: Callable[[str], list[Row]],
+        rng: Random,
+        max_guess_rate: float = _MAX_GUESS_RATE,
+    ) -> None:
+        self._rows = rows
         self._rng = rng
+        self._max_guess_rate = max_guess_rate
         self._seen: set[str] = set()
         self._guesses = _guess_rates(database)
 
     def accepts(self, candidate: Candidate) -> bool:
+        """Tell whether the candidate is a good question, and is not known yet."""
         if candidate.text in self._seen or candidate.sql in self._seen:
             return False
         rows = self._rows(candidate.sql)
@@ -141,9 +153,6 @@ class _Judge:
             return False
         self._seen.update((candidate.text, candidate.sql))
         return True
-
-    def _rows(self, sql: str) -> list[Row]:
-        return list(self._connection.execute(sql))
 
     def _is_settled(self, candidate: Candidate) -> bool:
         if not candidate.ties:
@@ -162,7 +171,7 @@ class _Judge:
         value = rows[0][0]
         if "COUNT(" in candidate.sql.partition(" FROM ")[0] and isinstance(value, int) and value <= _SMALL_COUNT:
             return self._rng.random() < _SMALL_COUNT_KEPT
-        return self._guesses.get(value, 0.0) <= _MAX_GUESS_RATE
+        return self._guesses.get(value, 0.0) <= self._max_guess_rate
 
 
 def is_answerable(rows: list[Row]) -> bool:

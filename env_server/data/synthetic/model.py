@@ -24,8 +24,8 @@ def quoted(identifier: str) -> str:
 
 
 def literal(value: Cell) -> str:
-    """Return a number or a text without quotation marks as an SQL literal."""
-    return f"'{value}'" if isinstance(value, str) else str(value)
+    """Return a number or a text as an SQL literal."""
+    return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else str(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +71,17 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table and its rows; `cells` holds the rows column by column."""
+    """A table and its rows; `cells` holds the rows column by column.
+
+    `identified`: the first column tells the rows apart, as a primary key does; so it is in every generated table.
+    """
 
     identifier: str
     singular: str
     plural: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
+    identified: bool = True
     cells: dict[Column, tuple[Cell, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

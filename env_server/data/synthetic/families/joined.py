@@ -32,8 +32,11 @@ def links(db: Database) -> list[Link]:
 
 def joined(db: Database, rng: Random) -> Candidate | None:
     """Two tables: a lookup, a list, a number, an aggregate, parents with some child, the parent with most."""
+    every = links(db)
+    if not every:
+        return None
     draw = rng.choice((_lookup, _lookup, _children, _children, _children, _parents, _most))
-    return draw(rng.choice(links(db)), rng)
+    return draw(rng.choice(every), rng)
 
 
 def joined_three(db: Database, rng: Random) -> Candidate | None:
@@ -51,6 +54,8 @@ def _pair(link: Link) -> str:
 
 
 def _lookup(link: Link, rng: Random) -> Candidate | None:
+    if link.child.name is None and not link.child.identified:
+        return None
     name = link.child.name or link.child.key
     value = rng.choice(link.child.cells[name])
     columns = draw_columns(link.parent, rng, most=2)

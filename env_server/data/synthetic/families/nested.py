@@ -28,7 +28,10 @@ def nested(db: Database, rng: Random) -> Candidate | None:
 
 
 def _without(db: Database, rng: Random) -> Candidate | None:
-    link = rng.choice(links(db))
+    every = links(db)
+    if not every:
+        return None
+    link = rng.choice(every)
     source = (
         f"FROM {link.parent.sql} WHERE {link.parent.key.sql} NOT IN (SELECT {link.column.sql} FROM {link.child.sql})"
     )
@@ -54,6 +57,8 @@ def _above_average(table: Table, column: Column, rng: Random) -> Candidate | Non
 
 
 def _compared(table: Table, column: Column, rng: Random) -> Candidate | None:
+    if table.name is None and not table.identified:
+        return None
     key = table.name or table.key
     value = rng.choice(table.cells[key])
     sign, words = rng.choice(_SIDES)

@@ -58,7 +58,9 @@ def filtered(db: Database, rng: Random) -> Candidate | None:
 def lookup(db: Database, rng: Random) -> Candidate | None:
     """Columns of the row with a given name, or now and then with a given id."""
     table = draw_table(db, rng)
-    by_name = table.name is not None and rng.random() < 0.9
+    if table.name is None and not table.identified:
+        return None
+    by_name = table.name is not None and (rng.random() < 0.9 or not table.identified)
     key = table.name if by_name and table.name is not None else table.key
     value = rng.choice(table.cells[key])
     columns = draw_columns(table, rng, [key], named=0.2)
@@ -127,6 +129,8 @@ def missing(db: Database, rng: Random) -> Candidate | None:
         question = w.fill(w.MISSING_COUNT, rng, **w.noun(table), column=column.phrase)
         return Candidate(question, f"SELECT COUNT(*) FROM {table.sql} {where}")
     options = [c for c in (table.key, *table.of(*READABLE)) if not c.nullable]
+    if table.name is None and not options:
+        return None
     asked = [rng.choice(options)] if table.name is None else [table.name]
     question = w.fill(w.MISSING, rng, **w.noun(table), **w.asked(asked), column=column.phrase)
     return Candidate(question, f"SELECT {select(asked)} FROM {table.sql} {where}")
