@@ -191,7 +191,7 @@ class LazyServer:
             self._process.__exit__(None, None, None)
 
 
-def same_as_before(folder: Path, asked: Mapping[str, Any]) -> None:
+def same_as_before(folder: Path, asked: Mapping[str, Any], instead: str = "choose another --out") -> None:
     """Keep what was asked for, or check that it is what the folder was begun with. Raises RecipeError."""
     path = folder / "asked.json"
     if not path.is_file():
@@ -199,7 +199,7 @@ def same_as_before(folder: Path, asked: Mapping[str, Any]) -> None:
         return
     before = json.loads(path.read_bytes())
     if changed := [name for name in asked if before.get(name) != json.loads(json.dumps(asked[name]))]:
-        raise RecipeError(f"{folder} was begun with another {', '.join(changed)}; choose another --out")
+        raise RecipeError(f"{folder} was begun with another {', '.join(changed)}; {instead}")
 
 
 def main() -> int:

@@ -6,8 +6,8 @@ DIR is a folder of `benchmarks.real_model` whose warm-up is finished and evaluat
 are used again. A trial is a name and a few flags in the file: they win over those of the recipe's first stage of GRPO.
 Each trial takes the same number of steps, and is then played greedily on the questions of the others, which is paired
 with the warmed policy's play. A trial that was killed goes on when the same command is given again; one that is
-finished is not run again, and a new one can be added to the file at any time. The table of all that are finished goes
-to stderr and to DIR/trials.txt, one JSON line to stdout and to DIR/trials.json.
+finished is not run again, and stays what it was; a new one can be added to the file at any time. The table of all that
+are finished goes to stderr and to DIR/trials.txt, one JSON line to stdout and to DIR/trials.json.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.real_model import WIDTH, Experiment
+from benchmarks.real_model import WIDTH, Experiment, same_as_before
 from benchmarks.real_model_phases import Finished
 from benchmarks.real_model_recipe import Keys, RecipeError, check_grpo, read_recipe
 from benchmarks.server_process import ROOT, ServerError
@@ -64,6 +64,16 @@ def read_trials(written: Mapping[str, Any]) -> Trials:
             raise RecipeError(f"trials: {name}: max_steps is what steps says, for all trials")
         check_grpo(f"trials: {name}", keys or {})
     return Trials(steps, {str(name): keys or {} for name, keys in trials.items()})
+
+
+def check_unchanged(folder: Path, trials: Trials, chosen: Sequence[str]) -> None:
+    """Keep what the chosen trials are, and check that those of before are what they were. Raises RecipeError."""
+    for name, keys in trials.flags.items():
+        place = folder / FOLDER / name
+        if name in chosen:
+            place.mkdir(parents=True, exist_ok=True)
+        if place.is_dir():
+            same_as_before(place, {"steps": trials.steps, "flags": keys}, "give the trial another name")
 
 
 def summary_of(folder: Path, before: Path, flags: Keys) -> dict[str, Any]:
@@ -150,6 +160,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise RecipeError(f"{args.trials} has no trial {unknown[0]!r}; there are {', '.join(trials.flags)}")
         warmed, before = _warmed(folder)
         experiment = _experiment(folder, args.device, console)
+        check_unchanged(folder, trials, chosen)
         for name in chosen:
             keys = {**experiment.recipe.grpo[0].keys, **trials.flags[name], "max_steps": trials.steps}
             experiment.trial(f"{FOLDER}/{name}", str(warmed), keys)

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from benchmarks.real_model_phases import Phase, evaluate
 from benchmarks.real_model_recipe import RecipeError, read_recipe
-from benchmarks.real_model_trials import TRIALS, main, print_trials, read_trials, summary_of
+from benchmarks.real_model_trials import TRIALS, Trials, check_unchanged, main, print_trials, read_trials, summary_of
 from benchmarks.server_process import ROOT
 from tests.integration.training import surroundings_in
 from trainer.results.run_files import RunFolder
@@ -68,6 +68,15 @@ def test_a_folder_without_a_warm_up_is_told(tmp_path: Path, capsys: pytest.Captu
     assert "no warm-up that is finished and evaluated" in capsys.readouterr().err
     assert main(["--out", str(tmp_path), "--only", "waffle"]) == 1
     assert "no trial 'waffle'; there are recipe," in capsys.readouterr().err
+
+
+def test_a_trial_stays_what_it_was(tmp_path: Path) -> None:
+    first = Trials(12, {"kl": {"beta": 0.1}, "lora": {"use_peft": True}})
+    check_unchanged(tmp_path, first, ["kl"])
+    check_unchanged(tmp_path, Trials(12, {**first.flags, "lora": {"use_peft": False}, "new": {}}), ["new"])
+    for changed in (Trials(12, {"kl": {"beta": 0.2}}), Trials(13, first.flags)):
+        with pytest.raises(RecipeError, match=r"trials/kl was begun with another \w+; give the trial another name"):
+            check_unchanged(tmp_path, changed, [])
 
 
 def test_what_is_finished_is_paired_with_the_policy_before(tmp_path: Path) -> None:
