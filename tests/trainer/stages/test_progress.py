@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from inference.adapters import Place, PolicyNameError, find_policy
 from trainer.policy.play_settings import SETTINGS_FILE
 from trainer.stages.checks import same_precision
 from trainer.stages.plan import Kind, Plan, Stage, StageError
@@ -49,6 +50,19 @@ def test_the_next_machine_may_have_other_servers(tmp_path: Path, changed: dict[s
     plan = plan_of(tmp_path)
     write_finished(plan, finished_of(plan, 3))
     assert len(read_finished(plan_of(tmp_path, **changed))) == 3
+
+
+def test_the_folder_is_the_policy_of_its_last_stage(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path)
+    *_, last = plan.stages
+    model = plan.folder(last) / "model"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    write_finished(plan, finished_of(plan, 2))
+    with pytest.raises(PolicyNameError, match="2 of 3 stages are finished"):
+        find_policy(str(tmp_path))
+    write_finished(plan, finished_of(plan, 3))
+    assert find_policy(str(tmp_path)).place == Place(str(model))
 
 
 def test_what_is_learned_may_not_change(tmp_path: Path) -> None:
