@@ -3,8 +3,8 @@
 Promises:
 
 1. The file is replaced atomically, and a stage is in it when all that it writes is written.
-2. A stage that is finished stays what it was: a plan that would have it otherwise is refused. Where servers are, and
-   what is written and told on the way, may change: the next machine may have others.
+2. A stage that is finished stays what it was: a plan that would have it otherwise is refused. Where servers are, how
+   much runs at once, and what is kept on the way may change: the next machine may be another one.
 3. The folder may be moved: the file names no place outside of it.
 """
 
@@ -25,8 +25,8 @@ from trainer.results.run_flags import PLACES
 from trainer.stages.plan import Plan, Stage, StageError
 from trainer.training.arguments import last_checkpoint
 
-SERVERS = re.compile(r"env_server|vllm_server_.*|weight_sync_dir|weight_sync_timeout")
-"""Flags that say where servers are; they change nothing about what is learned."""
+MACHINES = re.compile(r"env_server|env_threads|max_concurrency|vllm_server_.*|weight_sync_dir|weight_sync_timeout")
+"""Flags that say where servers are, and how much runs at once; they change nothing about what is learned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def check_unchanged(plan: Plan, finished: Sequence[FinishedStage]) -> None:
         before = {"name": done.name, "kind": done.kind, **done.settings}
         after = {"name": stage.name, "kind": stage.kind.value, **stage.settings}
         for key in sorted({*before, *after}):
-            if before.get(key) != after.get(key) and not (PLACES.fullmatch(key) or SERVERS.fullmatch(key)):
+            if before.get(key) != after.get(key) and not (PLACES.fullmatch(key) or MACHINES.fullmatch(key)):
                 raise StageError(
                     f"{plan.title(stage)} is finished, with {key} {before.get(key, 'left out')}, and is now to have "
                     f"{after.get(key, 'left out')}; put it back, or begin anew in another --output_dir"

@@ -44,9 +44,15 @@ def test_what_is_finished_is_read_back_wherever_the_folder_is(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     "changed",
-    [{"vllm_server_base_url": "http://here:2"}, {"env_server": "ws://here"}, {"save_steps": 9}, {"trace": "x"}],
+    [
+        {"vllm_server_base_url": "http://here:2"},
+        {"env_server": "ws://here"},
+        {"save_steps": 9},
+        {"max_concurrency": 8},
+        {"trace": "x"},
+    ],
 )
-def test_the_next_machine_may_have_other_servers(tmp_path: Path, changed: dict[str, Any]) -> None:
+def test_the_next_machine_may_be_another_one(tmp_path: Path, changed: dict[str, Any]) -> None:
     plan = plan_of(tmp_path)
     write_finished(plan, finished_of(plan, 3))
     assert len(read_finished(plan_of(tmp_path, **changed))) == 3
