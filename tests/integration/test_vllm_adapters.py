@@ -111,6 +111,22 @@ def test_it_plays_as_the_model_does_in_process(
     assert len(set(texts)) == 3, "each adapter plays in its own way"
 
 
+def test_a_conversation_is_the_one_in_process(
+    server: VLLMHandle, adapter: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    table = tmp_path / "pets.csv"
+    table.write_text("pet_id,name,species\n1,Rex,dog\n2,Tom,cat\n", encoding="utf-8")
+
+    def said(*flags: str) -> str:
+        question = ("--question", "How many pets are there?")
+        assert cli.main(["chat", str(adapter), "--data", str(table), *question, *flags]) in (0, 1)
+        return capsys.readouterr().out.rpartition(", ")[0]  # how long it took apart
+
+    in_process = said()
+    assert " 1 " in in_process
+    assert said(*on(server)) == in_process
+
+
 async def test_the_server_was_started_with_the_adapter(api: VLLMServer, adapter: Path) -> None:
     assert (await api.served_model()).name == str(BASE_CHECKPOINT)
     assert (await api.served_adapters())[str(adapter)] == str(adapter.resolve())
