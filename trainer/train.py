@@ -11,7 +11,7 @@ an evaluation. Rank 0 alone writes and speaks. SIGTERM stops a run so that it ca
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
 from functools import partial
@@ -50,7 +50,7 @@ from trainer.shipping.export import publish
 from trainer.shipping.hub import Destination
 from trainer.stopping import StopAfterStep, Stopping
 from trainer.tiny import BASE_NOTES
-from trainer.training.arguments import advise, parse_arguments, require_questions
+from trainer.training.arguments import advise, departures, parse_arguments, require_questions
 from trainer.training.batches import Batches, BatchSettings, BatchShape
 from trainer.training.dry_run import dry_run
 from trainer.training.engines import RolloutSetup, open_policy
@@ -59,6 +59,7 @@ from trainer.training.grpo import build_trainer, stop_at_turns_ends, use_engine
 from trainer.training.health_watch import HealthWatch, watched
 from trainer.training.learnt import Kept, SaveLearnt
 from trainer.training.out_of_memory import memory_errors
+from trainer.training.provenance import provenance
 from trainer.training.questions import of_difficulty, question_order
 from trainer.training.reward_weights import AdaptiveWeights
 from trainer.training.run_log import RunLog
@@ -91,7 +92,7 @@ def train(argv: Sequence[str], stopping: Stopping) -> Ranks:
         dry_run(arguments, grpo, model_config, console)
         return ranks
     with memory_errors(grpo, "this run does not fit"), writing_into(grpo):
-        Training(arguments, grpo, model_config, ranks, console, stopping).run()
+        Training(arguments, grpo, model_config, departures(argv), ranks, console, stopping).run()
     return ranks
 
 
@@ -103,6 +104,7 @@ class Training:
         arguments: SQLEnvArguments,
         grpo: GRPOConfig,
         model_config: ModelConfig,
+        departures: Mapping[str, Any],
         ranks: Ranks,
         console: Console,
         stopping: Stopping,
@@ -116,6 +118,7 @@ class Training:
             self._destination = self._destination.prepared()
         grpo.push_to_hub = False  # transformers would push the run's folder
         self._model_config = model_config
+        self._departures = departures
         self._ranks = ranks
         self._console = console
         self._stopping = stopping
@@ -275,6 +278,8 @@ class Training:
             "grpo": {**self._grpo.to_dict(), "use_vllm": self._use_vllm, "push_to_hub": self._destination is not None},
             "model": asdict(self._model_config),
             "versions": versions(),
+            "departures": dict(self._departures),
+            "machine": provenance(),
         }
         notes = Path(str(self._model_config.model_name_or_path)) / BASE_NOTES
         if notes.is_file():

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import PercentFormatter
 
 from trainer.comparison.comparison import Comparison, GroupDifference
 from trainer.comparison.text import verdict
@@ -27,6 +27,7 @@ from trainer.report.plots import (
     learning_of,
     steps_of,
     style_axes,
+    whole_steps,
     write_png,
 )
 from trainer.results.curves import thin
@@ -146,7 +147,7 @@ def _draw_curves(axes: Any, curves: Sequence[Learning]) -> None:
             axes.plot(steps_of(during), [p.rate for p in during], "o--", color=color, markersize=4, label=label)
     axes.set_ylim(0, 1.02)
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(whole_steps())
     axes.set_xlabel("training step; bands are 95% intervals", color=MUTED)
     axes.set_ylabel("success", color=MUTED)
     # Above the curves, where it covers nothing.

@@ -147,7 +147,7 @@ def time_picture(times: Mapping[str, Sequence[float]], window: int) -> Figure:
     axes.stackplot(steps, means, colors=list(shown.values()), labels=list(shown), linewidth=0)
     axes.margins(x=0)
     axes.set_ylim(bottom=0)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(whole_steps())
     axes.set_xlabel("training step", color=MUTED)
     axes.set_ylabel("seconds a step", color=MUTED)
     handles, labels = axes.get_legend_handles_labels()
@@ -189,6 +189,11 @@ def series_of(metrics: Sequence[Mapping[str, float]], keys: Mapping[str, str]) -
     return result
 
 
+def whole_steps(count: int = 9) -> MaxNLocator:
+    """Ticks at whole steps alone, one where there is but one."""
+    return MaxNLocator(count, integer=True, min_n_ticks=1)
+
+
 def style_axes(axes: Any) -> None:
     """Only the two spines that carry a scale, and a quiet grid."""
     axes.spines[["top", "right"]].set_visible(False)
@@ -219,7 +224,7 @@ def _draw_learning_curve(axes: Any, learning: Learning) -> None:
             _draw_mark(axes, end if mark.step is None else mark.step, mark)
     axes.set_ylim(0, 1.02)
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(whole_steps())
     axes.set_xlabel("training step", color=MUTED)
     axes.set_ylabel("success", color=MUTED)
 
@@ -268,7 +273,7 @@ def _draw_series(axes: Any, series: Series, window: int) -> None:
     rows = list(zip(series.steps, series.values, rolling_mean(series.values, window), strict=True))
     steps, values, means = zip(*thin(rows), strict=True)
     axes.plot(steps, values, color=TRAIN, linewidth=0.8, alpha=0.35)
-    axes.plot(steps, means, color=TRAIN, linewidth=2)
+    axes.plot(steps, means, color=TRAIN, linewidth=2, marker="o" if len(steps) == 1 else None)
     axes.set_title(series.name, color=INK, fontsize=10, loc="left", parse_math=False)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
+    axes.xaxis.set_major_locator(whole_steps(5))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=4))

@@ -5,6 +5,7 @@ The choice follows a fixed rule that shows losses too. Long texts are cut and ma
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,8 @@ from trainer.results.statistics import keyed, successful
 from trainer.rollout.episodes import EpisodeRecord, Outcome, Turn
 
 TEXT_LIMIT = 600
+RANDOM = 2
+"""Questions that are drawn at random."""
 OUTCOMES = {
     Outcome.CORRECT: "correct",
     Outcome.WRONG: "wrong answer",
@@ -60,10 +63,10 @@ class Replay:
 
 
 def replays(before: Sequence[EpisodeRecord], after: Sequence[EpisodeRecord]) -> list[Replay]:
-    """Return up to six questions as played on both sides.
+    """Return up to eight questions as played on both sides.
 
     Up to four that went from wrong to right (varied in kind and database, short ones first), then up to one that
-    went the other way and one that stayed wrong.
+    went the other way and one that stayed wrong, then two of all others, drawn at random; the same ones each time.
     """
     left, right = keyed(before), keyed(after)
     pairs = [(left[key], right[key]) for key in sorted(left.keys() & right.keys())]
@@ -72,14 +75,21 @@ def replays(before: Sequence[EpisodeRecord], after: Sequence[EpisodeRecord]) -> 
         ("Right before, wrong after", True, False, 1),
         ("Wrong before and after", False, False, 1),
     )
-    shown = []
+    shown: list[tuple[str, EpisodeRecord, EpisodeRecord]] = []
     for name, was, now, limit in kinds:
         candidates = [(b, a) for b, a in pairs if (successful(b), successful(a)) == (was, now)]
         for b, a in varied(candidates, limit):
-            about = ", ".join(part for part in (f"database {b.db_id}", b.hardness, b.family) if part)
-            sides = [episode_view("before", b), episode_view("after", a)]
-            shown.append(Replay(name, cut(b.question), cut(about, 200), sides))
-    return shown
+            shown.append((name, b, a))
+    taken = {id(b) for _, b, _ in shown}
+    rest = [pair for pair in pairs if id(pair[0]) not in taken]
+    drawn = random.Random(0).sample(rest, min(RANDOM, len(rest)))
+    return [_replay(name, b, a) for name, b, a in (*shown, *(("Drawn at random", b, a) for b, a in drawn))]
+
+
+def _replay(name: str, before: EpisodeRecord, after: EpisodeRecord) -> Replay:
+    about = ", ".join(part for part in (f"database {before.db_id}", before.hardness, before.family) if part)
+    sides = [episode_view("before", before), episode_view("after", after)]
+    return Replay(name, cut(before.question), cut(about, 200), sides)
 
 
 def varied(

@@ -29,6 +29,7 @@ from sqlenv.parser import Parser
 from trainer.report import plots
 from trainer.report.exploration_tables import exploration_table, failure_table
 from trainer.report.replays import OUTCOMES, cut, replays
+from trainer.report.run_facts import departures_table, facts_table
 from trainer.report.tables import NONE, Played, Table
 from trainer.results.curves import window_for
 from trainer.results.metrics import in_order, meaning
@@ -99,6 +100,8 @@ def write_report(run: Path) -> Path:
         "excluded": excluded_table(played),
         "ratio": ratio_line(metrics),
         "times": time_line(metrics),
+        "facts": facts_table(config, training_seconds(metrics), int(max((row["step"] for row in metrics), default=0))),
+        "departures": departures_table(config),
         "replays": replays(before.records, after.records) if before and after and mismatch(before, after) == "" else [],
         "config": cut(json.dumps(redacted(config), ensure_ascii=False, indent=2), CONFIG_LIMIT),
     }
@@ -184,6 +187,14 @@ def time_line(metrics: Sequence[Mapping[str, float]]) -> str:
         if seconds >= plots.NEGLIGIBLE * whole
     ]
     return f"A step took {whole:.3g} s on average: {', '.join(named)}."
+
+
+def training_seconds(metrics: Sequence[Mapping[str, float]]) -> float:
+    """Return how long all steps took together, those that were not logged as long as the others; 0 if none was."""
+    times = plots.times_of(metrics)
+    if not times["step"]:
+        return 0.0
+    return float(np.mean(np.sum([times[part] for part in plots.TIMES], axis=0)) * max(times["step"]))
 
 
 def reward_keys(metrics: Sequence[Mapping[str, float]]) -> dict[str, str]:

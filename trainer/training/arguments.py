@@ -6,6 +6,7 @@ line each, by the main rank.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -64,6 +65,18 @@ def parse_arguments(argv: Sequence[str]) -> tuple[SQLEnvArguments, GRPOConfig, M
     advise("sqlenv train", [*advice, *check_combinations(arguments, grpo, model_config)])
     _find_checkpoint(grpo)
     return arguments, grpo, model_config
+
+
+def departures(argv: Sequence[str]) -> dict[str, Any]:
+    """Return the defaults of the flags that were given another value, as the run would have them without. As above."""
+    kinds = (SQLEnvArguments, GRPOConfig, ModelConfig)
+    given = read_given(kinds, argv, "sqlenv train")
+    start, _ = _starting_point(given)
+    machine = Machine.here(use_cpu=bool(given.get("use_cpu")))
+    defaults = _defaults_of(kinds) | train_defaults(given | start, machine) | start
+    changed = {name: defaults.get(name) for name, value in given.items() if value != defaults.get(name)}
+    plain: dict[str, Any] = json.loads(json.dumps(changed, default=str))
+    return plain
 
 
 def parse_warmup_arguments(argv: Sequence[str], description: str) -> tuple[WarmupArguments, SFTConfig, ModelConfig]:

@@ -15,7 +15,7 @@ from env_server.service.settings import ServiceSettings
 from inference.launch.launcher import read_arguments
 from trainer.config import SQLEnvArguments
 from trainer.flags.defaults import EPISODES_PER_STEP, Machine, train_defaults, warmup_defaults
-from trainer.training.arguments import parse_arguments, parse_warmup_arguments
+from trainer.training.arguments import departures, parse_arguments, parse_warmup_arguments
 
 A100 = Machine(gpu=True, cpu=False, bf16=True)
 T4 = Machine(gpu=True, cpu=False, bf16=False)
@@ -125,6 +125,13 @@ def test_a_flag_wins_over_a_config_and_that_over_a_default(tmp_path: Path) -> No
     assert (grpo.learning_rate, grpo.max_completion_length, arguments.step_budget) == (1e-2, 700, 7)
     assert not grpo.bf16
     assert model.lora_target_modules == "all-linear"
+
+
+def test_departures_are_the_flags_that_were_given_another_value_with_what_they_would_have_been(tmp_path: Path) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text("learning_rate: 3e-4\nmax_completion_length: 4096\nstep_budget: 7\n", encoding="utf-8")
+    flags = ["--use_cpu", "--model_name_or_path", "m", "--temperature", "1.0", "--beta", "0.1", "--config", str(config)]
+    assert departures(flags) == {"model_name_or_path": None, "beta": 0.0, "learning_rate": 1e-6, "step_budget": 15}
 
 
 def test_a_warm_up_has_the_machines_defaults_too() -> None:

@@ -79,6 +79,15 @@ def test_a_long_run_stays_small() -> None:
     assert max(map(len, pictures(5_000))) < 200_000
 
 
+def test_a_run_of_one_step_has_one_tick_and_a_point() -> None:
+    figure = reward_curves([Series("reward", (1.0,), (0.5,))], 1)
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    low, high = axes.get_xlim()
+    assert [tick for tick in axes.get_xticks() if low <= tick <= high] == [1.0]
+    assert axes.lines[-1].get_marker() == "o"
+
+
 @given(st.lists(st.integers(), max_size=2_000))
 def test_thin_keeps_order_and_both_ends(rows: list[int]) -> None:
     kept = thin(rows)

@@ -32,9 +32,13 @@ def test_replays_show_gains_a_loss_and_a_standstill() -> None:
         *["Wrong before, right after"] * 4,
         "Right before, wrong after",
         "Wrong before and after",
+        *["Drawn at random"] * 2,
     ]
-    assert [[side.correct for side in r.sides] for r in shown] == [[False, True]] * 4 + [[True, False], [False, False]]
-    assert len({r.question for r in shown}) == 6
+    chosen = [[False, True]] * 4 + [[True, False], [False, False]]
+    assert [[side.correct for side in r.sides] for r in shown[:6]] == chosen
+    assert len({r.question for r in shown}) == 8
+    assert replays(before, after) == shown
+    assert replays(before[:1], after[:1])[1:] == []
 
 
 def test_chosen_pairs_differ_in_kind() -> None:

@@ -79,7 +79,20 @@ def add_training(folder: RunFolder, steps: int = 12, name: str = "reward_correct
 
 def make_run(path: Path, text: str = "") -> RunFolder:
     notes = f"Warmed up on mixed play. {text}\n\nThe control is clean play."
-    folder = RunFolder.create(path, {"base_notes": notes, "learning_rate": 1e-4, "hub_token": "s3cret", "x": text})
+    config = {
+        "base_notes": notes,
+        "grpo": {"learning_rate": 1e-4, "hub_token": "s3cret", "beta": 0.0, "x": text},
+        "departures": {"learning_rate": 1e-6, "hub_token": None, "x": "plain", "output_dir": "runs/train"},
+        "versions": {"trl": "1.16.0"},
+        "machine": {
+            "commit": f"c0ffee{text}",
+            "cores": 2,
+            "memory_gib": 7.8,
+            "processor": "a processor",
+            "python": "3.11.9",
+        },
+    }
+    folder = RunFolder.create(path, config)
     add_training(folder, name=f"reward_correctness{text}".replace("/", ""))
     folder.add_warning(
         HealthWarning(7, f"entropy is gone{text}", "0.001 nats", "the rate is too large", "`--beta 0.02`")
@@ -161,7 +174,12 @@ def test_a_whole_run_has_every_part(whole: tuple[str, Page]) -> None:
         "Wrong before and after",
         "step cost -0.02, terminal +1.00",
         "not in the action format: taken as a raw query",
-        "learning_rate",
+        "commit c0ffee",
+        "hardware a processor, 2 cores, 7.8 GiB of memory",
+        "versions trl 1.16.0, Python 3.11.9",
+        "training took 10:24 (12 steps, with what lies between them)",
+        "flag this run default learning_rate 0.0001 1e-06 x plain",
+        "Drawn at random",
     ):
         assert part in page.text
     assert "not complete" not in page.text
