@@ -21,8 +21,9 @@ TRAINING = "training"
 """What the episodes of a run's training are called, beside the labels of its evaluations."""
 EPISODES = ".episodes.jsonl"
 RECORDS = ".jsonl"
-LOGS = ("metrics.jsonl", "health.jsonl", "episodes.jsonl")
-"""Of a run, whose folder is what to give."""
+LOGS = ("metrics.jsonl", "health.jsonl")
+TRAINED = "episodes.jsonl"
+"""A run's own episodes; an evaluation's may have this name, too."""
 DEPTH = 3
 """Folders are looked into so deep: runs/STAGES/STAGE is the third."""
 HOW = "give the folder of a run, a folder of runs, or a file that sqlenv evaluate --episodes_out FILE.jsonl wrote"
@@ -78,7 +79,8 @@ class Sources:
         """Raises SourceError when a path is neither a source nor a folder."""
         self.given = tuple(given)
         for path in given:
-            if path.is_file() and (path.suffix != RECORDS or path.name in LOGS):
+            own = path.name in LOGS or (path.name == TRAINED and _is_source(path.parent))
+            if path.is_file() and (path.suffix != RECORDS or own):
                 raise SourceError(f"{path} is no file of an evaluation's episodes; {HOW}")
             if not path.exists():
                 raise SourceError(f"there is no {path}; {HOW}")
@@ -98,8 +100,10 @@ class Sources:
     def _name(self, path: Path) -> str:
         """A short name that no other source has: from the folder that was given on, else more of the path."""
         taken = {source.name for source in self._known}
-        parts = path.with_suffix("").parts if path.suffix == RECORDS else path.parts
-        shortest = min(len(path.parts) - len(given.resolve().parts) for given in self.given if _holds(given, path))
+        # FOLDER/episodes.jsonl is called as its folder is.
+        parts = path.parent.parts if path.name == TRAINED else path.with_suffix("").parts
+        parts = path.parts if path.is_dir() else parts
+        shortest = min(len(parts) - len(given.resolve().parts) for given in self.given if _holds(given, path))
         for count in range(max(1, shortest), len(parts)):
             name = "/".join(parts[-count:])
             if name not in taken:

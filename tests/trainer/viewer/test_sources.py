@@ -59,7 +59,15 @@ def test_the_files_of_a_run_come_in_the_order_of_training(tmp_path: Path) -> Non
     assert source.side("before") == f"{run.path.resolve()}:before"
 
 
-@pytest.mark.parametrize("name", ["missing", "metrics.jsonl", "config.json"])
+def test_an_evaluation_that_is_called_episodes_has_its_folders_name(tmp_path: Path) -> None:
+    for policy in ("before", "after"):
+        (tmp_path / policy).mkdir()
+        evaluate_alone(tmp_path / policy / "episodes.jsonl", [played("a")])
+    assert names(Sources([tmp_path])) == ["after", "before"]
+    assert names(Sources([tmp_path / "after" / "episodes.jsonl"])) == ["after"]
+
+
+@pytest.mark.parametrize("name", ["missing", "metrics.jsonl", "episodes.jsonl", "config.json"])
 def test_what_cannot_be_shown_is_refused_with_what_to_give(tmp_path: Path, name: str) -> None:
     run = make_run(tmp_path / "first")
     train(run, 1, [played("a")])

@@ -40,23 +40,26 @@ const PARTS = [
 
 export function CurvesPage({ state, address, meanings }) {
   const asked = address.query.getAll("run");
-  const chosen = state.sources.filter((source) => (asked.length === 0 ? true : asked.includes(source.name)));
-  const shown = asked.length === 0 ? chosen.slice(-8) : chosen;
-  const color = (source) => COLORS[state.sources.indexOf(source) % COLORS.length];
-  const runs = shown.filter((source) => source.is_run);
+  const all = state.sources.filter((source) => source.is_run);
+  const alone = state.sources.filter((source) => !source.is_run);
+  const runs = asked.length === 0 ? all.slice(-COLORS.length) : all.filter((source) => asked.includes(source.name));
+  const color = (source) => COLORS[all.indexOf(source) % COLORS.length];
   const { curves, error } = useCurves(runs.map((run) => run.name), state.version);
   const toggle = (source) => {
-    const names = shown.includes(source) ? shown.filter((one) => one !== source) : [...shown, source];
+    const names = runs.includes(source) ? runs.filter((one) => one !== source) : [...runs, source];
     replaceQuery(address, { run: names.length === 0 ? ["-"] : names.map((one) => one.name) });
   };
   const drawn = runs.filter((run) => curves[run.name]).map((run) => ({ run, color: color(run), ...curves[run.name] }));
   return html`<div class="side-by-side">
-    <aside class="column sources" aria-label="Runs">${state.sources.map((source) => html`<${SourceCard} key=${source.name} source=${source}
-      color=${color(source)} shown=${shown.includes(source)} toggle=${() => toggle(source)} />`)}</aside>
+    <aside class="column sources" aria-label="Runs">
+      ${all.map((source) => html`<${SourceCard} key=${source.name} source=${source} color=${color(source)}
+        shown=${runs.includes(source)} toggle=${() => toggle(source)} />`)}
+      ${alone.length > 0 && html`<${Alone} sources=${alone} />`}</aside>
     <div class="column">
       <${Trouble} error=${error} />
       <section class="panel"><h2>Success</h2><div class="charts wide-charts">
-        <${SuccessChart} drawn=${drawn} /></div></section>
+        ${drawn.length === runs.length ? html`<${SuccessChart} drawn=${drawn} />` : html`<p class="note">Reading …</p>`}
+      </div></section>
       ${GROUPS.map(([title, wanted]) => html`<${Group} key=${title} title=${title} wanted=${wanted} drawn=${drawn}
         meanings=${meanings} />`)}
       ${drawn.some((one) => one.series["time/training"]) && html`<section class="panel"><h2>Time</h2>
@@ -84,17 +87,13 @@ function useCurves(names, version) {
 function SourceCard({ source, color, shown, toggle }) {
   const total = source.files.reduce((sum, file) => sum + file.episodes, 0);
   const steps = source.step === null ? "" : source.max_steps > 0 ? `step ${source.step} of ${source.max_steps}` : `step ${source.step}`;
-  const ends = source.evaluations.filter((one) => !one.during);
+  const ends = source.evaluations.filter((one) => !one.during).map((one) => ({ ...one, source: source.name, name: one.label }));
   return html`<section class="panel source">
     <label class="check"><input type="checkbox" checked=${shown} onChange=${toggle} />
       <i class="swatch" style=${{ background: color }}></i><b>${source.name}</b></label>
     <p class="note">${[steps, plural(total, "episode")].filter(Boolean).join(" · ")}</p>
     ${source.trouble.map((text) => html`<p class="bad">${text}</p>`)}
-    ${ends.length > 0 && html`<table class="plain"><tbody>${ends.map((one) => html`<tr key=${one.label}>
-      <th scope="row"><a href=${link("episodes", { source: source.name, label: one.label })}>${one.label}</a></th>
-      <td><b>${percent(one.rate)}</b></td>
-      <td class="note">${(100 * one.low).toFixed(0)}–${(100 * one.high).toFixed(0)}</td>
-      <td class="note">n ${count(one.episodes)}</td></tr>`)}</tbody></table>`}
+    <${Rates} played=${ends} />
     ${source.warnings.length > 0 && html`<details><summary class="bad">${plural(source.warnings.length, "warning")}</summary>
       ${source.warnings.map((one) => html`<p>Step ${one.step}: <b>${one.sign}</b> (${one.seen}). ${one.cause}. What helps:
         ${" "}${one.cure.replaceAll("`", "")}.</p>`)}</details>`}
@@ -102,6 +101,24 @@ function SourceCard({ source, color, shown, toggle }) {
       <div><dt>folder</dt><dd>${source.path}</dd></div>
       ${source.facts.map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl></details>`}
   </section>`;
+}
+
+// Evaluations by themselves, which have no curve.
+function Alone({ sources }) {
+  const played = sources.flatMap((source) => (source.evaluations.length === 0 ? [{ name: source.name, source: source.name, label: "", rate: null }]
+    : source.evaluations.map((one) => ({ ...one, label: "", source: source.name, name: source.name }))));
+  return html`<section class="panel source"><h2>Evaluations</h2>
+    ${sources.flatMap((source) => source.trouble).map((text) => html`<p class="bad">${text}</p>`)}
+    <${Rates} played=${played} /></section>`;
+}
+
+function Rates({ played }) {
+  if (played.length === 0) return null;
+  return html`<table class="plain"><tbody>${played.map((one) => html`<tr key=${one.name}>
+    <th scope="row"><a href=${link("episodes", { source: one.source, label: one.label })}>${one.name}</a></th>
+    <td><b>${percent(one.rate)}</b></td>
+    ${one.rate !== null && html`<td class="note">${(100 * one.low).toFixed(0)}–${(100 * one.high).toFixed(0)}</td>
+      <td class="note">n ${count(one.episodes)}</td>`}</tr>`)}</tbody></table>`;
 }
 
 function SuccessChart({ drawn }) {
