@@ -7,7 +7,6 @@ not favour the first ones.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -34,6 +33,7 @@ from trainer.results.failure_kinds import count_failures
 from trainer.results.run_files import Evaluation, write_episodes
 from trainer.results.statistics import EvaluationSummary, intervals_as_pairs, successful, summarize
 from trainer.results.summary_table import difficulty_table, failure_table, summary_table
+from trainer.rollout.background import RolloutLoop
 from trainer.rollout.client import PlayEpisode, RolloutClient, RolloutSettings, derive_seed, request_for
 from trainer.rollout.environments import AnyEnvironments, Environments, open_environments
 from trainer.rollout.episodes import Episode, EpisodeRecord, record
@@ -146,7 +146,8 @@ def play_on(
         finally:
             await engine.aclose()
 
-    return asyncio.run(run())
+    with RolloutLoop() as loop:  # a thread of its own: in a notebook, this one runs a loop already
+        return loop.run(run())
 
 
 def excluded_by_reason(dataset: Dataset) -> dict[str, int]:
