@@ -7,6 +7,7 @@ here); an episode ends with its answer, or with its last step.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import verifiers.v1 as vf
@@ -27,7 +28,7 @@ class SQLEnvTask(vf.Task[SQLEnvData, SQLEnvState]):
     @property
     def key(self) -> str:
         """The question's id: the same however the data set is filtered."""
-        return self.data.question_id
+        return str(self.data.question_id)
 
     async def setup(self, trace: vf.Trace, runtime: vf.Runtime) -> None:
         """Tell the tools which episode is played."""
@@ -47,12 +48,13 @@ class SQLEnvTask(vf.Task[SQLEnvData, SQLEnvState]):
     @vf.reward(weight=0.2)
     async def progress(self, trace: vf.Trace) -> float:
         """How close the best query came to the gold rows, in [0, 1]."""
-        return sum(reward.progress for reward in trace.state.rewards) / RewardSettings().progress_scale
+        progress = math.fsum(reward.progress for reward in trace.state.rewards)
+        return progress / RewardSettings().progress_scale
 
     @vf.reward(weight=0.2)
     async def operational(self, trace: vf.Trace) -> float:
         """The sum of step costs, successes, new information and repeats."""
-        return sum(reward.operational for reward in trace.state.rewards)
+        return math.fsum(reward.operational for reward in trace.state.rewards)
 
     @vf.metric
     async def steps(self, trace: vf.Trace) -> float:

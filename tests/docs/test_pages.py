@@ -27,7 +27,7 @@ README = PAGES["README.md"]
 SHOWN = "synthetic-farm_1-0024"
 """The question of the README's episode."""
 
-TOP = ("env_server", "inference", "trainer", "tests", "benchmarks", "configs", "docker", "docs")
+TOP = ("env_server", "inference", "trainer", "tests", "benchmarks", "configs", "docker", "docs", "notebooks")
 NAMED_FILE = re.compile(
     rf"(?<![\w./:-])((?:{'|'.join(TOP)})/[\w./-]*|[a-z][\w-]*(?:/[\w-]+)*\.(?:py|ya?ml|toml))(?![\w*])"
 )
@@ -36,7 +36,7 @@ ELSEWHERE = {"docker-compose.four-gpus.yml", "exec_eval.py", "keys.toml"}
 """Files that a page tells its reader to write, or that are another project's."""
 COMMAND = re.compile(r"(?<![\w.-])sqlenv ([a-z]+)(?: ([a-z]+))?")
 FLAG = re.compile(r"(?<=\s)--[a-z][a-z_]+")
-SOURCES = ("env_server", "inference", "sqlenv", "trainer", "benchmarks")
+SOURCES = ("env_server", "inference", "sqlenv", "sqlenv_verifiers", "trainer", "benchmarks")
 FROM_AN_INDEX = re.compile(r"pip install (?:-\S+ )*['\"]?sqlenv\b")
 LINK = re.compile(r"\]\((?!https?:)([^)#]*)(?:#([^)]+))?\)")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,7 +32,7 @@ def place(tmp_path: Path, generated_cache: Path, pets: Dataset, monkeypatch: pyt
 
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[str]:
-    running = RunningServer(settings(tmp_path, token="geheim"), load_dataset("synthetic"))
+    running = RunningServer(settings(tmp_path), load_dataset("synthetic"))
     yield running.address
     running.stop()
 
@@ -56,3 +57,15 @@ def test_the_scripts_of_the_page(url: str, capsys: pytest.CaptureFixture[str]) -
     assert printed(file, capsys).endswith("Bob | 10.25\n\n> ANSWER Bob (-0.02)\nThe answer is not judged.\n")
     said = printed(server.replace("127.0.0.1:8000", url), capsys)
     assert "> SAMPLE farmers (+0.00)\nfarmer_id | " in said
+
+
+def test_the_script_for_openenv_runs_there(url: str) -> None:
+    """In the environment that `make openenv` makes."""
+    python = ROOT / ".venv-openenv" / "bin" / "python"
+    if not python.exists():
+        pytest.skip("upstream's openenv is not installed: `make openenv`")
+    page = (ROOT / "docs" / "trainers.md").read_text(encoding="utf-8")
+    (script,) = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
+    script = script.replace("127.0.0.1:8000", url)
+    done = subprocess.run([python, "-c", script], capture_output=True, text=True, check=False)
+    assert 0 < float(done.stdout) < 0.15, done.stderr

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -21,30 +23,31 @@ from env_server.environment import SQLEnvironment
 from env_server.factory import EnvironmentFactory
 from env_server.judging.answers import format_answer
 from env_server.settings import EnvSettings, RewardSettings
-from env_server.types import AnswerMode, SQLAction, SQLObservation
+from env_server.types import SQLAction, SQLObservation
 from tests.integration.service import write_data
 from trainer.chat.prompts import observation_message
 
+PAGE = ROOT / "docs" / "trainers.md"
 SCRIPTS = Path(__file__).with_name("verifiers")
 PYTHON = ROOT / ".venv-verifiers" / "bin" / "python"
-TIMEOUT_S = 240.0
+TIMEOUT_S = 600.0
+"""Far beyond what it takes: it imports much, three times."""
 STEP_BUDGET = 4
 Script = list[tuple[str, str, str]]
 """Calls of tools: each its name, the name of its argument, and the argument."""
 
 
-def scripts(questions: list[Question], mode: AnswerMode) -> dict[str, Script]:
+def scripts(questions: list[Question]) -> dict[str, Script]:
     """One question is answered rightly, one wrongly, one until the steps run out, one not at all."""
     right, wrong, long, silent = questions
-    answer = right.gold_sql if mode is AnswerMode.SQL else format_answer(right.gold.rows)
     return {
         right.question_id: [
             ("describe", "table", "pets"),
             ("query", "sql", right.gold_sql),
-            ("answer", "value", answer),
+            ("answer", "value", format_answer(right.gold.rows)),
             ("describe", "table", "owners"),
         ],
-        wrong.question_id: [("query", "sql", "SELECT nothing"), ("answer", "value", "SELECT 0")],
+        wrong.question_id: [("query", "sql", "SELECT nothing"), ("answer", "value", "0")],
         long.question_id: [("sample", "table", "pets")] * 9,
         silent.question_id: [("sample", "table", "owners")],
     }
@@ -58,16 +61,16 @@ def played_here(environment: SQLEnvironment, question_id: str, script: Script) -
     return seen[1:]
 
 
-Plans = dict[AnswerMode, dict[str, Script]]
-
-
-def played_there(data: Path, plans: Plans) -> list[dict[str, list[dict[str, Any]]]]:
-    usual = {"data": str(data), "split": "all", "step_budget": STEP_BUDGET}
-    given = [{"config": {**usual, "answer_mode": mode.value}, "scripts": plan} for mode, plan in plans.items()]
+def played_there(data: Path, plan: dict[str, Script]) -> dict[str, list[dict[str, Any]]]:
+    """With the page's configuration, on this data, in a chat loop that needs no package index."""
+    (shown,) = re.findall(r"^```toml\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S)
+    config = tomllib.loads(shown)["env"]
+    config["taskset"] |= {"data": str(data), "split": "all", "step_budget": STEP_BUDGET}
+    config["agent"]["harness"]["id"] = "chat_loop"
     path = os.pathsep.join((str(ROOT), str(SCRIPTS)))
     done = subprocess.run(
         [str(PYTHON), str(SCRIPTS / "play.py")],
-        input=json.dumps(given),
+        input=json.dumps({"config": config, "scripts": plan}),
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
@@ -75,7 +78,7 @@ def played_there(data: Path, plans: Plans) -> list[dict[str, list[dict[str, Any]
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    found: list[dict[str, list[dict[str, Any]]]] = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, list[dict[str, Any]]] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
@@ -84,16 +87,15 @@ def test_episodes_are_worth_what_they_are_worth_here(pets: Dataset, tmp_path: Pa
         pytest.skip("verifiers is not installed: `make verifiers`")
     data, settings = write_data(pets, tmp_path), EnvSettings(step_budget=STEP_BUDGET)
     dataset = load_dataset(str(data))
-    plans = {mode: scripts(list(dataset.select(Split.ALL)), mode) for mode in AnswerMode}
-    for (mode, plan), there in zip(plans.items(), played_there(data, plans), strict=True):
-        assert set(there) == set(plan)
-        with EnvironmentFactory(dataset, settings, mode, cache_dir=tmp_path / "cache") as factory:
-            for question_id, script in plan.items():
-                first, second = there[question_id]
-                assert first == second, "two episodes of one question at once do not meet"
-                compare(first, played_here(factory.make(), question_id, script))
-        verdicts = {of_one[0]["verdict"] for of_one in there.values()}
-        assert verdicts == {"correct", "wrong", "out_of_budget", None}
+    plan = scripts(list(dataset.select(Split.ALL)))
+    there = played_there(data, plan)
+    assert set(there) == set(plan)
+    with EnvironmentFactory(dataset, settings) as factory:
+        for question_id, script in plan.items():
+            first, second = there[question_id]
+            assert first == second, "two episodes of one question at once do not meet"
+            compare(first, played_here(factory.make(), question_id, script))
+    assert {of_one[0]["verdict"] for of_one in there.values()} == {"correct", "wrong", "out_of_budget", None}
 
 
 def compare(there: dict[str, Any], here: list[SQLObservation]) -> None:

@@ -1,7 +1,7 @@
 """Play episodes through verifiers: its environment, its interception, its tool servers; the model is a script.
 
-Reads a list of {"config": ..., "scripts": {question_id: [[tool, argument name, argument], ...]}} from stdin, and prints
-what the traces of each hold, by question. Runs in the virtual environment that `make verifiers` makes.
+Reads {"config": ..., "scripts": {question_id: [[tool, argument name, argument], ...]}} from stdin, and prints what each
+question's traces hold. Runs in the virtual environment that `make verifiers` makes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Model(BaseHTTPRequestHandler):
         messages = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["messages"]
         script = self.scripts[next(message["content"] for message in messages if message["role"] == "user")]
         said = sum(message["role"] == "assistant" for message in messages)
-        message = {"role": "assistant", "content": "That is all."}
+        message: dict[str, Any] = {"role": "assistant", "content": "That is all."}
         if said < len(script):
             tool, name, argument = script[said]
             function = {"name": tool, "arguments": json.dumps({name: argument})}
@@ -83,15 +83,12 @@ async def main() -> None:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     os.environ["TEST_KEY"] = "any"
     client = EvalClientConfig(base_url=f"http://127.0.0.1:{server.server_port}/v1", api_key_var="TEST_KEY")
-    print(json.dumps([await play(given, client) for given in json.load(sys.stdin)]))
+    print(json.dumps(await play(json.load(sys.stdin), client)))
 
 
 async def play(given: dict[str, Any], client: EvalClientConfig) -> dict[str, list[object]]:
     """Play each question twice, all at once."""
-    taskset = {"id": TASKSET, **given["config"]}
-    config = SingleAgentEnvConfig(
-        taskset=taskset, agent={"harness": {"id": "chat_loop"}, "runtime": {"type": "subprocess"}}
-    )
+    config = SingleAgentEnvConfig.model_validate(given["config"])
     environment = load_environment(config)
     assert isinstance(environment.taskset, taskset_class(TASKSET))
     tasks = {task.key: task for task in environment.taskset if task.key in given["scripts"]}
