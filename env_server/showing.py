@@ -97,7 +97,8 @@ def _result(observation: Shown) -> str:
     head = _row("th", table.header)
     body = "".join(_row("td", row) for row in table.rows)
     notice = f"<p><small>{escape(table.notice)}</small></p>" if table.notice else ""
-    return f"<table><thead>{head}</thead><tbody>{body}</tbody></table>{notice}"
+    whole = f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
+    return f'<div style="overflow-x:auto">{whole}</div>{notice}'
 
 
 def _row(tag: str, cells: Sequence[str]) -> str:
@@ -105,4 +106,4 @@ def _row(tag: str, cells: Sequence[str]) -> str:
 
 
 def _pre(text: str) -> str:
-    return f"<pre>{escape(text)}</pre>"
+    return f'<pre style="white-space:pre-wrap">{escape(text)}</pre>'
