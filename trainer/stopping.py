@@ -1,22 +1,25 @@
-"""How `sqlenv train` and `warmup` end when SIGTERM asks: `docker stop`, or a cluster that takes its machine back.
+"""How `sqlenv train` and `warmup` end when they are asked to: by SIGTERM or by Ctrl-C (SIGINT).
 
 Promises:
 
 1. While it trains, the running step ends, a checkpoint is saved whatever `save_strategy` says, and training stops. A
    run that has made its last step saves its model instead; one that has only the report to write, writes it. What is
    `skippable` between two steps, an evaluation, is left at once.
-2. At any other time all is closed at once, as by Ctrl-C.
-3. Either way the exit status is 0, and one line says what there is and how to go on.
-4. A second SIGTERM closes all at once, whatever is done, and the exit status is 143. What follows within ECHO_S is
-   the same signal, and is ignored: clusters tell every process of a job, and launchers pass on what they are told.
+2. At any other time all is closed at once.
+3. Either way it is said what there is, and the command that goes on. The exit status is 0 after SIGTERM, which a
+   machine sends, and 130 after Ctrl-C, so that a script goes no further.
+4. A second signal closes all at once, whatever is done, and the exit status is that of the signal, 143 or 130. What
+   follows within ECHO_S is the same signal, and is ignored: clusters tell every process of a job, a terminal too, and
+   launchers pass on what they are told.
 5. On several ranks all stop after the same step, also when one alone was asked.
-6. SIGINT does what it did. So does SIGTERM after the block, echoes apart, and nothing changes outside the main thread.
+6. After the block signals do what they did before, echoes apart, and nothing changes outside the main thread.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -32,30 +35,26 @@ from typing import Any, NoReturn, Self
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from trainer.next_command import NextCommand
 from trainer.ranks import Ranks
 
 ECHO_S = 1.0
 """How long a signal's copies may take to arrive."""
-TERMINATED = 128 + signal.SIGTERM
-"""The exit status that a shell gives a process which SIGTERM has ended."""
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+STATUS = {number: 128 + number for number in SIGNALS}
+"""The exit status that a shell gives a process which a signal has ended."""
+NAMES = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
 
-START_AGAIN = "start again with the same command"
 
-
-def half_trained(step: int, steps: int, checkpoint: Path) -> str:
+def half_trained(step: int, steps: int, checkpoint: Path, go_on: str) -> str:
     """Say what a run has that has stopped between two steps."""
-    return (
-        f"stopped after step {step} of {steps}, which is saved in {checkpoint}; to go on, give the same command and "
-        "output_dir with --resume_from_checkpoint true"
-    )
+    return f"stopped after step {step} of {steps}, which is saved in {checkpoint}; to go on:\n  {go_on}"
 
 
 def trained(model: Path, data: str) -> str:
     """Say what a run has that has stopped before or in its last evaluation."""
-    return (
-        f"the policy is trained and saved in {model}, but not evaluated; to do so, run "
-        f"sqlenv evaluate --policy {model} --data {data}"
-    )
+    command = shlex.join(["sqlenv", "evaluate", "--policy", str(model), "--data", data])
+    return f"the policy is trained and saved in {model}, but not evaluated; to do so:\n  {command}"
 
 
 class Stage(Enum):
@@ -93,22 +92,34 @@ class StopRequest:
     """To stop, here or at another rank."""
     ending: bool = False
     """All is being closed at once."""
-    status: int = 0
+    interrupted: bool = False
+    """The signal that asked first was Ctrl-C."""
+    forced_by: int = 0
+    """The signal that did not let the work be finished."""
     heard_at: float | None = None
     """When this process got its last signal that was no echo."""
 
-    def signalled(self, now: float) -> Reaction:
+    @property
+    def status(self) -> int:
+        """The exit status: of a run that came to its end, or was stopped."""
+        if self.forced_by:
+            return STATUS[signal.Signals(self.forced_by)]
+        cut_short = self.asked and self.stage is not Stage.CONCLUDING
+        return STATUS[signal.SIGINT] if cut_short and self.interrupted else 0
+
+    def signalled(self, now: float, number: int = signal.SIGTERM) -> Reaction:
         """Take a signal that came at `now`, in seconds."""
         if self.is_echo(now):
             return Reaction.NONE
         first, self.heard_at = self.heard_at is None, now
         known, self.asked = self.asked, True
+        self.interrupted = self.interrupted if known else number == signal.SIGINT
         if first and known:
             return Reaction.NONE
         if first and self.stage in _PATIENT:
             return Reaction.FINISH
         self.ending = True
-        self.status = 0 if first else TERMINATED
+        self.forced_by = 0 if first else number
         return Reaction.END
 
     def is_echo(self, now: float) -> bool:
@@ -126,18 +137,20 @@ class StopRequest:
 
 
 class Stopping:
-    """Listens to SIGTERM in its `with` block, and says at the block's end that the run was stopped.
+    """Listens to SIGTERM and Ctrl-C in its `with` block, and says at the block's end that the run was stopped.
 
     An end at once leaves the block as KeyboardInterrupt or CancelledError, and goes no further. On several ranks the
-    process ends there; see `ranks.ending_together`. `start_again` says how, after a stop before training began.
+    process ends there; see `ranks.ending_together`. `part` names what the block is of the command.
     """
 
-    def __init__(self, command: str, start_again: str = START_AGAIN) -> None:
+    def __init__(self, command: str, after: NextCommand, part: str = "") -> None:
         self._command = command
+        self._after = after
+        self._part = part and f"{part}: "
         self._request = StopRequest()
         self._ranks = Ranks()
-        self._there_is = f"stopped before training began; {start_again}"
-        self._before: Any = None
+        self._there_is = f"stopped before training began; to start again:\n  {after.again}"
+        self._before: dict[signal.Signals, Any] = {}
         self._listens = threading.current_thread() is threading.main_thread()
         # A launcher says so long before the ranks have met.
         self._alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
@@ -157,11 +170,6 @@ class Stopping:
         """True in a run that was stopped before it came to its end."""
         return self._request.asked and self._request.stage is not Stage.CONCLUDING
 
-    @property
-    def stopped_untrained(self) -> bool:
-        """True in a run that is stopped before it has trained."""
-        return self._request.asked and self._request.stage in (Stage.BEFORE, Stage.STARTING)
-
     def begin_training(self, ranks: Ranks) -> None:
         """From here on steps are finished. Raises KeyboardInterrupt on all ranks when one was asked.
 
@@ -176,9 +184,11 @@ class Stopping:
 
     def agreed(self) -> bool:
         """Whether to stop, as all ranks see it. Collective: every rank calls it."""
-        agreed = any(self._ranks.gather([self._request.asked]))
+        heard = self._ranks.gather([(self._request.asked, self._request.interrupted)])
+        agreed = any(asked for asked, _ in heard)
         if agreed:
             self._request.asked = True
+            self._request.interrupted = any(interrupted for _, interrupted in heard)
         return agreed
 
     @contextmanager
@@ -204,7 +214,7 @@ class Stopping:
         control.should_log = control.should_save = control.should_training_stop = True
         checkpoint = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
         self.stopped_after = state.global_step
-        self._there_is = half_trained(state.global_step, state.max_steps, checkpoint)
+        self._there_is = half_trained(state.global_step, state.max_steps, checkpoint, self._after.go_on)
 
     def end_training(self, model: Path, data: str) -> bool:
         """From here on a signal ends the run at once; returns whether to stop for one that came before.
@@ -212,6 +222,8 @@ class Stopping:
         Collective: every rank calls it.
         """
         self._there_is = trained(model, data)
+        if self._part:
+            self._there_is = f"the policy is trained, but not evaluated; to go on:\n  {self._after.go_on}"
         agreed = self.agreed()
         self._request.stage = Stage.TRAINED
         if self._request.asked and not agreed:
@@ -224,14 +236,18 @@ class Stopping:
 
     def __enter__(self) -> Self:
         if self._listens:
-            self._before = signal.signal(signal.SIGTERM, self._on_signal)
+            # A shell has its background jobs ignore Ctrl-C, which is meant for another command.
+            ignores = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+            heeded = (signal.SIGTERM,) if ignores else SIGNALS
+            self._before = {number: signal.signal(number, self._on_signal) for number in heeded}
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         if self._listens:
-            signal.signal(signal.SIGTERM, self._before if self._request.heard_at is None else self._on_late_signal)
+            for number, before in self._before.items():
+                signal.signal(number, before if self._request.heard_at is None else self._on_late_signal)
         explained = self._request.explains(error, self._alone)
         if explained or error is None:
             self._say_exit_reason()
@@ -247,11 +263,12 @@ class Stopping:
         raise KeyboardInterrupt
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        match self._request.signalled(time.monotonic()):
+        match self._request.signalled(time.monotonic(), number):
             case Reaction.FINISH:
                 # A launcher that ends the ranks after a failure sends the same signal; the failure is reported.
                 if self._request.stage is not Stage.CONCLUDING and self._alone:
-                    self._notify("stopping after this step; a second signal stops at once")
+                    again = "Ctrl-C again" if number == signal.SIGINT else "a second signal"
+                    self._notify(f"stopping after this step; {again} stops at once")
                 if self._skip is not None:
                     self._skip()
             case Reaction.END:
@@ -272,7 +289,7 @@ class Stopping:
     def _on_late_signal(self, number: int, frame: FrameType | None) -> None:
         """Ignore echoes, and do what was done before the block about others."""
         if not self._request.is_echo(time.monotonic()):
-            signal.signal(number, self._before)
+            signal.signal(number, self._before[signal.Signals(number)])
             signal.raise_signal(number)
 
     def _notify(self, words: str) -> None:
@@ -282,10 +299,10 @@ class Stopping:
     def _say_exit_reason(self) -> None:
         if not self._speaks or not self._request.asked or self._request.stage is Stage.CONCLUDING:
             return
-        if self.status:
-            sys.stderr.write(f"{self._command}: ended at once by a second SIGTERM\n")
+        if forced_by := self._request.forced_by:
+            sys.stderr.write(f"{self._command}: ended at once by a second {NAMES[signal.Signals(forced_by)]}\n")
         else:
-            sys.stdout.write(f"{self._there_is}\n")
+            sys.stdout.write(f"{self._part}{self._there_is}\n")
 
 
 class StopAfterStep(TrainerCallback):  # type: ignore[misc]  # transformers carries no types

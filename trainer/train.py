@@ -5,7 +5,8 @@ that a run writes is in its `output_dir`: config.json, metrics.jsonl, episodes.j
 model/ and report.html.
 
 On several ranks (`accelerate launch`, `torchrun`) each plays and trains on its part of a batch, and plays its part of
-an evaluation. Rank 0 alone writes and speaks. SIGTERM stops a run so that it can go on later; see `trainer.stopping`.
+an evaluation. Rank 0 alone writes and speaks. SIGTERM and Ctrl-C stop a run so that it can go on later; see
+`trainer.stopping`.
 """
 
 from __future__ import annotations
@@ -32,11 +33,13 @@ from trainer.config import SQLEnvArguments, token_of
 from trainer.evaluation.evaluate import choose_questions
 from trainer.evaluation.run_evaluation import RunEvaluations
 from trainer.flags.combinations import context_advice
+from trainer.next_command import NextCommand
 from trainer.policy.checkpoint_settings import SavePlaySettings
 from trainer.policy.loading import load_tokenizer
 from trainer.policy.play_settings import PlaySettings
 from trainer.ranks import Ranks, ending_together
 from trainer.report.report import write_report
+from trainer.results.fresh_folder import taken_back
 from trainer.results.run_files import RunFolder, versions
 from trainer.results.statistics import EvaluationSummary
 from trainer.results.summary_table import difficulty_table, summary_table
@@ -71,7 +74,7 @@ Evaluate = Callable[[str, str], EvaluationSummary | None]
 
 def run(argv: Sequence[str]) -> int:
     """Parse the arguments, then evaluate, train, evaluate and report; returns the exit status. Raises SQLEnvError."""
-    with ending_together("sqlenv train"), Stopping("sqlenv train") as stopping:
+    with ending_together("sqlenv train"), Stopping("sqlenv train", NextCommand.of("sqlenv train", argv)) as stopping:
         train(argv, stopping).disconnect()
     return stopping.status
 
@@ -133,6 +136,8 @@ class Training:
         self._chat = ChatSettings.of(arguments, grpo.chat_template_kwargs)
         self._tokenizer = load_tokenizer(model_config, trust_remote_code=grpo.trust_remote_code)
         self._folder = RunFolder(Path(grpo.output_dir))
+        if ranks.is_main and not grpo.resume_from_checkpoint:
+            self._folder.require_new()
         self._evaluations = RunEvaluations(
             self._folder,
             self._dataset,
@@ -148,6 +153,8 @@ class Training:
         """Evaluate, train, evaluate and report, or stop on the way."""
         grpo = self._grpo
         with ExitStack() as stack:
+            if self._ranks.is_main and not grpo.resume_from_checkpoint:
+                stack.enter_context(taken_back(self._folder.path, lambda: not self._folder.has_trained))
             environments = stack.enter_context(closing(self._open_environments()))
             loop = stack.enter_context(RolloutLoop())
             lag = BatchShape.of(grpo).lag(self._arguments.staleness)
@@ -168,7 +175,6 @@ class Training:
             policy = open_policy(setup, say)
             stack.callback(lambda: loop.run(policy.aclose()))
             use_engine(trainer, trainer.times.timing(policy))
-            # Made only now, so that a run which cannot start leaves no folder behind.
             log = self._open_log(stack) if self._ranks.is_main else None
             if log is not None:
                 trainer.add_callback(log)
@@ -211,7 +217,6 @@ class Training:
 
     def _open_log(self, stack: ExitStack) -> RunLog:
         self._open_folder()
-        stack.callback(self._leave_room)
         return stack.enter_context(closing(RunLog(self._folder, self._console)))
 
     def _open_trace(self, stack: ExitStack, trainer: SQLEnvTrainer) -> Trace | None:
@@ -285,12 +290,6 @@ class Training:
         if notes.is_file():
             config["base_notes"] = notes.read_text(encoding="utf-8")
         RunFolder.create(path, config)
-
-    def _leave_room(self) -> None:
-        """Let the same command start again, when it was stopped before it has trained: a folder holds but one run."""
-        if self._stopping.stopped_untrained and not self._grpo.resume_from_checkpoint:
-            for path in (*self._folder.evaluations_path.glob("*"), self._folder.config_path):
-                path.unlink(missing_ok=True)
 
     def _play_settings(self, settings: RolloutSettings) -> PlaySettings:
         """What an evaluation of the policy is to take over."""

@@ -7,6 +7,7 @@ was left alone, bit by bit.
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import signal
 import sys
@@ -202,10 +203,11 @@ def test_a_run_that_is_stopped_in_a_stage_saves_its_step_and_goes_on(
         interrupt(name, step)
         assert cli.main(command) == 0
         *_, saved, last = capsys.readouterr().out.splitlines()
-        assert saved.startswith(f"stopped after step {step} of ")
-        assert last == f"{title} was stopped; to go on, give the same command with --resume_from_checkpoint true"
+        assert saved.startswith(f"{title}: stopped after step {step} of ")
+        go_on = shlex.split(last)
+        assert go_on == ["sqlenv", *config(tmp_path, save_strategy="no"), "--resume_from_checkpoint", "true"]
         assert [path.name for path in (tmp_path / "run" / name).glob("checkpoint-*")] == [f"checkpoint-{step}"]
-        command = [*config(tmp_path, save_strategy="no"), "--resume_from_checkpoint", "true"]
+        command = go_on[1:]
     interrupt("none", 0)
     assert cli.main(command) == 0
     assert finished(tmp_path / "run") == finished(whole)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -29,6 +30,7 @@ from trainer.rollout.episodes import Episode
 from trainer.stopping import Stopping
 
 Tell = Callable[..., None]
+PRESSED = "sqlenv train: stopping after this step; Ctrl-C again stops at once"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -82,8 +84,8 @@ def tell(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tell]:
                 for number in signals:
                     heard.clear()
                     os.kill(os.getpid(), number)
-                    if number == signal.SIGTERM:  # the next one comes when this one has had its effect
-                        assert await asyncio.to_thread(heard.wait, 30)
+                    # The next one comes when this one has had its effect.
+                    assert await asyncio.to_thread(heard.wait, 30)
                 await asyncio.Event().wait()
             return await play(self, *args, **kwargs)
 
@@ -96,23 +98,23 @@ def tell(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tell]:
 
 
 def test_a_run_that_is_stopped_in_an_evaluation_before_or_after_training_ends_at_once_and_says_what_there_is(
-    train: Callable[..., int], folder: RunFolder, tell: Tell, capsys: pytest.CaptureFixture[str]
+    train: Callable[..., int], policy: Path, folder: RunFolder, tell: Tell, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ("--max_steps", "1")
-    tell(1, signal.SIGTERM)
-    assert train(*flags) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == (
-        "stopped before training began; start again with the same command"
-    )
-    assert not folder.episodes()
+    tell(1, signal.SIGINT)
+    assert train(*flags) == 130
+    *_, stopped, again = capsys.readouterr().out.splitlines()
+    assert stopped == "stopped before training began; to start again:"
+    assert shlex.split(again)[:4] == ["sqlenv", "train", "--model_name_or_path", str(policy)]
+    assert not folder.path.exists(), "the same command starts again"
 
     tell(3, signal.SIGTERM)
     assert train(*flags) == 0
     model = folder.path / "model"
-    assert capsys.readouterr().out.splitlines()[-1] == (
-        f"the policy is trained and saved in {model}, but not evaluated; to do so, run "
-        f"sqlenv evaluate --policy {model} --data synthetic"
-    )
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        f"the policy is trained and saved in {model}, but not evaluated; to do so:",
+        f"  sqlenv evaluate --policy {model} --data synthetic",
+    ]
     assert [e.label for e in folder.evaluations()] == ["random", "before", "oracle"]
     assert Qwen3ForCausalLM.from_pretrained(model).num_parameters() > 0
 
@@ -122,13 +124,14 @@ def test_a_run_that_is_stopped_in_an_evaluation_on_the_way_saves_its_step_and_be
 ) -> None:
     flags = ["--max_steps", "2", "--eval_episodes", "4", "--eval_strategy", "steps", "--eval_steps", "1"]
     flags += ["--save_strategy", "best"]  # which has saved nothing when the run is told to stop
-    tell(3, signal.SIGTERM)
-    assert train(*flags) == 0
-    assert capsys.readouterr().out.splitlines()[-1].startswith("stopped after step 1 of 2, which is saved in ")
+    tell(3, signal.SIGINT)
+    assert train(*flags) == 130
+    *_, stopped, go_on = capsys.readouterr().out.splitlines()
+    assert stopped.startswith("stopped after step 1 of 2, which is saved in ")
     assert (folder.path / "checkpoint-1" / "trainer_state.json").exists()
     assert folder.evaluations_during() == []
 
-    assert train(*flags, "--resume_from_checkpoint", "true") == 0
+    assert cli.main(shlex.split(go_on)[1:]) == 0
     assert [step for step, _ in folder.evaluations_during()] == [1, 2]
     assert [row["step"] for row in folder.metrics() if "eval/success_rate" in row and "loss" in row] == [1, 2]
     assert folder.evaluation_episodes("after") == folder.evaluation_episodes("step-000002")
@@ -138,10 +141,10 @@ def test_a_run_that_is_stopped_in_an_evaluation_on_the_way_saves_its_step_and_be
     ("signals", "status", "said"),
     [
         ((signal.SIGTERM, signal.SIGTERM), 143, [STOPPING, "sqlenv train: ended at once by a second SIGTERM"]),
-        ((signal.SIGINT,), 130, ["sqlenv train: interrupted"]),
+        ((signal.SIGINT, signal.SIGINT), 130, [PRESSED, "sqlenv train: ended at once by a second Ctrl-C"]),
     ],
 )
-def test_a_second_signal_or_an_interrupt_ends_a_step_at_once_and_leaves_whole_files(
+def test_a_second_signal_ends_a_step_at_once_and_leaves_whole_files(
     train: Callable[..., int],
     folder: RunFolder,
     tell: Tell,

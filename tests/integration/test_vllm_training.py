@@ -198,3 +198,4 @@ def test_a_server_that_is_not_there_is_one_message(tmp_path: Path, capsys: pytes
     assert cli.main(arguments) == 2
     said = capsys.readouterr().err.splitlines()[-1]
     assert "no inference server took the weights within 1 s" in said
+    assert not (tmp_path / "run").exists(), "the same command starts, once the server is there"

@@ -28,6 +28,7 @@ import signal, sys
 from pathlib import Path
 import torch
 from transformers import TrainerControl, TrainerState, TrainingArguments
+from trainer.next_command import NextCommand
 from trainer.ranks import Ranks, ending_together
 from trainer.stopping import StopAfterStep, Stopping
 
@@ -45,7 +46,7 @@ with ending_together("sqlenv train"):
     torch.load(folder / f"tensor-{ranks.index}", map_location=arguments.device)
 
     for told_at in (3, 5):
-        with Stopping("steps") as stopping:
+        with Stopping("steps", NextCommand("", "")) as stopping:
             stopping.begin_training(ranks)
             callback, control = StopAfterStep(stopping), TrainerControl()
             for step in range(1, 6):
@@ -101,7 +102,7 @@ def test_two_ranks_meet(two_ranks: TwoRanks) -> None:
 def test_ranks_stop_together_when_one_is_told(two_ranks: TwoRanks) -> None:
     folder, ended = two_ranks
     assert [(folder / f"stopped-{rank}").read_text() for rank in (0, 1)] == ["3 3 0 5 True 0 "] * 2, ended.stderr
-    assert [line.partition(",")[0] for line in ended.stdout.splitlines()] == [
+    assert [line.partition(",")[0] for line in ended.stdout.splitlines() if line[0] != " "] == [
         "stopped after step 3 of 5",
         f"the policy is trained and saved in {folder / 'model'}",
     ]

@@ -36,6 +36,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from env_server.errors import SQLEnvError
+from inference.adapters import RUN_MODEL
 from trainer.results.json_writing import JsonlWriter, json_line, replace_file, replace_json
 from trainer.results.statistics import EvaluationSummary
 from trainer.rollout.episodes import EpisodeRecord
@@ -124,8 +125,7 @@ class RunFolder:
     def create(cls, path: Path, config: Mapping[str, Any]) -> RunFolder:
         """Make the folder of a new run. Raises RunFolderError when it already holds a run."""
         folder = cls(path)
-        if folder.config_path.exists():
-            raise RunFolderError(f"{path} already holds a run; choose another name, or resume it")
+        folder.require_new()
         folder.evaluations_path.mkdir(parents=True, exist_ok=True)
         replace_json(folder.config_path, config)
         return folder
@@ -141,6 +141,20 @@ class RunFolder:
             hint = f"; it holds runs, so name one: {inside}" if inside else ""
             raise RunFolderError(f"{path} is not a run: it holds no {folder.config_path.name}{hint}")
         return folder
+
+    def require_new(self) -> None:
+        """Raise RunFolderError when the folder holds a run."""
+        if self.config_path.exists():
+            raise RunFolderError(
+                f"{self.path} already holds a run; choose another --output_dir, or go on with "
+                "--resume_from_checkpoint true"
+            )
+
+    @property
+    def has_trained(self) -> bool:
+        """True where a run has made a step, or more than that."""
+        logged = self.metrics_path.is_file() and self.metrics_path.stat().st_size > 0
+        return logged or (self.path / RUN_MODEL).exists() or any(self.path.glob("checkpoint-*"))
 
     @property
     def name(self) -> str:

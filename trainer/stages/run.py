@@ -8,7 +8,7 @@ Promises:
 3. `--resume_from_checkpoint true` goes on where the run was broken off: finished stages are not run again, the one that
    was running goes on from its newest checkpoint, or from its beginning where it has none. The outcome is that of the
    unbroken run.
-4. SIGTERM stops the stage that runs as it would stop its command, and the run with the stage's exit status.
+4. SIGTERM and Ctrl-C stop the stage that runs as it would stop its command, and the run with the stage's exit status.
 5. On several ranks all go from stage to stage together; rank 0 alone writes and speaks.
 6. A first stage that fails before its first checkpoint leaves nothing behind: the same command starts again.
 """
@@ -31,6 +31,7 @@ from trainer import train
 from trainer.config import SQLEnvArguments, WarmupArguments
 from trainer.flags.given import read_config, split_config
 from trainer.flags.table import TRAIN_FLAGS, WARMUP_FLAGS, FlagTable
+from trainer.next_command import NextCommand
 from trainer.ranks import Ranks, ending_together
 from trainer.stages.checks import Checks, same_precision, write_config
 from trainer.stages.plan import RESUME, STAGES, Kind, KnownFlags, Plan, Stage, StageError, read_plan
@@ -41,8 +42,6 @@ from trainer.training.arguments import last_checkpoint
 from trainer.training.trackers import closing_runs
 from trainer.warmup import warmup
 
-GO_ON = "to go on, give the same command with --resume_from_checkpoint true"
-
 
 def run(argv: Sequence[str]) -> int:
     """`sqlenv train`, of one stage or several; returns the exit status. Raises SQLEnvError."""
@@ -52,8 +51,10 @@ def run(argv: Sequence[str]) -> int:
     written = read_config(config)
     if STAGES not in written:
         return train.run(argv)
-    with ending_together("sqlenv train"), Stopping("sqlenv train", GO_ON) as stopping:
-        return _run(read_plan(written, words, known_flags(), f"runs/{Path(config).stem}"))
+    go_on = NextCommand.of("sqlenv train", argv).go_on
+    after = NextCommand(go_on, go_on)
+    with ending_together("sqlenv train"), Stopping("sqlenv train", after) as stopping:
+        return _run(read_plan(written, words, known_flags(), f"runs/{Path(config).stem}"), after)
     return stopping.status
 
 
@@ -66,7 +67,7 @@ def _known(flags: FlagTable, ours: type) -> KnownFlags:
     return KnownFlags(flags.honoured | {field.name for field in fields(ours)}, frozenset(flags.notes), flags.choices)
 
 
-def _run(plan: Plan) -> int:
+def _run(plan: Plan, after: NextCommand) -> int:
     finished = read_finished(plan)
     left = plan.stages[len(finished) :]
     policy = str(plan.folder(plan.stages[len(finished) - 1])) if finished else None
@@ -83,7 +84,7 @@ def _run(plan: Plan) -> int:
             _make_ready(plan, finished, left, ranks)
         for stage in left:
             try:
-                status = _run_stage(plan, stage, policy, Path(scratch), console)
+                status = _run_stage(plan, stage, policy, Path(scratch), console, after)
             except BaseException:
                 if ranks.is_main and not finished:
                     take_back(plan, stage)
@@ -113,7 +114,9 @@ def _make_ready(plan: Plan, finished: Sequence[FinishedStage], left: Sequence[St
     ranks.gather([None])
 
 
-def _run_stage(plan: Plan, stage: Stage, policy: str | None, scratch: Path, console: Console) -> int | None:
+def _run_stage(
+    plan: Plan, stage: Stage, policy: str | None, scratch: Path, console: Console, after: NextCommand
+) -> int | None:
     """Run a stage to its end; returns None, or the exit status when it was stopped. Raises StageError."""
     checkpoint = last_checkpoint(plan.folder(stage))
     from_where = f", going on from {checkpoint.name}" if checkpoint else f", from {policy}" if policy else ""
@@ -122,14 +125,11 @@ def _run_stage(plan: Plan, stage: Stage, policy: str | None, scratch: Path, cons
     if checkpoint is not None:
         argv += [f"--{RESUME}", str(checkpoint)]
     try:
-        with _alone(), Stopping(stage.kind.command, GO_ON) as stopping:
+        with _alone(), Stopping(stage.kind.command, after, plan.title(stage)) as stopping:
             (warmup.warm_up if stage.kind is Kind.WARMUP else train.train)(argv, stopping)
     except SQLEnvError as error:
         raise StageError(f"{plan.title(stage)}: {error}") from error
-    if stopping.cut_short:
-        console.print(f"{plan.title(stage)} was stopped; {GO_ON}", highlight=False, soft_wrap=True)
-        return stopping.status
-    return None
+    return stopping.status if stopping.cut_short else None
 
 
 @contextmanager

@@ -36,16 +36,18 @@ from env_server.types import AnswerMode
 from trainer.chat.format import ChatFormat, ChatSettings, Conversation
 from trainer.chat.parsing import format_action
 from trainer.config import ConfigError, WarmupArguments
+from trainer.next_command import NextCommand
 from trainer.policy.checkpoint_settings import SavePlaySettings
 from trainer.policy.loading import init_kwargs, load_base, load_to_continue, load_tokenizer, resolve_policy
 from trainer.policy.play_settings import PlaySettings
 from trainer.policy.quantisation import keep_gradients
 from trainer.ranks import Ranks, ending_together
+from trainer.results.fresh_folder import taken_back
 from trainer.results.run_files import RunFolder
 from trainer.stopping import StopAfterStep, Stopping
 from trainer.tiny.model import build_model
 from trainer.tiny.tokenizer import build_tokenizer
-from trainer.training.arguments import parse_warmup_arguments
+from trainer.training.arguments import last_checkpoint, parse_warmup_arguments
 from trainer.training.optimizers import MuonAdamW
 from trainer.warmup.data import encode, play_demonstrations
 from trainer.warmup.replay import replay
@@ -132,7 +134,7 @@ class ProgressLine(TrainerCallback):  # type: ignore[misc]
 
 def run(argv: Sequence[str]) -> int:
     """Parse the flags, play, train and save; returns the exit status. Raises SQLEnvError."""
-    with ending_together("sqlenv warmup"), Stopping("sqlenv warmup") as stopping:
+    with ending_together("sqlenv warmup"), Stopping("sqlenv warmup", NextCommand.of("sqlenv warmup", argv)) as stopping:
         warm_up(argv, stopping).disconnect()
     return stopping.status
 
@@ -147,7 +149,11 @@ def warm_up(argv: Sequence[str], stopping: Stopping) -> Ranks:
         torch.set_num_threads(arguments.torch_threads)
     ranks = Ranks.of(sft)
     ranks.silence_others()
-    _warm_up(arguments, sft, model_config, ranks, Console(file=sys.stderr, quiet=not ranks.is_main), stopping)
+    console = Console(file=sys.stderr, quiet=not ranks.is_main)
+    folder = Path(sft.output_dir)
+    begins = ranks.is_main and not sft.resume_from_checkpoint
+    with taken_back(folder, lambda: last_checkpoint(folder) is None) if begins else nullcontext():
+        _warm_up(arguments, sft, model_config, ranks, console, stopping)
     return ranks
 
 

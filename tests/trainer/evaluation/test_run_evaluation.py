@@ -22,6 +22,7 @@ from inference.engine import Completion, Sampling, Session
 from inference.hf.engine import HFEngine
 from trainer.chat.format import ChatFormat
 from trainer.evaluation.run_evaluation import RunEvaluations
+from trainer.next_command import NextCommand
 from trainer.ranks import Ranks
 from trainer.results.run_files import RunFolder
 from trainer.rollout.background import RolloutLoop
@@ -121,7 +122,7 @@ def evaluating(
 
 @pytest.fixture
 def training() -> Iterator[Stopping]:
-    with Stopping("sqlenv train") as stopping:
+    with Stopping("sqlenv train", NextCommand("", "")) as stopping:
         stopping.begin_training(Ranks())
         yield stopping
 

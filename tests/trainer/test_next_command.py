@@ -1,0 +1,52 @@
+"""The lines that go on: what was given, for a shell, with one flag more and no token."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.next_command import NextCommand
+
+RESUME = ["--resume_from_checkpoint", "true"]
+
+
+def lines(*words: str) -> tuple[list[str], list[str]]:
+    after = NextCommand.of("sqlenv train", words)
+    return shlex.split(after.go_on), shlex.split(after.again)
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+
+
+@given(st.lists(st.text(min_size=1).filter(lambda word: not word.startswith("-")), max_size=4))
+def test_a_shell_reads_what_was_given(values: list[str]) -> None:
+    words = [word for value in values for word in ("--data", value)]
+    assert lines(*words) == (["sqlenv", "train", *words, *RESUME], ["sqlenv", "train", *words])
+
+
+@pytest.mark.parametrize(
+    "given", [["--resume_from_checkpoint", "runs/a/checkpoint-3"], ["--resume-from-checkpoint=true"], [RESUME[0]]]
+)
+def test_a_run_that_was_resumed_goes_on_from_its_newest_checkpoint(given: list[str]) -> None:
+    go_on, again = lines("--config", "a.yaml", *given, "--seed", "1")
+    assert go_on == ["sqlenv", "train", "--config", "a.yaml", "--seed", "1", *RESUME]
+    assert again == ["sqlenv", "train", "--config", "a.yaml", *given, "--seed", "1"], "from where it was to"
+
+
+@pytest.mark.parametrize("given", [["--env_token", "geheim"], ["--env-token=geheim"], ["--hub_token", "geheim"]])
+def test_tokens_are_not_shown(given: list[str]) -> None:
+    go_on, again = lines("--env", "ws://a:1", *given)
+    assert "geheim" not in " ".join((*go_on, *again))
+    assert again[-1] == "TOKEN"
+
+
+def test_it_is_called_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["/somewhere/sqlenv/__main__.py", "warmup"])
+    assert NextCommand.of("sqlenv warmup", []).again == "python -m sqlenv warmup"
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert NextCommand.of("sqlenv warmup", []).again == "(under the same launcher) python -m sqlenv warmup"
