@@ -200,7 +200,7 @@ def training_seconds(metrics: Sequence[Mapping[str, float]]) -> float:
 def reward_keys(metrics: Sequence[Mapping[str, float]]) -> dict[str, str]:
     """Return the logged reward keys with the names they are shown by: the total, then each reward function."""
     logged = dict.fromkeys(key for row in metrics for key in row)
-    keys = {"reward": "total reward"} if "reward" in logged else {}
+    keys = {"reward": "weighted reward"} if "reward" in logged else {}
     for key in logged:
         if match := re.fullmatch(r"rewards/(.+)/mean", key):
             keys[key] = cut(match[1], 40)

@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 MEANINGS = {
-    "reward": "Mean total reward of an episode: the reward functions' values times their weights, summed.",
-    "reward_std": "Spread of the total reward over all episodes of the batch; near 0 there is nothing to learn from.",
+    "reward": "The weighted reward, which GRPO trains on: the reward functions' values times --reward_weights, summed.",
+    "reward_std": "Spread of the weighted reward over the episodes of the batch; near 0 there is nothing to learn.",
     "frac_reward_zero_std": "Share of groups whose episodes all got the same reward; they give no gradient.",
-    "rewards/*/mean": "Mean of one reward function before its weight.",
+    "rewards/*/mean": "Mean of one reward function before its weight; all but operational lie between 0 and 1.",
     "rewards/*/std": "Spread of one reward function before its weight.",
     "reward_weights/*": "The weight of one reward in this step; logged with --reward_weighting adaptive.",
     "loss": "GRPO's loss; it does not show progress and has no direction that is good.",
@@ -44,7 +44,7 @@ MEANINGS = {
     "sampling/importance_sampling_ratio/mean": "The mean of that ratio; it stays near 1 while both hold one policy.",
     "sampling/importance_sampling_ratio/max": "The largest ratio, as capped by the importance-sampling correction.",
     "rollout/success_rate": "Share of training episodes whose ANSWER was right, failed ones left out; sampled.",
-    "rollout/reward": "Mean reward of an episode as the environment counts it, without --reward_weights.",
+    "rollout/reward": "Mean reward of an episode, as the environment counts it; evaluations show the same.",
     "rollout/steps": "Mean number of actions in an episode.",
     "rollout/out_of_budget": "Share of episodes that used up --step_budget without an ANSWER.",
     "rollout/out_of_tokens": "Share of episodes that used up --max_completion_length without an ANSWER.",
@@ -73,7 +73,7 @@ MEANINGS = {
     "eval/success_rate": "Share of the evaluation questions answered right, playing greedily.",
     "eval/success_low": "Low end of its 95% interval, with the database as the unit that was sampled.",
     "eval/success_high": "High end of that interval.",
-    "eval/reward": "Mean reward of an evaluation episode.",
+    "eval/reward": "Mean reward of an evaluation episode, as the environment counts it.",
     "eval/steps": "Mean number of actions in an evaluation episode.",
     "eval/parse_rate": "Share of turns that were in the action format.",
     "eval/episodes": "Evaluation episodes that were judged.",

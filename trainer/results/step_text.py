@@ -1,14 +1,15 @@
 """What the terminal says about a training step: two lines, of what experts watch. Pure: no I/O, no clock.
 
 The first line is about the episodes, the second about the update and the time. Lines break between two numbers where
-the terminal is narrow. What was not measured is left out.
+the terminal is narrow. What was not measured is left out. "reward" is the environment's, as in evaluations and in
+`sqlenv play`; TRL calls so what it trains on, which is the weighted reward here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-WIDTH = 120
+WIDTH = 128
 """Columns that both lines fit into, unless there is a KL term or a slow push beside all else."""
 GAP = "  "
 INDENT = "    "
@@ -39,10 +40,11 @@ def _episodes(metrics: Metrics) -> list[str]:
     clipped = _some(metrics, ", {:.0%} clipped", "completions/clipped_ratio")
     words = [
         _some(metrics, "success {:5.1%}", "rollout/success_rate"),
-        _some(metrics, "reward {:+.3f}", "reward") + spread,
+        _some(metrics, "reward {:+.2f}", "rollout/reward"),
+        _some(metrics, "weighted {:+.3f}", "reward") + spread,
         _some(metrics, "no signal {:.0%}", "frac_reward_zero_std"),
-        _some(metrics, "steps {:4.1f}", "rollout/steps"),
-        _some(metrics, "tokens {:.0f}", "completions/mean_length") + clipped,
+        _some(metrics, "{:4.1f} steps", "rollout/steps"),
+        _some(metrics, "{:.0f} tokens", "completions/mean_length") + clipped,
         _some(metrics, "failed {:.0f}", "rollout/failed") if metrics.get("rollout/failed") else "",
         _some(metrics, "replaced {:.0f}", "rollout/replaced") if metrics.get("rollout/replaced") else "",
     ]

@@ -13,6 +13,7 @@ METRICS = {
     "rollout/success_rate": 0.25,
     "rollout/steps": 12.5,
     "rollout/failed": 0.0,
+    "rollout/reward": 0.314,
     "reward": -0.125,
     "reward_std": 0.41,
     "frac_reward_zero_std": 0.375,
@@ -44,8 +45,8 @@ LEFT = 3723.9
 def test_two_lines_hold_what_experts_watch() -> None:
     usual = {name: value for name, value in METRICS.items() if name != "kl"} | TIMES
     assert step_text(12, 60, usual, LEFT) == (
-        "step   12/60  success 25.0%  reward -0.125±0.41  no signal 38%  steps 12.5  tokens 1234, 3% clipped  "
-        "1h02 left\n"
+        "step   12/60  success 25.0%  reward +0.31  weighted -0.125±0.41  no signal 38%  "
+        "12.5 steps  1234 tokens, 3% clipped  1h02 left\n"
         "    entropy 10.53  ratio 0.81-11.84  gap 1e-02  grad 0.53  lr 2.5e-06  "
         "rollout 8.0 s (70% generation), train 12 s"
     )
@@ -61,7 +62,7 @@ def test_lines_break_between_numbers_alone(width: int) -> None:
 
 def test_what_was_not_measured_is_left_out() -> None:
     metrics: dict[str, Any] = {"loss": 0.5, "reward": 0.5, "entropy": None}
-    assert step_text(3, 9, metrics, 30) == "step    3/9  reward +0.500  0:30 left"
+    assert step_text(3, 9, metrics, 30) == "step    3/9  weighted +0.500  0:30 left"
 
 
 def test_failed_episodes_are_said_where_there_are_any() -> None:

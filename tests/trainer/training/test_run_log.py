@@ -91,7 +91,7 @@ def test_what_is_no_terminal_gets_the_same_lines_whatever_its_width(logged: Logg
     clock.now += 90
     logged.step(4, {"loss": 0.5, "reward": 0.125, "entropy": 0.5, "kl": 0.25, "learning_rate": 1e-6, **ROLLOUT})
     assert logged.said.getvalue() == (
-        "step    4/10  success 25.0%  reward +0.125  steps  3.0  2:15 left\n    kl 0.2500  entropy 0.50  lr 1.0e-06\n"
+        "step    4/10  success 25.0%  weighted +0.125   3.0 steps  2:15 left\n    kl 0.2500  entropy 0.50  lr 1.0e-06\n"
     )
 
 
