@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from torch import nn
 from trl import GRPOConfig, ModelConfig
 
 from env_server.data.loading import load_dataset
@@ -127,6 +128,10 @@ class Training:
         self._stopping = stopping
         self._answer_mode = AnswerMode(arguments.answer_mode)
         self._env_settings = EnvSettings(step_budget=arguments.step_budget)
+        self._say = partial(console.print, highlight=False, soft_wrap=True)
+        self._folder = RunFolder(Path(grpo.output_dir))
+        if ranks.is_main and not grpo.resume_from_checkpoint:
+            self._folder.require_new()
         with ranks.one_goes_first():
             self._dataset = load_dataset(arguments.data, answer_mode=self._answer_mode)
         self._examples = Examples.play(self._dataset, arguments.few_shot, self._answer_mode, arguments.step_budget)
@@ -135,9 +140,6 @@ class Training:
         require_questions(len(self._questions), grpo)
         self._chat = ChatSettings.of(arguments, grpo.chat_template_kwargs)
         self._tokenizer = load_tokenizer(model_config, trust_remote_code=grpo.trust_remote_code)
-        self._folder = RunFolder(Path(grpo.output_dir))
-        if ranks.is_main and not grpo.resume_from_checkpoint:
-            self._folder.require_new()
         self._evaluations = RunEvaluations(
             self._folder,
             self._dataset,
@@ -147,6 +149,10 @@ class Training:
             grpo.seed,
             ranks,
             console,
+        )
+        to_evaluate = len(self._evaluations.questions)
+        self._say(
+            f"data    {arguments.data}: {len(self._questions):,} questions to train on, {to_evaluate:,} to evaluate on"
         )
 
     def run(self) -> None:
@@ -168,18 +174,18 @@ class Training:
             )
             chat = ChatFormat(self._tokenizer, self._chat, self._examples.conversations)
             stop_at_turns_ends(trainer, chat)
+            self._say(f"policy  {self._model_config.model_name_or_path}: {_size(trainer.model)}, on {grpo.device.type}")
             setup = RolloutSetup(trainer, chat, self._arguments, self._ranks, loop, self._use_vllm)
             settings = setup.settings
             advise("sqlenv train", context_advice(settings.budget.max_context, settings.budget.turn))
-            say = partial(self._console.print, highlight=False, soft_wrap=True)
-            policy = open_policy(setup, say)
+            policy = open_policy(setup, self._say)
             stack.callback(lambda: loop.run(policy.aclose()))
             use_engine(trainer, trainer.times.timing(policy))
             log = self._open_log(stack) if self._ranks.is_main else None
             if log is not None:
                 trainer.add_callback(log)
                 run = watched(self._arguments, grpo, self._ranks.count)
-                trainer.add_callback(HealthWatch(self._folder, run, say))
+                trainer.add_callback(HealthWatch(self._folder, run, self._say))
             trace = self._open_trace(stack, trainer)
             play = self._play_settings(settings)
             trainer.add_callback(StopAfterStep(self._stopping))
@@ -210,7 +216,7 @@ class Training:
             trainer.evaluate_with(evaluate_on_the_way)
             trainer.add_callback(EvaluateAtStart(self._evaluations))
             if self._arguments.stop_at_success is not None:
-                trainer.add_callback(StopAtSuccess(self._arguments.stop_at_success, self._evaluations, say))
+                trainer.add_callback(StopAtSuccess(self._arguments.stop_at_success, self._evaluations, self._say))
             whole = self._train(trainer, environments, evaluate, play)
         if self._ranks.is_main and whole:
             self._conclude()
@@ -247,13 +253,17 @@ class Training:
         self, trainer: SQLEnvTrainer, environments: AnyEnvironments, evaluate: Evaluate, play: PlaySettings
     ) -> bool:
         """Evaluate, train and evaluate; returns False when that was stopped."""
-        resuming = self._grpo.resume_from_checkpoint
+        grpo, resuming = self._grpo, self._grpo.resume_from_checkpoint
         if not resuming:
+            if self._evaluations.questions:
+                self._say("evaluating what chance, the oracle and the policy come to before training")
             if self._ranks.is_main:
                 self._evaluations.scripted("random", environments)
                 self._evaluations.scripted("oracle", environments)
             evaluate("before", str(self._model_config.model_name_or_path))
         self._stopping.begin_training(self._ranks)
+        length = f"{grpo.max_steps} steps" if grpo.max_steps > 0 else f"{grpo.num_train_epochs:g} epochs"
+        self._say(f"training for {length}, {grpo.generation_batch_size} episodes at a time, into {self._folder.path}")
         trainer.train(resume_from_checkpoint=resuming)
         if self._stopping.stopped_after is not None:
             return False
@@ -322,3 +332,11 @@ class Training:
         if self._destination:
             url = publish(self._folder.path, self._destination, trust_remote_code=self._grpo.trust_remote_code)
             self._console.print(f"pushed  {url}", highlight=False)
+
+
+def _size(model: nn.Module) -> str:
+    """How many parameters a model has, and how many of them are trained, where those are not all."""
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    rest = sum(p.numel() for p in model.parameters() if not p.requires_grad)
+    part = f", {trained / 1e6:.1f} of them trained" if rest else ""
+    return f"{(trained + rest) / 1e6:.1f} million parameters{part}"

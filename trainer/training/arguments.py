@@ -29,6 +29,8 @@ from trainer.training.engines import check_vllm_flags
 from trainer.training.evaluating import settle_evaluation
 from trainer.training.starting_point import implied_flags, starting_line
 
+LIGHT_BYTES = 100_000_000
+"""Of weights; a policy of as many is trained on a CPU in minutes."""
 DESCRIPTION = """\
 GRPO on SQLEnv, with evaluation before and after, and the report.
 
@@ -51,6 +53,8 @@ def parse_arguments(argv: Sequence[str]) -> tuple[SQLEnvArguments, GRPOConfig, M
         # transformers refuses bfloat16 where the GPU that is planned for is not.
         defaults["use_cpu"] = True
     advice = said + TRAIN_FLAGS.check(given, _defaults_of(kinds) | defaults)
+    if machine.cpu and "use_cpu" not in given and not planned:
+        advice += _slow_on_a_cpu(given.get("model_name_or_path"))
     parser = FlagParser(kinds, "sqlenv train", description=DESCRIPTION)
     parser.set_defaults(**defaults)
     with config_errors():
@@ -99,6 +103,19 @@ def parse_warmup_arguments(argv: Sequence[str], description: str) -> tuple[Warmu
     advise("sqlenv warmup", advice)
     _find_checkpoint(sft)
     return arguments, sft, model_config
+
+
+def _slow_on_a_cpu(name: str | None) -> list[str]:
+    """Say what a CPU is enough for, unless the policy is on this disk and no larger than that."""
+    if name is not None:
+        folder = Path(resolve_policy(name).base.location)
+        weights = [*folder.glob("*.safetensors"), *folder.glob("*.bin")] if folder.is_dir() else []
+        if weights and sum(file.stat().st_size for file in weights) <= LIGHT_BYTES:
+            return []
+    return [
+        "there is no GPU here, and a step of this takes minutes on a CPU: configs/tiny.yaml is made for one, and so is "
+        "configs/smollm2.yaml, with a small language model (--use_cpu true says that you know)"
+    ]
 
 
 def _starting_point(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

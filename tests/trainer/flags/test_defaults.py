@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from env_server.service.settings import ServiceSettings
 from inference.launch.launcher import read_arguments
 from trainer.config import SQLEnvArguments
 from trainer.flags.defaults import EPISODES_PER_STEP, Machine, train_defaults, warmup_defaults
+from trainer.tiny import BASE_CHECKPOINT
 from trainer.training.arguments import departures, parse_arguments, parse_warmup_arguments
 
 A100 = Machine(gpu=True, cpu=False, bf16=True)
@@ -107,6 +109,21 @@ def test_a_bare_run_is_read_without_a_word_of_advice(capsys: pytest.CaptureFixtu
     assert grpo.use_cpu
     assert not grpo.fp16
     assert not model.use_peft
+
+
+def test_without_a_gpu_the_configs_for_a_cpu_are_named_unless_it_is_asked_for_or_the_policy_is_tiny(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
+    parse_arguments(["--model_name_or_path", "somewhere/m"])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("sqlenv train: there is no GPU here")
+    named = re.findall(r"configs/[a-z0-9]+\.yaml", line)
+    assert len(named) == 2
+    assert all((Path(__file__).parents[3] / name).is_file() for name in named)
+    parse_arguments(["--model_name_or_path", "somewhere/m", "--use_cpu", "true"])
+    parse_arguments(["--model_name_or_path", str(BASE_CHECKPOINT)])
+    assert capsys.readouterr().err == ""
 
 
 def test_a_machine_without_an_accelerator_needs_no_flag(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -118,3 +120,22 @@ def test_no_answer_needs_torch(words: list[str]) -> None:
     loaded = loaded_by(LIGHT, *words)
     assert "trainer" in loaded
     assert not loaded & {*TRAINING, "scipy", "httpx", "huggingface_hub"}
+
+
+SAYS_FIRST = """
+import sys, importlib.abc
+class NoTorch(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "torch":
+            sys.exit(0)
+sys.meta_path.insert(0, NoTorch())
+from sqlenv import cli
+cli.main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("command", ["train", "warmup"])
+def test_a_run_speaks_before_torch_is_imported(command: str) -> None:
+    words = [sys.executable, "-c", SAYS_FIRST, command, *TINY]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout + done.stderr == f"sqlenv {command}: loading torch and TRL ...\n"
