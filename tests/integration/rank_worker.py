@@ -66,9 +66,9 @@ async def have_all_told() -> None:
     told, loop = asyncio.Event(), asyncio.get_running_loop()
     signalled = StopRequest.signalled
 
-    def watched(self: StopRequest, now: float) -> Reaction:
+    def watched(self: StopRequest, now: float, number: int = signal.SIGTERM) -> Reaction:
         loop.call_soon_threadsafe(told.set)  # a signal alone does not wake the loop
-        return signalled(self, now)
+        return signalled(self, now, number)
 
     StopRequest.signalled = watched  # type: ignore[method-assign]
     os.kill(os.getppid(), signal.SIGTERM)
