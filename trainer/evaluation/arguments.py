@@ -72,81 +72,84 @@ def build_parser() -> Parser:
         "  sqlenv evaluate --policy runs/tiny/model --use_vllm      (after: sqlenv inference --model runs/tiny/model)",
     )
     defaults = PlaySettings()
-    parser.add_argument(
-        "--policy", required=True, help="random, oracle, a run's or a checkpoint's folder, or a model on the Hub"
+    add = parser.add_argument_group("what is played").add_argument
+    add("--policy", required=True, help="random, oracle, a run's or a checkpoint's folder, or a model on the Hub")
+    add("--data", help=f"{SYNTAX} (default: the run's, else {defaults.data})")
+    add("--split", type=choice(Split), choices=list(Split), default=Split.EVAL, help="default: eval")
+    add(
+        "--episodes",
+        type=int,
+        dest="eval_episodes",
+        metavar="N",
+        help="how many questions, -1 for all (default: as many as the run's evaluations had, else all)",
     )
-    parser.add_argument(
+    add("--samples", type=_positive, default=1, metavar="N", help="episodes of each question (default: 1)")
+    add("--temperature", type=_temperature, default=0.0, metavar="X", help="0 plays greedily (default)")
+    add("--seed", type=int, metavar="N", help=f"default: the run's, else {defaults.seed}")
+    add(
         "--protocol",
         type=choice(EvaluationProtocol),
         choices=list(EvaluationProtocol),
         default=EvaluationProtocol.EXPLORE,
         help=PROTOCOL_HELP,
     )
-    parser.add_argument("--data", help=f"{SYNTAX} (default: the run's, else {defaults.data})")
-    parser.add_argument("--split", type=choice(Split), choices=list(Split), default=Split.EVAL, help="default: eval")
-    parser.add_argument(
+    add = parser.add_argument_group("how it is played, by default as it was trained").add_argument
+    add(
         "--answer_mode",
         type=choice(AnswerMode),
         choices=list(AnswerMode),
         help=f"default: the run's, else {defaults.answer_mode}",
     )
-    parser.add_argument(
+    add(
         "--action_format",
         type=choice(ActionFormat),
         choices=list(ActionFormat),
         help=f"{ACTION_FORMAT_HELP} Default: the run's.",
     )
-    parser.add_argument(
+    add(
         "--system_prompt",
         type=_text_of,
         dest="custom_system_prompt",
         metavar="FILE",
         help=f"{SYSTEM_PROMPT_HELP} Default: the run's.",
     )
-    parser.add_argument("--few_shot", type=_not_negative, metavar="N", help=f"{FEW_SHOT_HELP} Default: the run's.")
-    parser.add_argument(
-        "--max_thinking_length", type=_not_negative, metavar="N", help=f"{THINKING_HELP} Default: the run's."
+    add("--few_shot", type=_not_negative, metavar="N", help=f"{FEW_SHOT_HELP} Default: the run's.")
+    add("--max_thinking_length", type=_not_negative, metavar="N", help=f"{THINKING_HELP} Default: the run's.")
+    add(
+        "--chat_template_kwargs",
+        type=_json_object,
+        metavar="JSON",
+        help="variables of the chat template (default: the run's)",
     )
-    parser.add_argument(
-        "--chat_template_kwargs", type=_json_object, help="variables of the chat template, in JSON (default: the run's)"
-    )
-    parser.add_argument(
-        "--episodes",
-        type=int,
-        dest="eval_episodes",
-        help="how many questions, -1 for all (default: as many as the run's evaluations had, else all)",
-    )
-    parser.add_argument("--temperature", type=_temperature, default=0.0, help="0 plays greedily (default)")
-    parser.add_argument(
-        "--samples", type=_positive, default=1, metavar="N", help="episodes of each question (default: 1)"
-    )
-    parser.add_argument("--seed", type=int, help=f"default: the run's, else {defaults.seed}")
     for name, what in (
         ("step_budget", "steps in an episode"),
         ("max_completion_length", "tokens of an episode"),
         ("max_turn_length", "tokens of one turn"),
     ):
         number = getattr(defaults, name)
-        parser.add_argument(f"--{name}", type=_positive, help=f"{what} (default: the run's, else {number:,})")
-    parser.add_argument(
+        add(f"--{name}", type=_positive, metavar="N", help=f"{what} (default: the run's, else {number:,})")
+    add(
         "--max_context_length",
         type=_positive,
+        metavar="N",
         help="tokens of prompt and completion together (default: the run's, else what the model's config allows)",
     )
-    parser.add_argument("--env", default=LOCAL, help=ENV_HELP)
-    parser.add_argument("--env_token", help=TOKEN_HELP)
-    parser.add_argument("--use_vllm", action="store_true", help="generate on vLLM servers that serve the policy")
-    parser.add_argument("--vllm_server_base_url", help=f"their URLs, separated by commas (default: {VLLM_URL})")
-    parser.add_argument("--max_concurrency", type=_positive, default=64, help="episodes in flight")
-    parser.add_argument("--trace", metavar="FILE", help=TRACE_HELP)
-    parser.add_argument("--trust_remote_code", action="store_true", help="run code that comes with the policy")
-    parser.add_argument("--json", action="store_true", help="print one JSON object on stdout, and the tables on stderr")
-    parser.add_argument(
+    add = parser.add_argument_group("where").add_argument
+    add("--env", default=LOCAL, metavar="URLS", help=ENV_HELP)
+    add("--env_token", metavar="TEXT", help=TOKEN_HELP)
+    add("--use_vllm", action="store_true", help="generate on vLLM servers that serve the policy")
+    add("--vllm_server_base_url", metavar="URLS", help=f"theirs, separated by commas (default: {VLLM_URL})")
+    add("--max_concurrency", type=_positive, default=64, metavar="N", help="episodes in flight (default: 64)")
+    add("--trust_remote_code", action="store_true", help="run code that comes with the policy")
+    add = parser.add_argument_group("what comes of it").add_argument
+    add("--json", action="store_true", help="print one JSON object on stdout, and the tables on stderr")
+    add(
         "--episodes_out",
         metavar="FILE.jsonl",
         help="write every episode, turn by turn, to this file, and to FILE.evaluation.json what was played; sqlenv "
         "compare reads both",
     )
+    add("--trace", metavar="FILE", help=TRACE_HELP)
     return parser
 
 

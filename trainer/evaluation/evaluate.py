@@ -22,9 +22,10 @@ from env_server.data.loading import load_dataset
 from env_server.dataset import Dataset, Question, Split, in_turn
 from env_server.settings import EnvSettings
 from env_server.types import AnswerMode
+from inference.adapters import PolicyNameError, find_policy
 from trainer.chat.format import ChatFormat
 from trainer.chat.text_to_sql import SYSTEM_PROMPT
-from trainer.config import ActionFormat, token_of
+from trainer.config import ActionFormat, ConfigError, token_of
 from trainer.evaluation.arguments import SCRIPTED, VLLM_URL, EvaluationProtocol, build_parser, check, without_effect
 from trainer.evaluation.luck import Luck, luck_line, measure_luck
 from trainer.policy.play_settings import SETTING_NAMES, PlaySettings, SavedPlay, differences, saved_play
@@ -175,7 +176,7 @@ def run(argv: Sequence[str]) -> int:
     console = Console(stderr=True)
     for line in without_effect(args):
         console.print(f"sqlenv evaluate: {line}", highlight=False, soft_wrap=True, markup=False)
-    saved = None if args.policy in SCRIPTED else _saved_with(args.policy)
+    saved = None if args.policy in SCRIPTED else _saved_with(args.policy, console)
     chosen = settle(args, saved)
     if saved is not None:
         played = (
@@ -268,11 +269,14 @@ def _luck(records: Sequence[EpisodeRecord], dataset: Dataset, console: Console) 
         return measure_luck(records, dataset, lambda: progress.advance(bar))
 
 
-def _saved_with(policy: str) -> SavedPlay | None:
+def _saved_with(policy: str, console: Console) -> SavedPlay | None:
     """Return what a model says of how it is to be played. Raises SQLEnvError."""
-    from trainer.policy.loading import resolve_policy
-
-    return saved_play(resolve_policy(policy).place)
+    try:
+        named = find_policy(policy)
+    except PolicyNameError as error:
+        raise ConfigError(str(error)) from None
+    console.print(f"loading {policy}", highlight=False, soft_wrap=True, markup=False)
+    return saved_play(named.place)
 
 
 def settle(args: argparse.Namespace, saved: SavedPlay | None) -> PlaySettings:

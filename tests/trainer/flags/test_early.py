@@ -113,7 +113,13 @@ def test_help_on_all_flags_is_trls() -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [["train", "--help"], ["warmup", "-h"], ["train", "--nonsense"], ["train", "--config", "no.yaml"]],
+    [
+        ["train", "--help"],
+        ["warmup", "-h"],
+        ["train", "--nonsense"],
+        ["train", "--config", "no.yaml"],
+        ["evaluate", "--policy", "./no"],
+    ],
     ids=" ".join,
 )
 def test_no_answer_needs_torch(words: list[str]) -> None:
