@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Coroutine, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from env_server.client.loop_thread import LoopThread
 
 T = TypeVar("T")
+
+LOOK_S = 0.5
+"""Between two looks at signals."""
 
 
 class RolloutLoop:
@@ -29,7 +32,7 @@ class RolloutLoop:
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run the coroutine and wait for it; an interrupted wait cancels it."""
         with self._at_rest():
-            return self._thread.call(coroutine)
+            return _waited_for(self._thread.submit(coroutine))
 
     def start(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Start the coroutine and go on; cancelling the future cancels it."""
@@ -38,11 +41,7 @@ class RolloutLoop:
     def result(self, future: Future[T]) -> T:
         """Wait for what was started; an interrupted wait cancels it."""
         with self._at_rest():
-            try:
-                return future.result()
-            except BaseException:
-                future.cancel()
-                raise
+            return _waited_for(future)
 
     @contextmanager
     def caller_waits(self) -> Iterator[bool]:
@@ -77,3 +76,14 @@ class RolloutLoop:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _waited_for(future: Future[T]) -> T:
+    try:
+        while not future.done():
+            # A signal that comes just before a wait is noticed at its end.
+            wait([future], LOOK_S)
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise
