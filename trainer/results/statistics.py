@@ -39,7 +39,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from env_server.errors import SQLEnvError
-from trainer.results.curves import thin
 from trainer.rollout.episodes import EpisodeRecord, Outcome
 
 UPPER = 0.975
@@ -117,15 +116,6 @@ class EvaluationSummary:
     parse_rate: float
     outcomes: dict[str, int]
     excluded: dict[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class RollingPoint:
-    """The success rate over a window of training steps that ends at `step`."""
-
-    step: int
-    rate: float
-    interval: Interval
 
 
 def wilson(successes: int, n: int) -> Interval:
@@ -285,34 +275,6 @@ def intervals_as_pairs(items: list[tuple[str, Any]]) -> Any:
     """Write an `Interval` as [low, high]."""
     fields = dict(items)
     return [fields["low"], fields["high"]] if fields.keys() == {"low", "high"} else fields
-
-
-def rolling_success(episodes: Sequence[tuple[int, EpisodeRecord]], window: int) -> list[RollingPoint]:
-    """Return the success rate of training over a trailing window, one point per step that has judged episodes.
-
-    `episodes` are (training step, episode); `window` counts logged steps. A point pools its window's episodes,
-    with the database as the cluster; the first points have fewer steps behind them. Raises ValueError when
-    window < 1.
-    """
-    by_step: dict[int, list[tuple[bool, str]]] = defaultdict(list)
-    for step, record in episodes:
-        if record.outcome != Outcome.FAILED:
-            by_step[step].append((successful(record), record.db_id))
-    return rolling_rates(by_step, window, len(by_step))
-
-
-def rolling_rates(by_step: Mapping[int, Sequence[tuple[bool, str]]], window: int, limit: int) -> list[RollingPoint]:
-    """The same of each step's outcomes, each with its database, at `limit` steps at most, evenly spaced."""
-    if window < 1:
-        raise ValueError(f"window must be at least 1, got {window}")
-    steps = sorted(by_step)
-    points = []
-    for index in thin(range(len(steps)), limit):
-        pooled = [pair for step in steps[max(0, index + 1 - window) : index + 1] for pair in by_step[step]]
-        outcomes, databases = [right for right, _ in pooled], [db_id for _, db_id in pooled]
-        rate = sum(outcomes) / len(outcomes)
-        points.append(RollingPoint(steps[index], rate, clustered_interval(outcomes, databases)))
-    return points
 
 
 def _groups(records: Sequence[EpisodeRecord], field: str) -> dict[str, GroupSummary]:

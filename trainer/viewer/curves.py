@@ -12,10 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.results.curves import rolling_mean, thin, window_for
+from trainer.results.curves import RollingPoint, rolling_mean, rolling_rates, thin, window_for
 from trainer.results.failure_kinds import FailureKind
 from trainer.results.run_files import Evaluation, metrics_row
-from trainer.results.statistics import RollingPoint, rolling_rates
 from trainer.rollout.episodes import Outcome
 from trainer.viewer.growing import Place, read_news
 

@@ -30,9 +30,9 @@ from trainer.report.plots import (
     time_picture,
     times_of,
 )
-from trainer.results.curves import MAX_POINTS, rolling_mean, thin, window_for
+from trainer.results.curves import MAX_POINTS, RollingPoint, rolling_mean, thin, window_for
 from trainer.results.run_files import Evaluation, RunFolder, RunFolderError
-from trainer.results.statistics import Interval, RollingPoint, summarize, wilson
+from trainer.results.statistics import Interval, summarize, wilson
 
 HOSTILE = "$\\frac{x}$<script>alert(1)</script>&\"'"
 MARKS = [Mark(label, n / 50, wilson(n, 50)) for label, n in ((HOSTILE, 0), ("before", 12), ("after", 50))]

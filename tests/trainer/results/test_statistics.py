@@ -19,7 +19,6 @@ from trainer.results.statistics import (
     keyed,
     mean_difference,
     paired_difference,
-    rolling_success,
     summarize,
     wilson,
 )
@@ -254,17 +253,3 @@ def test_summarize_counts_judged_episodes_and_names_the_rest() -> None:
 def test_summarize_refuses_an_evaluation_of_failures_and_says_why() -> None:
     with pytest.raises(NothingJudgedError, match="1 failed: ConnectionError: gone"):
         summarize([make_record("a", "failed")], {})
-
-
-def test_rolling_success_pools_a_trailing_window() -> None:
-    episodes = [
-        (step, make_record(f"{step}-{i}", "correct" if i < step else "wrong", f"db{i}"))
-        for step in (4, 1, 2)
-        for i in range(4)
-    ]
-    episodes.append((3, make_record("x", "failed")))
-    points = rolling_success(episodes, window=2)
-    assert [(p.step, p.rate) for p in points] == [(1, 0.25), (2, 0.375), (4, 0.75)]
-    assert all(p.interval.low <= p.rate <= p.interval.high for p in points)
-    with pytest.raises(ValueError, match="window"):
-        rolling_success(episodes, 0)

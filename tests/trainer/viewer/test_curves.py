@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from tests.trainer.records import make_record
 from tests.trainer.viewer.runs import make_run, train
-from trainer.results.curves import rolling_mean, window_for
-from trainer.results.statistics import rolling_success
+from trainer.results.curves import rolling_mean, rolling_success, window_for
 from trainer.viewer.curves import BARS, POINTS, MetricsLog, failures_over, series, success
 
 
