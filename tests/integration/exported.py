@@ -1,6 +1,7 @@
 """What an exported folder answers when it is asked as docs/shipping.md shows: the page's scripts, run as they stand.
 
-Neither script sees this project: they run elsewhere, isolated from its modules.
+Neither script sees this project: they run elsewhere, isolated from its modules; the one for vLLM in a fork of a process
+that has imported vLLM.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.integration.vllm_server import PYTHON
+from tests.fork_server import ForkServer
+from tests.integration.vllm_server import PYTHON, START_S
 
 PAGE = Path(__file__).parents[2] / "docs" / "shipping.md"
 VLLM_ON_CPU = {
@@ -32,26 +34,25 @@ def scripts() -> list[str]:
 
 def answer_in_transformers(folder: Path) -> str:
     """Return what the policy says to the page's question, in plain transformers. Warnings are errors."""
-    return _said([sys.executable, "-I", "-W", "error"], scripts()[0], folder, {})
+    command = [sys.executable, "-I", "-W", "error", _write(scripts()[0], folder)]
+    return _said(subprocess.run(command, cwd=folder.parent, capture_output=True, text=True, check=False))
 
 
-def answer_in_vllm(folder: Path) -> str:
+def answer_in_vllm(folder: Path, forks: ForkServer) -> str:
     """Return what the policy says to the page's question, in plain vLLM on the CPU, in the checkpoint's dtype."""
     script = scripts()[1].replace("LLM(policy, ", 'LLM(policy, dtype="float32", enforce_eager=True, ')
-    return _said([str(PYTHON), "-I"], script, folder, VLLM_ON_CPU)
+    file = _write(script, folder)
+    environment = {**os.environ, **VLLM_ON_CPU, "PYTHONPATH": ""}
+    return _said(forks.run([str(PYTHON), file], environment=environment, folder=folder.parent, timeout=START_S))
 
 
-def _said(command: list[str], script: str, folder: Path, environment: dict[str, str]) -> str:
-    """Run a script in the folder above the exported one, and return what it prints."""
+def _write(script: str, folder: Path) -> str:
+    """Write a script into the folder above the exported one, where it is to run, and return its name."""
     file = folder.parent / "script.py"
     file.write_text(script.replace('"exported"', f'"{folder.name}"'), encoding="utf-8")
-    done = subprocess.run(
-        [*command, file.name],
-        cwd=folder.parent,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return file.name
+
+
+def _said(done: subprocess.CompletedProcess[str]) -> str:
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout.strip()

@@ -76,7 +76,7 @@ def warmed(work: Path) -> Path:
 @pytest.fixture(scope="module")
 def adapters_server(vllm_forks: ForkServer, work: Path) -> Iterator[VLLMHandle]:
     """Holds the base in float32, and takes adapters."""
-    with vllm_server(vllm_forks, SMALL_MODEL, work, weight_sync=WeightSyncMode.LORA) as server:
+    with vllm_server(vllm_forks, SMALL_MODEL, work, weight_sync=WeightSyncMode.LORA, context=1_024) as server:
         yield server
 
 
@@ -124,10 +124,12 @@ def test_it_plays_the_same_episodes_in_both_engines(
     assert played("vllm", "--use_vllm", "--vllm_server_base_url", adapters_server.url) == in_process
 
 
-def test_the_exported_folder_answers_without_this_project(exported: Path, trained: RunFolder) -> None:
+def test_the_exported_folder_answers_without_this_project(
+    exported: Path, trained: RunFolder, vllm_forks: ForkServer
+) -> None:
     said = answer_in_transformers(exported)
     assert said
-    assert said == answer_in_vllm(exported)
+    assert said == answer_in_vllm(exported, vllm_forks)
     card = (exported / "README.md").read_text(encoding="utf-8")
     assert "success" in card
     config = json.loads((exported / "config.json").read_text(encoding="utf-8"))

@@ -177,5 +177,6 @@ def fork_vllm(log: Path) -> ForkServer:
     skip_without_vllm()
     settings = LaunchSettings(model=str(BASE_CHECKPOINT), device=Device.CPU)
     (replica,) = plan(settings, see_model(settings.model), see_machine(str(PYTHON), {}))
-    environment = {**os.environ, **replica.environment, "PYTHONPATH": str(IN_VLLM)}
+    early = {"VLLM_LOGGING_STREAM": "ext://sys.stderr", "PYTHONPATH": str(IN_VLLM)}
+    environment = {**os.environ, **replica.environment, **early}
     return ForkServer(PYTHON, ["forked_engine"], environment, log)
