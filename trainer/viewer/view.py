@@ -80,7 +80,7 @@ def _listen(port: int) -> socket.socket:
 
 
 def _count(runs: int) -> str:
-    return f"{runs} run{'' if runs == 1 else 's'} or evaluations" if runs else "nothing yet"
+    return "nothing yet" if not runs else "1 run or evaluation" if runs == 1 else f"{runs} runs and evaluations"
 
 
 def _say(text: str) -> None:

@@ -12,8 +12,6 @@ from xml.etree import ElementTree
 import matplotlib as mpl
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.trainer.records import make_record
 from trainer.report.plots import (
@@ -30,7 +28,7 @@ from trainer.report.plots import (
     time_picture,
     times_of,
 )
-from trainer.results.curves import MAX_POINTS, RollingPoint, rolling_mean, thin, window_for
+from trainer.results.curves import RollingPoint
 from trainer.results.run_files import Evaluation, RunFolder, RunFolderError
 from trainer.results.statistics import Interval, summarize, wilson
 
@@ -86,27 +84,6 @@ def test_a_run_of_one_step_has_one_tick_and_a_point() -> None:
     low, high = axes.get_xlim()
     assert [tick for tick in axes.get_xticks() if low <= tick <= high] == [1.0]
     assert axes.lines[-1].get_marker() == "o"
-
-
-@given(st.lists(st.integers(), max_size=2_000))
-def test_thin_keeps_order_and_both_ends(rows: list[int]) -> None:
-    kept = thin(rows)
-    assert len(kept) == min(len(rows), MAX_POINTS)
-    assert kept[:1] == rows[:1]
-    assert kept[-1:] == rows[-1:]
-    indices = thin(range(len(rows)))
-    assert indices == sorted(set(indices))
-
-
-@given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=50), st.integers(1, 60))
-def test_rolling_mean_is_the_mean_of_the_window(values: list[float], window: int) -> None:
-    expected = [np.mean(values[max(0, i + 1 - window) : i + 1]) for i in range(len(values))]
-    assert rolling_mean(values, window) == pytest.approx(expected, abs=1e-9)
-
-
-@pytest.mark.parametrize(("steps", "window"), [(0, 1), (9, 1), (30, 3), (120, 12), (10_000, 25)])
-def test_window(steps: int, window: int) -> None:
-    assert window_for(steps) == window
 
 
 def test_series_leave_out_what_is_missing_or_not_finite() -> None:

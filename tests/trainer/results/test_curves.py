@@ -1,22 +1,31 @@
-"""Curves over training steps: what a point pools."""
+"""Curves that are smoothed and thinned keep what they show."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tests.trainer.records import make_record
-from trainer.results.curves import rolling_success
+from trainer.results.curves import MAX_POINTS, rolling_mean, thin, window_for
 
 
-def test_rolling_success_pools_a_trailing_window() -> None:
-    episodes = [
-        (step, make_record(f"{step}-{i}", "correct" if i < step else "wrong", f"db{i}"))
-        for step in (4, 1, 2)
-        for i in range(4)
-    ]
-    episodes.append((3, make_record("x", "failed")))
-    points = rolling_success(episodes, window=2)
-    assert [(p.step, p.rate) for p in points] == [(1, 0.25), (2, 0.375), (4, 0.75)]
-    assert all(p.interval.low <= p.rate <= p.interval.high for p in points)
-    with pytest.raises(ValueError, match="window"):
-        rolling_success(episodes, 0)
+@given(st.lists(st.integers(), max_size=2_000))
+def test_thin_keeps_order_and_both_ends(rows: list[int]) -> None:
+    kept = thin(rows)
+    assert len(kept) == min(len(rows), MAX_POINTS)
+    assert kept[:1] == rows[:1]
+    assert kept[-1:] == rows[-1:]
+    indices = thin(range(len(rows)))
+    assert indices == sorted(set(indices))
+
+
+@given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=50), st.integers(1, 60))
+def test_rolling_mean_is_the_mean_of_the_window(values: list[float], window: int) -> None:
+    expected = [np.mean(values[max(0, i + 1 - window) : i + 1]) for i in range(len(values))]
+    assert rolling_mean(values, window) == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize(("steps", "window"), [(0, 1), (9, 1), (30, 3), (120, 12), (10_000, 25)])
+def test_window(steps: int, window: int) -> None:
+    assert window_for(steps) == window
