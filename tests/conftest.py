@@ -36,19 +36,19 @@ TESTS = Path(__file__).parent
 LONGEST = (
     "integration/test_real_model.py",
     "integration/test_real_model_exactness.py",
-    "integration/test_vllm_faults.py",
-    "integration/test_vllm_adapters.py",
+    "notebooks/test_train_grpo.py",
+    "integration/test_stages.py",
     "integration/test_vllm_training.py",
+    "integration/test_vllm_faults.py",
     "integration/test_weight_sync.py",
-    "integration/test_device_sync.py",
-    "integration/test_bfloat16_sync.py",
+    "integration/test_launcher.py",
     "integration/test_ranks.py",
     "integration/test_staleness.py",
-    "integration/test_stages.py",
-    "integration/test_launcher.py",
-    "inference/test_engine_contract.py",
+    "integration/test_vllm_adapters.py",
+    "integration/test_soak.py",
+    "docs/test_extending.py",
 )
-"""Files that take minutes, the longest first."""
+"""Files that take half a minute and more, the longest first."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
