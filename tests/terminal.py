@@ -17,6 +17,9 @@ UP, LEFT = "\x1b[A", "\x1b[D"
 PASTE, PASTED = "\x1b[200~", "\x1b[201~"
 """What a terminal puts around text that is pasted."""
 
+# Ctrl-C is a signal where the terminal is the process's own: a session's leader makes it that by opening it.
+_PROGRAM = "import os, runpy; os.close(os.open(os.ttyname(0), os.O_RDWR)); runpy.run_module('sqlenv', None, '__main__')"
+
 _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[=>()78]\w?|\r")
 
 
@@ -29,7 +32,7 @@ class Terminal:
         # Nobody here answers where the cursor is, which prompt_toolkit would ask.
         environment = {**os.environ, "TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1", **variables}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "sqlenv", *arguments],
+            [sys.executable, "-c", _PROGRAM, *arguments],
             stdin=slave,
             stdout=slave,
             stderr=slave,

@@ -28,13 +28,19 @@ def words() -> PreTrainedTokenizerBase:
 
 @pytest.fixture
 def reciting(words: PreTrainedTokenizerBase) -> Reciting:
-    """Make a policy of a name that says these turns in every episode, under play settings."""
+    """Make a policy of a name that says these turns in every episode, under play settings; `before` each turn."""
 
-    def make(*turns: str, name: str = "parrot", play: PlaySettings | None = None) -> PolicyPlayer:
+    def make(
+        *turns: str,
+        name: str = "parrot",
+        play: PlaySettings | None = None,
+        before: Callable[[int], None] = lambda _: None,
+    ) -> PolicyPlayer:
         play = play or PlaySettings()
         chat = ChatFormat(words, play.chat)
 
         def say(asked: Asked) -> Sequence[int]:
+            before(asked.turn)
             return chat.renderer.turn_ids(turns[asked.turn])
 
         engine = SimulatedEngine(say, AT_ONCE, stop_ids=chat.stop_ids)
