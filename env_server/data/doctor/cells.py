@@ -7,7 +7,7 @@ little more than one, `03/04/2024` is in March or in April.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import date
 from typing import Literal
@@ -193,7 +193,3 @@ def mended_letters(text: str) -> str | None:
 def spelling_key(text: str) -> str:
     """Return what spellings of one word have in common: they differ in case and in blanks."""
     return " ".join(text.split()).casefold()
-
-
-Mend = Callable[[str], int | float | str | None]
-"""What a cell of text should be; None for NULL."""

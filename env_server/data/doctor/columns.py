@@ -182,7 +182,8 @@ def _numbers(column: ColumnSurvey, texts: Texts, place: Place, *, imported: bool
             )
         ]
     mark = decimal_mark(numbers)
-    said = f"{cells:,} of {column.rows:,} cells are numbers, but it is text for cells such as {_shown(strange)}"
+    numeric = column.text_cells + column.number_cells - odd - sum(count for _, count in found.nothing)
+    said = f"{numeric:,} of {column.rows:,} cells are numbers, but it is text for cells such as {_shown(strange)}"
     if mark is None:
         advice = "Decimal points and commas are mixed. Write all numbers the same way"
         return [Finding(Kind.NUMBER_AS_TEXT, place, said, advice, None, _few(strange))]

@@ -62,10 +62,6 @@ class Diagnosis:
     lines: Mapping[int, tuple[int, ...]]
     """Of findings, by their place in `findings`, the lines of the file where they are."""
 
-    def count(self, severity: Severity) -> int:
-        """Count the findings of a severity."""
-        return sum(finding.severity is severity for finding in self.findings)
-
     def where(self, index: int) -> str:
         """Say where a finding is, as a person looks for it."""
         place = self.findings[index].place
@@ -133,6 +129,7 @@ def diagnose(
             raw,
             dataset,
             surveys,
+            findings,
             limits,
             Suites(dataset.databases, limits.sandbox, cache_dir) if variants else None,
             told,
@@ -226,13 +223,14 @@ def _questions(
     raw: RawDataset,
     dataset: Dataset,
     surveys: Mapping[str, DatabaseSurvey],
+    findings: Sequence[Finding],
     limits: EnvSettings,
     suites: Suites | None,
     told: Progress,
 ) -> list[Finding]:
     asked = {question.question_id: question for question in raw.questions}
     found = [check_exclusion(each, asked[each.question_id], surveys.get(each.db_id)) for each in dataset.excluded]
-    text_numbers = {db_id: _text_numbers(survey) for db_id, survey in surveys.items()}
+    text_numbers = {db_id: _text_numbers(db_id, findings) for db_id in surveys}
     trials: dict[tuple[str, str], Trial] = {}
     with closing(DatabasePool(dataset.databases, limits.sandbox)) as pool:
         for done, question in enumerate(dataset.questions):
@@ -245,12 +243,12 @@ def _questions(
     return [*found, *check_together(dataset.questions), *check_number(dataset, spec)]
 
 
-def _text_numbers(survey: DatabaseSurvey) -> dict[tuple[str, str], str]:
+def _text_numbers(db_id: str, findings: Sequence[Finding]) -> dict[tuple[str, str], str]:
     """Return the columns of numbers that are text, by table and column in lower case."""
     return {
         (each.place.table.casefold(), each.place.column.casefold()): f"{each.place.table}.{each.place.column}"
-        for each in check_database(survey)
-        if each.kind is Kind.NUMBER_AS_TEXT
+        for each in findings
+        if each.kind is Kind.NUMBER_AS_TEXT and each.place.db_id == db_id
     }
 
 

@@ -2,7 +2,7 @@
 
 `read_survey` is the one function with I/O. It reads through a sandbox, with limits for a database that its owner looks
 at: a column that exceeds them is left unexamined and named. Memory is bounded: of a column's texts the `MAX_TEXTS`
-commonest are kept. Views and virtual tables are passed over.
+commonest are kept, and as many that are no plain numbers. Views and virtual tables are passed over.
 """
 
 from __future__ import annotations
@@ -170,6 +170,11 @@ def _column(sandbox: Sandbox, table: Table, column: Column, rows: int) -> Column
         )
         if survey.text_cells:
             found = sandbox.query(grouped.format(short, MAX_TEXTS), MAX_TEXTS).rows
+            if len(found) == MAX_TEXTS:
+                # What is wrong with numbers is rare among them: look for it apart.
+                odd = f"{short} AND {name} GLOB '*[^-0-9.]*'"
+                rare = sandbox.query(grouped.format(odd, MAX_TEXTS), MAX_TEXTS).rows
+                found = tuple(dict.fromkeys((*found, *rare)))
             survey = replace(survey, texts=tuple((str(text), _int(count)) for text, count in found))
         if survey.number_cells:
             found = sandbox.query(grouped.format(is_number, COMMON_NUMBERS), COMMON_NUMBERS).rows

@@ -51,7 +51,7 @@ def own_schema(
     held = [r for r in references if {r.table, r.parent} <= usable and r.distinct and not r.lost]
     links = _links(held, keys)
     troubled = troubled | {(r.table, r.column) for r in references}
-    nouns = {table.name: _noun(table.name) for table in survey.tables}
+    nouns = {table.name: nouns_of(table.name) for table in survey.tables}
     taken = {noun for pair in nouns.values() for noun in pair}
     tables = []
     for table in survey.tables:
@@ -186,7 +186,7 @@ class _Phrases:
         return phrase
 
 
-def _noun(table: str) -> tuple[str, str]:
+def nouns_of(table: str) -> tuple[str, str]:
     """Return the words for one row and for several rows of a table."""
     words = words_of(table) or [table.casefold()]
     singular = " ".join([*words[:-1], singular_of(words[-1])])

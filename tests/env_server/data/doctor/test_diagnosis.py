@@ -135,3 +135,12 @@ def test_a_name_that_names_nothing_is_an_error(tmp_path: Path) -> None:
         diagnose("nowhere-at-all", tmp_path)
     with pytest.raises(DataError, match="holds no database"):
         diagnose(str(tmp_path), tmp_path)
+
+
+def test_what_is_rare_among_very_many_numbers_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("env_server.data.doctor.survey.MAX_TEXTS", 50)
+    prices = [f"{n}.5" for n in range(200)] * 2
+    files = {"items.csv": table("item,price", *(f"a,{price}" for price in prices), "b,$7", "b,N/A")}
+    found = look(plant(Planted(Kind.NUMBER_AS_TEXT, files), tmp_path))
+    (finding,) = [each for each in found.findings if each.kind is Kind.NUMBER_AS_TEXT]
+    assert "'$7' as 7, 'N/A' as NULL" in finding.advice

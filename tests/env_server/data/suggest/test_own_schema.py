@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from env_server.data.suggest.own_schema import _noun
+from env_server.data.suggest.own_schema import nouns_of
 from env_server.data.suggest.proposals import Source, read_own_schema
 from env_server.data.synthetic.model import Column, Database
 from env_server.data.synthetic.spec import Kind
@@ -87,4 +87,4 @@ def test_links_lead_to_a_table_that_is_meant(schema: Database) -> None:
     ],
 )
 def test_nouns(table: str, nouns: tuple[str, str]) -> None:
-    assert _noun(table) == nouns
+    assert nouns_of(table) == nouns
