@@ -14,7 +14,6 @@ import json
 import re
 import shutil
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 from pydantic import TypeAdapter, ValidationError
@@ -88,12 +87,3 @@ def clear(plan: Plan, stage: Stage) -> None:
     """Remove what a stage has left that was broken off before its first checkpoint."""
     if last_checkpoint(plan.folder(stage)) is None:
         shutil.rmtree(plan.folder(stage), ignore_errors=True)
-
-
-def take_back(plan: Plan, stage: Stage) -> None:
-    """Leave nothing of a run whose first stage failed before its first checkpoint, so that it can start again."""
-    clear(plan, stage)
-    if not plan.folder(stage).exists():
-        (plan.output_dir / STAGES_FILE).unlink(missing_ok=True)
-        with suppress(OSError):  # it holds what is not ours
-            plan.output_dir.rmdir()

@@ -33,9 +33,10 @@ from trainer.flags.given import read_config, split_config
 from trainer.flags.table import TRAIN_FLAGS, WARMUP_FLAGS, FlagTable
 from trainer.next_command import NextCommand
 from trainer.ranks import Ranks, ending_together
+from trainer.results.fresh_folder import taken_back
 from trainer.stages.checks import Checks, same_precision, write_config
 from trainer.stages.plan import RESUME, STAGES, Kind, KnownFlags, Plan, Stage, StageError, read_plan
-from trainer.stages.progress import FinishedStage, clear, read_finished, take_back, write_finished
+from trainer.stages.progress import FinishedStage, clear, read_finished, write_finished
 from trainer.stages.summary import rows_of, table, write_page
 from trainer.stopping import Stopping
 from trainer.training.arguments import last_checkpoint
@@ -80,22 +81,19 @@ def _run(plan: Plan, after: NextCommand) -> int:
         ranks = checks.ranks
         if plan.dry_run:
             return 0
-        if left:
-            _make_ready(plan, finished, left, ranks)
-        for stage in left:
-            try:
+        first = plan.folder(plan.stages[0])
+        with taken_back(plan.output_dir, lambda: ranks.is_main and not finished and last_checkpoint(first) is None):
+            if left:
+                _make_ready(plan, finished, left, ranks)
+            for stage in left:
                 status = _run_stage(plan, stage, policy, Path(scratch), console, after)
-            except BaseException:
-                if ranks.is_main and not finished:
-                    take_back(plan, stage)
-                raise
-            if status is not None:
-                ranks.disconnect()
-                return status
-            policy = str(plan.folder(stage))
-            finished.append(FinishedStage(stage.name, stage.kind.value, stage.settings))
-            if ranks.is_main:
-                write_finished(plan, finished)
+                if status is not None:
+                    ranks.disconnect()
+                    return status
+                policy = str(plan.folder(stage))
+                finished.append(FinishedStage(stage.name, stage.kind.value, stage.settings))
+                if ranks.is_main:
+                    write_finished(plan, finished)
     if is_main:
         rows = rows_of(plan)
         console.print(table(plan, rows))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from inference.adapters import Place, PolicyNameError, find_policy
 from trainer.policy.play_settings import SETTINGS_FILE
 from trainer.stages.checks import same_precision
 from trainer.stages.plan import Kind, Plan, Stage, StageError
-from trainer.stages.progress import FinishedStage, read_finished, take_back, write_finished
+from trainer.stages.progress import FinishedStage, clear, read_finished, write_finished
 
 KEYS = {"learning_rate": 0.1, "vllm_server_base_url": "http://there:1", "save_steps": 5}
 
@@ -89,26 +88,15 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, text: str) -> None:
         read_finished(plan_of(tmp_path))
 
 
-def test_a_first_stage_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
-    plan = plan_of(tmp_path / "run", resume=False)
-    first = plan.stages[0]
-    write_finished(plan, [])
-    (plan.folder(first) / "evaluations").mkdir(parents=True)
-    take_back(plan, first)
-    assert not plan.output_dir.exists()
-    assert read_finished(plan) == []
-
-
-def test_a_first_stage_with_a_checkpoint_is_kept(tmp_path: Path) -> None:
-    plan = plan_of(tmp_path / "run")
-    first = plan.stages[0]
-    write_finished(plan, [])
-    checkpoint = plan.folder(first) / "checkpoint-1"
-    checkpoint.mkdir(parents=True)
-    (checkpoint / SETTINGS_FILE).write_text("{}")
-    take_back(plan, first)
-    assert checkpoint.is_dir()
-    assert json.loads((plan.output_dir / "stages.json").read_bytes())["finished"] == []
+def test_what_a_stage_has_left_is_removed_unless_it_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path)
+    first, second, _ = plan.stages
+    for stage, file in ((first, "half"), (second, SETTINGS_FILE)):
+        (plan.folder(stage) / "checkpoint-1").mkdir(parents=True)
+        (plan.folder(stage) / "checkpoint-1" / file).write_text("{}")
+        clear(plan, stage)
+    assert not plan.folder(first).exists()
+    assert plan.folder(second).is_dir()
 
 
 def test_a_stage_leaves_the_precision_of_the_process_alone() -> None:
