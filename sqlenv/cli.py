@@ -8,7 +8,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TextIO
 
 from env_server.errors import SQLEnvError
 from sqlenv.parser import did_you_mean
@@ -101,16 +100,16 @@ def _train(argv: Sequence[str]) -> int:
         from trainer.flags.early import Command, look
 
         argv = look(Command.TRAIN, argv)
-        _loading("train", sys.stdout)
+        _loading("train", argv)
         from trainer.stages import run as stages
 
     return stages.run(argv)
 
 
-def _loading(name: str, where: TextIO) -> None:
+def _loading(name: str, argv: Sequence[str]) -> None:
     """Say what takes the first seconds, once for all ranks."""
-    if os.environ.get("RANK", "0") == "0":
-        print(f"sqlenv {name}: loading torch and TRL ...", file=where, flush=True)
+    if os.environ.get("RANK", "0") == "0" and "--help" not in argv:
+        print(f"sqlenv {name}: loading torch and TRL ...", flush=True)
 
 
 @contextmanager
@@ -149,7 +148,7 @@ def _warmup(argv: Sequence[str]) -> int:
         from trainer.flags.early import Command, look
 
         argv = look(Command.WARMUP, argv)
-        _loading("warmup", sys.stderr)
+        _loading("warmup", argv)
         from trainer.warmup import warmup
 
     return warmup.run(argv)

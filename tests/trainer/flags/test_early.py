@@ -144,4 +144,4 @@ cli.main(sys.argv[1:])
 def test_a_run_speaks_before_torch_is_imported(command: str) -> None:
     words = [sys.executable, "-c", SAYS_FIRST, command, *TINY]
     done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout + done.stderr == f"sqlenv {command}: loading torch and TRL ...\n"
+    assert (done.stderr, done.stdout) == ("", f"sqlenv {command}: loading torch and TRL ...\n")
