@@ -1,4 +1,4 @@
-"""A hook of MkDocs: the page of every flag, which is what each command's --help prints.
+"""A hook of MkDocs: the page of every flag, which is what each command's --help-all or --help prints.
 
 Flags of `sqlenv train` are TRL's, too, and change with its version; a page written by hand would be wrong. Asking the
 commands loads torch and TRL once, some seconds.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 from unittest import mock
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -19,28 +20,41 @@ from sqlenv import cli
 PAGE = "flags.md"
 COLUMNS = "100"
 """What a page is wide enough for."""
-COMMANDS = (
-    *("train", "evaluate", "compare", "warmup", "export", "report", "play", "simulate", "inference", "serve"),
-    *("data inspect", "data validate", "data export", "data fetch"),
-)
+TRAINERS = ("train", "warmup")
+"""They have TRL's flags, too, of which --help shows few."""
+_COMMAND = re.compile(r"^  ([a-z]+) {2,}", re.M)
+_SUBCOMMAND = re.compile(r"^    ([a-z]+) {2,}", re.M)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the page."""
-    text = ["# Every flag\n", "What each command's `--help` prints, in this version.\n"]
-    text += [f"## `sqlenv {command}`\n\n```text\n{help_of(command)}```\n" for command in COMMANDS]
+    text = [
+        "# Every flag\n",
+        "What each command's `--help` prints in this version, or its `--help-all`, where there is one.\n",
+    ]
+    text += [f"## `sqlenv {command}`\n\n```text\n{help_of(command)}```\n" for command in commands()]
     files.append(File.generated(config, PAGE, content="\n".join(text)))
     return files
 
 
+def commands() -> list[str]:
+    """Return all commands, as `sqlenv --help` and `sqlenv data --help` list them."""
+    top = [name for name in _COMMAND.findall(help_of("")) if name != "data"]
+    below = _SUBCOMMAND.findall(help_of("data"))
+    if not top or not below:
+        raise RuntimeError("sqlenv --help and sqlenv data --help list no commands any more")
+    return top + [f"data {name}" for name in below]
+
+
 def help_of(command: str) -> str:
-    """Return what a command's --help prints."""
+    """Return what a command says of its flags."""
+    flag = "--help-all" if command in TRAINERS else "--help"
     printed = io.StringIO()
     with mock.patch.dict(os.environ, COLUMNS=COLUMNS), contextlib.redirect_stdout(printed):
         try:
-            status = cli.main([*command.split(), "--help"])
+            status = cli.main([*command.split(), flag])
         except SystemExit as end:
             status = int(end.code or 0)
     if status or "usage:" not in printed.getvalue():
-        raise RuntimeError(f"sqlenv {command} --help ended with {status}: {printed.getvalue()[-500:]}")
+        raise RuntimeError(f"sqlenv {command} {flag} ended with {status}: {printed.getvalue()[-500:]}")
     return printed.getvalue()
