@@ -9,10 +9,13 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from env_server.dataset import Question
 from env_server.judging.answers import format_answer
+from env_server.sql.pool import Databases
+from env_server.sql.spelling import as_shown
 from env_server.types import ActionType, AnswerMode, SQLAction, SQLObservation, SQLState
 from trainer.chat.format import Conversation
 from trainer.chat.parsing import format_action
@@ -71,6 +74,11 @@ class OraclePlayer:
             _action(ActionType.QUERY, sql),
             _action(ActionType.ANSWER, format_answer(self._question.gold.rows) if by_value else sql),
         ]
+
+
+def as_shown_to_players(question: Question, databases: Databases) -> Question:
+    """Return the question with its gold query in the spelling that DESCRIBE shows. Raises DataError."""
+    return replace(question, gold_sql=as_shown(question.gold_sql, databases.schema(question.db_id)))
 
 
 def mentioned_tables(sql: str, tables: Sequence[str]) -> list[str]:

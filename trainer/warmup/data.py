@@ -19,6 +19,7 @@ from env_server.settings import EnvSettings, JudgingSettings
 from env_server.types import AnswerMode
 from trainer.chat.format import ChatFormat, Conversation
 from trainer.config import ConfigError
+from trainer.rollout.players import as_shown_to_players
 from trainer.training.questions import of_difficulty
 from trainer.warmup.demonstrations import demonstrate
 
@@ -61,7 +62,8 @@ def play_demonstrations(
         if not questions:
             raise ConfigError(f"--data {spec} has no usable question for training")
         with EnvironmentFactory(dataset, settings, answer_mode) as factory:
-            playing = demonstrate(factory.make(), questions, good, seed, answer_mode, explore)
+            shown_to = [as_shown_to_players(question, factory.pool) for question in questions]
+            playing = demonstrate(factory.make(), shown_to, good, seed, answer_mode, explore)
             quiet = not console.is_terminal
             shown = track(playing, f"playing {spec}", len(questions), console=console, transient=True, disable=quiet)
             played = list(shown)
