@@ -255,7 +255,7 @@ def test_all_stages_are_looked_at_before_the_first_one_starts(
     (line,) = capsys.readouterr().err.splitlines()
     for complaint in (
         "stage 1 of 5 (warmup): '/no/such/data' names no data set and no folder",
-        "stage 2 of 5 (grpo): argument --max_steps",
+        "stage 2 of 5 (grpo): --max_steps: invalid int value: 'many'",
         "stage 3 of 5 (narrow): --lora_r 8: the adapter",
         "stage 4 of 5 (wide): --stop_at_success 0.5 goes by evaluations during training",
         "stage 5 of 5 (large): one step plays 99999 questions, and the data set has 2871 for training",

@@ -74,7 +74,15 @@ def test_one_of_two_without_an_answer(reciting: Reciting, pets: Dataset) -> None
     assert "no answer: the policy ran out of steps\n1 step, " in second
 
 
-def test_ctrl_c_leaves_the_question_and_not_the_conversation(reciting: Reciting, pets: Dataset) -> None:
+@pytest.fixture
+def keyboard() -> Iterator[None]:
+    """Ctrl-C does what it does in a terminal, also where the tests run in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_leaves_the_question_and_not_the_conversation(reciting: Reciting, pets: Dataset, keyboard: None) -> None:
     pressed = threading.Event()
 
     def press(turn: int) -> None:
