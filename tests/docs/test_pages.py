@@ -35,7 +35,7 @@ NAMED_FILE = re.compile(
 ELSEWHERE = {"docker-compose.four-gpus.yml", "exec_eval.py", "keys.toml"}
 """Files that a page tells its reader to write, or that are another project's."""
 COMMAND = re.compile(r"(?<![\w.-])sqlenv ([a-z]+)(?: ([a-z]+))?")
-FLAG = re.compile(r"(?<=\s)--[a-z][a-z_]+")
+FLAG = re.compile(r"(?<=\s)--[a-z][a-z0-9_]+")
 SOURCES = ("env_server", "inference", "sqlenv", "sqlenv_verifiers", "trainer", "benchmarks")
 FROM_AN_INDEX = re.compile(r"pip install (?:-\S+ )*['\"]?sqlenv\b")
 LINK = re.compile(r"\]\((?!https?:)([^)#]*)(?:#([^)]+))?\)")
