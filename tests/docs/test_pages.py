@@ -113,8 +113,8 @@ def test_what_a_page_links_to_is_there(page: str) -> None:
 
 def flags_of(command: str, capsys: pytest.CaptureFixture[str]) -> set[str]:
     with pytest.raises(SystemExit):
-        cli.main([*command.split(), "--help"])
-    return set(re.findall(r"--[a-z][a-z_]+", capsys.readouterr().out))
+        cli.main([*command.split(), "--help-all" if command in ("train", "warmup") else "--help"])
+    return set(re.findall(r"--[a-z][a-z0-9_]+", capsys.readouterr().out))
 
 
 @pytest.mark.parametrize(
