@@ -20,7 +20,7 @@ import json
 import math
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -202,6 +202,17 @@ def same_as_before(folder: Path, asked: Mapping[str, Any], instead: str = "choos
         raise RecipeError(f"{folder} was begun with another {', '.join(changed)}; {instead}")
 
 
+def publish(
+    result: Mapping[str, Any], file: Path, table: Path, show: Callable[[Console], None], console: Console
+) -> None:
+    """Write a result as JSON and as a table; the console gets the table, too, and stdout the JSON in one line."""
+    replace_json(file, result)
+    with table.open("w", encoding="utf-8") as text:
+        for shown in (console, Console(file=text, width=WIDTH)):
+            show(shown)
+    print(json.dumps(result))
+
+
 def main() -> int:
     """Run what is left, print the table."""
     parser = argparse.ArgumentParser(
@@ -250,11 +261,7 @@ def main() -> int:
     result = {"benchmark": "real_model", **asked, "device": args.device, **gather(folder, experiment.finished)}
     after, before = (result["policies"][name]["success_rate"] for name in ("after_grpo", "zero_shot"))
     result["ratio"] = after / before if before else None
-    replace_json(folder / "result.json", result)
-    with (folder / "table.txt").open("w", encoding="utf-8") as file_of_table:
-        for shown in (console, Console(file=file_of_table, width=WIDTH)):
-            print_tables(result, shown)
-    print(json.dumps(result))
+    publish(result, folder / "result.json", folder / "table.txt", lambda shown: print_tables(result, shown), console)
     return 0
 
 

@@ -25,14 +25,13 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.real_model import WIDTH, Experiment, same_as_before
+from benchmarks.real_model import WIDTH, Experiment, publish, same_as_before
 from benchmarks.real_model_phases import Finished
 from benchmarks.real_model_recipe import Keys, RecipeError, check_grpo, read_recipe
 from benchmarks.server_process import ROOT, ServerError
 from env_server.errors import SQLEnvError
 from trainer.comparison.comparison import compare_sides
 from trainer.comparison.sides import find_side
-from trainer.results.json_writing import replace_json
 from trainer.results.run_files import RunFolder
 from trainer.results.statistics import Interval
 from trainer.results.summary_table import interval_text, percent
@@ -171,11 +170,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = {name: summary_of(folder / FOLDER / name, before, trials.flags[name]) for name in finished}
     result = {"benchmark": "real_model_trials", "before": json.loads((before / "out" / "summary.json").read_bytes())}
     result |= {"trials": found}
-    replace_json(folder / "trials.json", result)
-    with (folder / "trials.txt").open("w", encoding="utf-8") as file:
-        for shown in (console, Console(file=file, width=WIDTH)):
-            print_trials(found, shown)
-    print(json.dumps(result))
+    publish(result, folder / "trials.json", folder / "trials.txt", lambda shown: print_trials(found, shown), console)
     return 0
 
 

@@ -21,10 +21,11 @@ _NAMES_TOO = """
 asc cross current desc end filter following full glob inner left like natural nulls offset outer over partition
 preceding range recursive regexp right row rows unbounded window with
 """
+"""Keywords that a column may have for its name."""
 _KEYWORDS = RESERVED_WORDS | frozenset(_NAMES_TOO.split())
-"""Of those that are not reserved, a column may have the name."""
+_APART_FROM_PARENTHESIS = _KEYWORDS - {"cast"}
+"""As in `IN (`; a function's name is not."""
 _TABLE_FOLLOWS = frozenset(("from", "join"))
-_LIKE_A_FUNCTION = frozenset(("cast",))
 _SIGNS = frozenset("+-~")
 _OPERATORS = frozenset(
     ("=", "==", "<", ">", "<=", ">=", "<>", "!=", "||", "+", "-", "*", "/", "%", "<<", ">>", "&", "|")
@@ -37,11 +38,11 @@ def as_shown(sql: str, schema: Schema) -> str:
     while pieces and pieces[-1][0] == ";":
         pieces.pop()
     names = _Names(schema, pieces)
-    written = ""
-    for index, token in enumerate(pieces):
-        blank = " " if index and _apart(pieces[:index], token) else ""
-        written += blank + _spelled(pieces, index, names)
-    return written
+    written = (
+        (" " if index and _apart(pieces, index) else "") + _spelled(pieces, index, names)
+        for index in range(len(pieces))
+    )
+    return "".join(written)
 
 
 class _Names:
@@ -119,15 +120,15 @@ def _spelled(pieces: Sequence[Token], index: int, names: _Names) -> str:
     return names.column(name, None) or (text if names.is_column(name) else names.table(name) or text)
 
 
-def _apart(before: Sequence[Token], token: Token) -> bool:
-    """Whether a blank stands between a token and those before it."""
-    last, text = before[-1], token[0]
-    if text in (",", ")", ";", ".") or last[0] in ("(", "."):
+def _apart(pieces: Sequence[Token], index: int) -> bool:
+    """Whether a blank stands between a token and the one before it."""
+    last, token = pieces[index - 1], pieces[index]
+    if token[0] in (",", ")", ";", ".") or last[0] in ("(", "."):
         return False
-    if text == "(" and last.lastgroup == "word":
-        return folded(last[0]) in _KEYWORDS - _LIKE_A_FUNCTION
+    if token[0] == "(" and last.lastgroup == "word":
+        return folded(last[0]) in _APART_FROM_PARENTHESIS
     if last[0] in _SIGNS and token.start() == last.end():
         # A sign belongs to what follows where nothing that it could be taken from or added to comes before it.
-        previous = before[-2] if len(before) > 1 else None
-        return not (previous is None or previous[0] in _OPERATORS | {"(", ","} or folded(previous[0]) in _KEYWORDS)
+        previous = pieces[index - 2][0] if index > 1 else "("
+        return not (previous in _OPERATORS or previous in ("(", ",") or folded(previous) in _KEYWORDS)
     return True

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, expect
 
 from env_server.data.loading import load_dataset
 from env_server.dataset import Dataset
@@ -27,10 +26,10 @@ from env_server.sql.display import describe_table, format_cell, format_result
 from env_server.sql.sandbox import QueryResult
 from env_server.sql.schema import Column, ForeignKey, Table
 from env_server.types import SQLAction
-from tests.integration.service import WAIT_S, ask, open_socket, reset, serving
+from tests.integration.chromium import chromium, complaints_of, needs_chromium
+from tests.integration.service import ask, open_socket, reset, serving
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium")
+pytestmark = needs_chromium
 
 TOKEN = "~~~???token/+="
 MARKUP = "<img src=x onerror=window.pwned=1>"
@@ -56,12 +55,8 @@ QUESTIONS = [
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """The system's Chromium; Playwright's own cannot be had from a package index."""
-    expect.set_options(WAIT_S * 1000)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--disable-gpu", "--disable-quic"])
+    with chromium() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture
@@ -74,10 +69,7 @@ def page(browser: Browser) -> Iterator[Page]:
 @pytest.fixture
 def complaints(page: Page) -> list[str]:
     """Errors on the page's console, violations of the policy among them."""
-    found: list[str] = []
-    page.on("console", lambda message: found.append(message.text) if message.type in ("error", "warning") else None)
-    page.on("pageerror", lambda error: found.append(str(error)))
-    return found
+    return complaints_of(page)
 
 
 @pytest.fixture

@@ -7,25 +7,23 @@ Chromium.
 from __future__ import annotations
 
 import re
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
 from benchmarks.server_process import ServerProcess
 from env_server.cache import CACHE_VARIABLE
 from env_server.data.loading import load_dataset
 from env_server.dataset import Split
-from tests.integration.service import WAIT_S
+from tests.integration.chromium import chromium, complaints_of, needs_chromium
 from tests.trainer.viewer.runs import evaluate, evaluate_alone, make_run, make_turn, played, train
 from trainer.results.run_files import HealthWarning, RunFolder
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium")
+pytestmark = needs_chromium
 
 MARKUP = "<img src=x onerror=window.pwned=1>"
 METRICS = {
@@ -45,12 +43,8 @@ MINUS = "\N{MINUS SIGN}"
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """The system's Chromium; Playwright's own cannot be had from a package index."""
-    expect.set_options(WAIT_S * 1000)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--disable-gpu", "--disable-quic"])
+    with chromium() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture
@@ -63,9 +57,7 @@ def page(browser: Browser) -> Iterator[Page]:
 @pytest.fixture
 def complaints(page: Page) -> list[str]:
     """Errors on the page's console, violations of the policy among them, and addresses elsewhere."""
-    found: list[str] = []
-    page.on("console", lambda message: found.append(message.text) if message.type in ("error", "warning") else None)
-    page.on("pageerror", lambda error: found.append(str(error)))
+    found = complaints_of(page)
     page.on(
         "request", lambda request: None if urlsplit(request.url).hostname == "127.0.0.1" else found.append(request.url)
     )
