@@ -63,7 +63,8 @@ def create_app(library: Library) -> FastAPI:
         return response
 
     @app.exception_handler(SQLEnvError)
-    async def refuse(_: Request, error: SQLEnvError) -> Response:
+    @app.exception_handler(OverflowError)  # a number that no index can hold
+    async def refuse(_: Request, error: Exception) -> Response:
         return JSONResponse({"detail": str(error)}, 404 if isinstance(error, UnknownError) else 422)
 
     _add_api(app, library)

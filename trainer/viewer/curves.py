@@ -1,7 +1,7 @@
 """What the curves of a run show: its metrics and the success of its episodes, over the training steps.
 
 Promises: a log is read on from where it was left, however long it is. Every curve has at most `POINTS` points, a mean
-is taken over all steps before points are left out, and what was not logged, or was not finite, is None.
+is taken over all steps before points are left out, and what was not logged, or was not finite, is left out.
 """
 
 from __future__ import annotations
@@ -27,44 +27,48 @@ RIGHT = "right"
 
 
 class MetricsLog:
-    """A run's metrics.jsonl, as far as it has been written."""
+    """A run's metrics.jsonl, as far as it has been written; `trouble` says which line is none."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._place = Place()
         self._merged: dict[float, dict[str, float]] = {}
+        self.trouble = ""
 
     def rows(self) -> list[dict[str, float]]:
-        """Read what is new, and return one row per step; none where there is no log yet. Raises ValueError."""
+        """Read what is new, and return one row per step; none where there is no log yet. Raises OSError."""
         more = self._path.is_file()
         while more:
             news = read_news(self._path, self._place, CHUNK)
             if news.restarted:
                 self._merged.clear()
-            for row in map(metrics_row, news.lines):
-                self._merged.setdefault(row["step"], {}).update(row)
+                self.trouble = ""
+            for line in news.lines:
+                try:
+                    row = metrics_row(line)
+                except ValueError as error:
+                    self.trouble = f"{self._path.name}: {error}"
+                    continue
+                # Another row instead of a changed one: whoever asked before reads on in the old one.
+                self._merged[row["step"]] = {**self._merged.get(row["step"], {}), **row}
             self._place, more = news.place, news.more
         return list(self._merged.values())
 
 
 def series(rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """Return each metric over the steps, as logged and as a rolling mean."""
+    """Return each metric over the steps, as logged and as a rolling mean; `steps` of its own where it has not all."""
     window = window_for(len(rows))
-    shown = thin(range(len(rows)), POINTS)
+    steps = thin([row["step"] for row in rows], POINTS)
     names = dict.fromkeys(name for row in rows for name in row if name != "step")
     found = {}
     for name in names:
-        values = [value if math.isfinite(value := row.get(name, math.nan)) else None for row in rows]
-        known = [index for index, value in enumerate(values) if value is not None]
-        means: list[float | None] = [None] * len(rows)
-        smooth = rolling_mean([value for value in values if value is not None], window)
-        for index, mean in zip(known, smooth, strict=True):
-            means[index] = mean
-        found[name] = {"values": [values[i] for i in shown], "means": [means[i] for i in shown]}
-        if len(known) < len(rows) and len(known) <= POINTS:  # logged now and then: no point of it may be left out
-            found[name] |= {"steps": [rows[i]["step"] for i in known], "values": [values[i] for i in known]}
-            found[name]["means"] = [means[i] for i in known]
-    return {"steps": [rows[i]["step"] for i in shown], "window": window, "series": found}
+        known = [(row["step"], row[name]) for row in rows if math.isfinite(row.get(name, math.nan))]
+        means = rolling_mean([value for _, value in known], window)
+        points = thin(list(zip(known, means, strict=True)), POINTS)
+        found[name] = {"values": [value for (_, value), _ in points], "means": [mean for _, mean in points]}
+        if len(known) < len(rows):
+            found[name]["steps"] = [step for (step, _), _ in points]
+    return {"steps": steps, "window": window, "series": found}
 
 
 def success(counts: Sequence[tuple[int, str, str, int]]) -> dict[str, Any]:

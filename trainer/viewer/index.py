@@ -77,6 +77,7 @@ class Index:
     def __init__(self, path: Path) -> None:
         """Open it, or make it. Raises IndexFileError."""
         self.path = path
+        self._unread: dict[Path, str] = {}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             _delete_unused(path)
@@ -106,7 +107,8 @@ class Index:
     @property
     def errors(self) -> dict[Path, str]:
         """What was wrong with a file, where something was."""
-        return {Path(path): error for path, error in self.rows("SELECT path, error FROM files WHERE error <> ''")}
+        broken = {Path(path): error for path, error in self.rows("SELECT path, error FROM files WHERE error <> ''")}
+        return broken | self._unread
 
     def rows(self, statement: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
         """Return what a statement selects."""
@@ -143,6 +145,10 @@ class Index:
                 news = read_news(path, Place(*place), CHUNK)
             except FileNotFoundError:
                 return None
+            except OSError as problem:
+                self._unread[path] = problem.strerror or str(problem)
+                return None
+            self._unread.pop(path, None)
             if number and not news.restarted and (broken or not news.lines):
                 return None
             if news.restarted:

@@ -13,6 +13,8 @@ from pathlib import Path
 from threading import Event, Lock, Thread
 from typing import Any
 
+import apsw
+
 from env_server.errors import SQLEnvError
 from trainer.comparison.comparison import compare_sides
 from trainer.comparison.sides import find_side
@@ -63,6 +65,7 @@ class Library:
         self._log_lock = Lock()
         self._version = 0
         self._busy = True
+        self._trouble = ""
         self._stop = Event()
         self._thread = Thread(target=self._keep_up, name="viewer-index", daemon=True)
         self._name_files(self._look_around())
@@ -78,18 +81,12 @@ class Library:
         self._index.close()
 
     def catch_up(self) -> None:
-        """Read all that is new."""
-        sources = self._look_around()
-        paths = [file.path for source in sources for file in source.files()]
-        self._busy = True
-        self._name_files(sources)
-        for _ in self._index.update(paths):
-            self._name_files(sources)
-            self._version += 1
-            if self._stop.is_set():
-                return
-        self._name_files(sources)
-        self._busy = False
+        """Read all that is new, or say why it cannot be: a full disk, for example, which may pass."""
+        try:
+            self._catch_up()
+            self._trouble = ""
+        except (OSError, apsw.Error) as error:
+            self._trouble = f"what is new cannot be read: {error}"
 
     def state(self) -> dict[str, Any]:
         """Return what there is: the sources with their evaluations and their numbers of episodes."""
@@ -99,6 +96,7 @@ class Library:
         sizes = [(read.get(str(file.path), 0), _size(file.path)) for source in self._found for file in source.files()]
         return {
             "version": self._signature(counts),
+            "trouble": self._trouble,
             "indexing": self._busy and any(done < size for done, size in sizes),
             "read": sum(done for done, _ in sizes),
             "size": sum(size for _, size in sizes),
@@ -193,6 +191,19 @@ class Library:
             self.catch_up()
             self._stop.wait(LOOK_S)
 
+    def _catch_up(self) -> None:
+        sources = self._look_around()
+        paths = [file.path for source in sources for file in source.files()]
+        self._busy = True
+        self._name_files(sources)
+        for _ in self._index.update(paths):
+            self._name_files(sources)
+            self._version += 1
+            if self._stop.is_set():
+                return
+        self._name_files(sources)
+        self._busy = False
+
     def _look_around(self) -> list[Source]:
         self._found = self._sources.look()
         return self._found
@@ -242,7 +253,8 @@ class Library:
                 about["facts"] = _facts(config)
                 rows = self._metrics(source)
                 about["step"] = int(rows[-1]["step"]) if rows else None
-        except (SQLEnvError, ValueError) as error:
+                trouble += filter(None, [self._logs[source.path].trouble])
+        except (SQLEnvError, OSError) as error:
             trouble.append(str(error))
         return about
 

@@ -88,23 +88,24 @@ class Sources:
 
     def look(self) -> list[Source]:
         """Return what there is now."""
-        below = (path for given in self.given for path in ([given] if given.is_file() else _below(given, DEPTH)))
-        found = dict.fromkeys(path.resolve() for path in below)
+        found: dict[Path, tuple[Path, Path]] = {}
+        for given in self.given:
+            for path in [given] if given.is_file() else _below(given, DEPTH):
+                found.setdefault(path.resolve(), (path.absolute(), given.absolute()))
         self._known = [source for source in self._known if source.path in found]
         known = {source.path for source in self._known}
-        for path in found:
+        for path, place in found.items():
             if path not in known:
-                self._known.append(Source(self._name(path), path))
+                self._known.append(Source(self._name(*place), path))
         return list(self._known)
 
-    def _name(self, path: Path) -> str:
+    def _name(self, path: Path, given: Path) -> str:
         """A short name that no other source has: from the folder that was given on, else more of the path."""
         taken = {source.name for source in self._known}
         # FOLDER/episodes.jsonl is called as its folder is.
         parts = path.parent.parts if path.name == TRAINED else path.with_suffix("").parts
         parts = path.parts if path.is_dir() else parts
-        shortest = min(len(parts) - len(given.resolve().parts) for given in self.given if _holds(given, path))
-        for count in range(max(1, shortest), len(parts)):
+        for count in range(max(1, len(parts) - len(given.parts)), len(parts)):
             name = "/".join(parts[-count:])
             if name not in taken:
                 return name
@@ -117,16 +118,16 @@ def _order(label: str) -> tuple[int, str]:
     return places.get(label, 1 if label.startswith("step-") else 3), label
 
 
-def _holds(given: Path, path: Path) -> bool:
-    return path.is_relative_to(given.resolve())
-
-
 def _below(path: Path, depth: int) -> Iterator[Path]:
     """The sources at or below a path, in the order of their names."""
     if _is_source(path):
         yield path
     elif path.is_dir() and depth >= 0:
-        for child in sorted(path.iterdir()):
+        try:
+            children = sorted(path.iterdir())
+        except OSError:  # somebody else's, or taken away at this moment
+            return
+        for child in children:
             if child.is_dir() or child.suffix == RECORDS:
                 yield from _below(child, depth - 1)
 

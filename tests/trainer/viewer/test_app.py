@@ -209,6 +209,8 @@ def test_the_gold_is_shown_or_it_is_said_why_not(
     [
         ("/api/episodes/999", 404),
         ("/api/episodes/999/gold", 404),
+        (f"/api/episodes/{2**64}", 422),
+        (f"/api/episodes?offset={2**64}", 422),
         ("/api/curves?source=nobody", 404),
         ("/api/compare?a=1&b=77", 404),
         ("/api/compare?a=x&b=1", 422),
@@ -240,6 +242,26 @@ def test_every_reply_is_under_the_policy(viewed: Viewed) -> None:
 def test_numbers_that_are_none_are_null(viewed: Viewed, run: RunFolder) -> None:
     train(run, 3, [], kl=float("nan"))
     assert viewed.get("curves", source="first")["series"]["kl"]["steps"] == [1, 2]
+
+
+def test_a_broken_log_is_told_and_its_other_steps_are_drawn(viewed: Viewed, run: RunFolder) -> None:
+    with run.metrics_path.open("a", encoding="utf-8") as file:
+        file.write("{\n")
+    assert viewed.get("curves", source="first")["series"]["kl"]["values"] == [0.1, 0.2]
+    (about,) = viewed.get("state")["sources"]
+    assert about["step"] == 2
+    assert about["trouble"][0].startswith("metrics.jsonl: ")
+
+
+def test_an_index_that_cannot_be_kept_up_is_told_until_it_can(viewed: Viewed, run: RunFolder) -> None:
+    writer = viewed.library._index._writer
+    writer.execute("ALTER TABLE words RENAME TO hidden")
+    train(run, 3, [played("c")])
+    viewed.library.catch_up()
+    assert viewed.get("state")["trouble"] == "what is new cannot be read: no such table: words"
+    writer.execute("ALTER TABLE hidden RENAME TO words")
+    viewed.library.catch_up()
+    assert (viewed.get("state")["trouble"], viewed.get("state")["episodes"]) == ("", 7)
 
 
 @pytest.mark.parametrize("name", VENDORED)

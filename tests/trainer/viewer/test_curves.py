@@ -60,6 +60,38 @@ def test_what_is_not_logged_or_not_finite_is_none() -> None:
     assert found["y"]["values"] == []
 
 
+def test_a_line_that_is_none_is_named_and_the_others_are_shown(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    train(run, 1, [], kl=0.1)
+    with run.metrics_path.open("a", encoding="utf-8") as file:
+        file.write('{"step": "two"}\n')
+    train(run, 3, [], kl=0.3)
+    log = MetricsLog(run.metrics_path)
+    assert [row["kl"] for row in log.rows()] == [0.1, 0.3]
+    assert log.trouble == 'metrics.jsonl: a line is a JSON object with an integer "step"'
+    run.metrics_path.unlink()
+    train(run, 1, [], kl=0.2)
+    assert [row["kl"] for row in log.rows()] == [0.2]
+    assert log.trouble == ""
+
+
+def test_a_row_that_was_handed_out_stays_as_it_is(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    train(run, 1, [], kl=0.1)
+    log = MetricsLog(run.metrics_path)
+    (row,) = log.rows()
+    with run.metrics_writer() as writer:
+        writer.write({"step": 1, "eval/reward": 1.0})
+    assert "eval/reward" in log.rows()[0]
+    assert "eval/reward" not in row
+
+
+def test_a_metric_of_every_other_step_is_thinned_by_itself() -> None:
+    rows = [{"step": float(step), "x": 1.0} | ({"y": 1.0} if step % 2 else {}) for step in range(4 * POINTS)]
+    found = series(rows)["series"]["y"]
+    assert len(found["steps"]) == len(found["values"]) == len(found["means"]) == POINTS
+
+
 def test_no_point_of_a_rare_metric_is_left_out() -> None:
     rows = [{"step": float(step), "x": 1.0} for step in range(1, 4 * POINTS)]
     for step in (7, 11, 13):

@@ -122,6 +122,20 @@ def test_a_broken_line_is_named_and_hurts_nobody_else(tmp_path: Path, run: RunFo
     index.close()
 
 
+def test_a_file_that_cannot_be_read_is_named_and_hurts_nobody_else(tmp_path: Path, run: RunFolder) -> None:
+    unreadable = tmp_path / "other.episodes.jsonl"
+    unreadable.mkdir()
+    paths = [unreadable, run.episodes_path]
+    index = open_index(tmp_path, *paths)
+    assert [question for _, question in steps(index)] == ["a", "b"]
+    assert index.errors == {unreadable: "Is a directory"}
+    unreadable.rmdir()
+    unreadable.touch()
+    list(index.update(paths))
+    assert index.errors == {}
+    index.close()
+
+
 def test_a_turn_that_is_none_is_named(tmp_path: Path, run: RunFolder) -> None:
     train(run, 2, [played("c", "wrong", turns=[{"text": "?"}])])
     index = open_index(tmp_path, run.episodes_path)

@@ -35,6 +35,13 @@ def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
     assert names(Sources([tmp_path / "1" / "run", tmp_path / "2" / "run"])) == ["run", "2/run"]
 
 
+def test_a_link_to_a_run_elsewhere_is_a_run_by_the_links_name(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "disk" / "2026-01-01")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "best").symlink_to(run.path)
+    assert [(source.name, source.path) for source in Sources([tmp_path / "runs"]).look()] == [("best", run.path)]
+
+
 def test_what_comes_later_is_put_last_and_what_goes_is_gone(tmp_path: Path) -> None:
     make_run(tmp_path / "b")
     sources = Sources([tmp_path])

@@ -26,7 +26,7 @@ function View() {
       <${Theme} />
     </header>
     <main>
-      <${Trouble} error=${error ?? words.error} />
+      <${Trouble} error=${error ?? words.error ?? (state?.trouble || null)} />
       ${ready && (state.sources.length === 0 ? html`<p class="panel">Nothing to see yet: no run has begun in what was
         given. It will appear here when one does.</p>` : html`<${Page} address=${address} state=${state} words=${words.data} />`)}
     </main>`;

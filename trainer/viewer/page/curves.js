@@ -63,7 +63,8 @@ export function CurvesPage({ state, address, meanings }) {
       ${GROUPS.map(([title, wanted]) => html`<${Group} key=${title} title=${title} wanted=${wanted} drawn=${drawn}
         meanings=${meanings} />`)}
       ${drawn.some((one) => one.series["time/training"]) && html`<section class="panel"><h2>Time</h2>
-        <div class="charts">${drawn.map((one) => html`<${TimeChart} key=${one.run.name} one=${one} />`)}</div>
+        <div class="charts">${drawn.filter((one) => one.series["time/training"]).map((one) => html`<${TimeChart}
+          key=${one.run.name} one=${one} />`)}</div>
         <p class="legend">${PARTS.map(([name, color]) => html`<span><i style=${{ background: color }}></i>${name}</span>`)}</p>
       </section>`}
       <${Rest} drawn=${drawn} meanings=${meanings} />
@@ -181,11 +182,12 @@ function Rest({ drawn, meanings }) {
 // The parts of a step's time on top of each other, as rolling means.
 function TimeChart({ one }) {
   const parts = PARTS.filter(([name]) => one.series[`time/${name}`]);
-  const sums = one.steps.map(() => 0);
+  const steps = one.series["time/training"].steps ?? one.steps; // a step logs all of its parts
+  const sums = steps.map(() => 0);
   const lines = parts.map(([name, color]) => {
     const { means } = one.series[`time/${name}`];
-    const values = means.map((value, i) => (sums[i] += value ?? 0));
-    return { label: name, steps: one.steps, values, color, shown: new Map(one.steps.map((step, i) => [step, means[i]])) };
+    const values = means.map((value, i) => (sums[i] += value));
+    return { label: name, steps, values, color, shown: new Map(steps.map((step, i) => [step, means[i]])) };
   });
   return html`<${Chart} title=${`seconds a step, ${one.run.name}`} lines=${lines} fill=${true} range=${[0, 0]}
     format=${(value) => short(value)} />`;
