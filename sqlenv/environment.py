@@ -16,10 +16,12 @@ and changes nothing. One thread at a time.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from enum import StrEnum
+from numbers import Real
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Protocol, Self, SupportsIndex, TypeVar
 
 from env_server.dataset import Dataset, Split
 from env_server.errors import ClosedError, EpisodeOverError, NoEpisodeError, SQLEnvError
@@ -61,7 +63,7 @@ class Environment:
 
     def reset(
         self,
-        seed: int | None = None,
+        seed: SupportsIndex | None = None,
         *,
         question_id: str | None = None,
         split: Split | str = Split.ALL,
@@ -76,14 +78,24 @@ class Environment:
         looked around in without one; `database` names one where there are several. Raises SQLEnvError.
         """
         self._refuse_closed()
+        try:
+            number = None if seed is None else operator.index(seed)
+        except TypeError:
+            raise _wrong("reset", "seed=NUMBER", seed) from None
+        for name, word in (("question_id", question_id), ("episode_id", episode_id)):
+            if word is not None:
+                _text("reset", f"{name}=TEXT", word)
         part = word_of(Split, "split", split)
         player = self._drawn
         without_questions = self._factory is not None and not self._factory.dataset.questions
         if question is not None or database is not None or without_questions:
-            if question_id is not None:
-                raise SQLEnvError("question_id names a question of the data: leave it out, or give it alone")
+            if question_id is not None or seed is not None or part is not Split.ALL:
+                raise SQLEnvError(
+                    "question_id, seed and split choose among the questions of the data: leave them out where you ask "
+                    "your own, or look around in data without questions"
+                )
             player = self._asking(_text("reset", "question=TEXT", question or ""), database)
-        observation = player.reset(seed, episode_id, question_id, part)
+        observation = player.reset(number, episode_id, question_id, part)
         self._player, self._episode = player, [observation]
         return observation
 
@@ -101,8 +113,8 @@ class Environment:
 
     def answer(self, value: str | int | float) -> SQLObservation:
         """Answer, which ends the episode: a value; `a, b, c`; or rows as `a | b`, one per line; SQL in `sql` mode."""
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            value = repr(value)
+        if _is_number(value):
+            value = str(value)  # of NumPy's numbers, too, whose repr says what they are
         what = "a number or text (a list as 'a, b, c'; rows as 'a | b', one per line)"
         return self._take(ActionType.ANSWER, _text("answer", what, value))
 
@@ -199,8 +211,16 @@ def word_of(words: type[E], name: str, given: str) -> E:
         raise SQLEnvError(f"{name} is {given!r}: use one of {known}") from None
 
 
+def _is_number(given: object) -> bool:
+    return isinstance(given, Real) and not isinstance(given, bool)
+
+
 def _text(method: str, what: str, given: object) -> str:
     """Raises TypeError."""
     if not isinstance(given, str):
-        raise TypeError(f"{method} takes {what}, not {given!r}, of type {type(given).__name__}")
+        raise _wrong(method, what, given)
     return given
+
+
+def _wrong(method: str, what: str, given: object) -> TypeError:
+    return TypeError(f"{method} takes {what}, not {given!r}, of type {type(given).__name__}")

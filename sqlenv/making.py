@@ -56,6 +56,10 @@ def connect(servers: str | Iterable[str], *, token: str | None = None) -> Enviro
     from env_server.client import SyncSQLEnvClient
     from sqlenv.environment import Environment
 
+    if not isinstance(servers, Iterable):
+        raise TypeError(
+            f"connect takes a URL such as ws://HOST:8000, not {servers!r}, of type {type(servers).__name__}"
+        )
     client = SyncSQLEnvClient(servers, token or os.environ.get(TOKEN_VARIABLE))
     try:
         client.connect()
@@ -75,6 +79,8 @@ def _here(spec: str, answer_mode: AnswerMode | str | None, settings: EnvSettings
     from env_server.types import AnswerMode
     from sqlenv.environment import Environment, word_of
 
+    if settings is not None and not isinstance(settings, EnvSettings):
+        raise TypeError(f"make takes settings=sqlenv.EnvSettings(...), not {settings!r}")
     mode = AnswerMode.VALUE if answer_mode is None else word_of(AnswerMode, "answer_mode", answer_mode)
     limits = settings or EnvSettings()
     path = Path(spec).expanduser()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import sqlenv
@@ -98,6 +99,8 @@ MISUSES: list[tuple[Callable[[Any], object], str]] = [
     (lambda env: env.describe(["pets"]), r"describe takes a table's name, not \['pets'\], of type list"),
     (lambda env: env.answer((1, 2)), r"answer takes a number or text .* not \(1, 2\), of type tuple"),
     (lambda env: env.answer(True), "answer takes .* not True, of type bool"),
+    (lambda env: env.reset("eval"), "reset takes seed=NUMBER, not 'eval', of type str"),
+    (lambda env: env.reset(question_id=5), "reset takes question_id=TEXT, not 5, of type int"),
 ]
 
 
@@ -107,6 +110,14 @@ def test_a_value_of_the_wrong_type(env: sqlenv.Environment, misuse: Callable[[An
     with pytest.raises(TypeError, match=says):
         misuse(env)
     assert len(env.observations) == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "said"), [(2.5, "2.5"), (np.float64(2.5), "2.5"), (np.float32(0.1), "0.1"), (np.int64(7), "7")]
+)
+def test_an_answer_is_any_number_as_a_person_writes_it(env: sqlenv.Environment, number: Any, said: str) -> None:
+    env.reset(seed=np.int64(1))
+    assert env.answer(number).action_history == [f"ANSWER {said}"]
 
 
 def test_a_call_out_of_turn(env: sqlenv.Environment) -> None:
@@ -164,8 +175,10 @@ def test_a_question_of_ones_own(folder: Path) -> None:
         assert env.observations[1].reward_components == sqlenv.RewardComponents(
             step_cost=-0.02, success=0.02, new_information=0.01, operational=0.01, total=0.01
         )
-        with pytest.raises(SQLEnvError, match="leave it out"):
+        with pytest.raises(SQLEnvError, match="question_id, seed and split choose among the questions of the data"):
             env.reset(question="Who?", question_id="cats")
+        with pytest.raises(SQLEnvError, match="leave them out"):
+            env.reset(question="Who?", split="eval")
         assert env.reset(question_id="cats").question == "How many cats are there?"
 
 
@@ -194,6 +207,7 @@ def test_a_sqlite_file_and_a_folder_without_questions(pets_file: Path, orders: P
         ({"data": 3}, TypeError, "make takes the name of a data set, a path or a URL, not 3, of type int"),
         ({"data": "missing.csv"}, DataError, "missing.csv does not exist"),
         ({"data": "missing"}, DataError, "'missing' names no data set and no folder"),
+        ({"settings": {"step_budget": 5}}, TypeError, r"make takes settings=sqlenv\.EnvSettings\(\.\.\.\), not"),
         ({"answer_mode": "prose"}, SQLEnvError, "answer_mode is 'prose': use one of 'value', 'sql'"),
         ({"token": "geheim"}, SQLEnvError, "token is for servers"),
         ({"data": "ws://localhost:1", "answer_mode": "sql"}, SQLEnvError, "the server decides answer_mode"),
