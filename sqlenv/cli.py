@@ -32,6 +32,7 @@ usage: sqlenv COMMAND [flags]        (sqlenv COMMAND --help says more, sqlenv --
 A first run:  sqlenv train --config configs/tiny.yaml --output_dir runs/first
 """
 
+_FLAGS = ("--help", "--version")
 TRAIN_PACKAGES = (
     "torch",
     "transformers",
@@ -63,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name not in _COMMANDS:
         what = "flag" if name.startswith("-") else "command"
         print(
-            f"sqlenv: there is no {what} {name}{did_you_mean(name, _COMMANDS)} (sqlenv --help lists them)",
+            f"sqlenv: there is no {what} {name}{did_you_mean(name, (*_COMMANDS, *_FLAGS))} (sqlenv --help lists them)",
             file=sys.stderr,
         )
         return 2

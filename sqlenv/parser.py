@@ -96,6 +96,21 @@ def choice(kind: type[Choice]) -> Callable[[str], Choice]:
     return read
 
 
+def whole_number(least: int) -> Callable[[str], int]:
+    """What argparse is given as the type of a flag that is a whole number from `least` on."""
+
+    def read(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = least - 1
+        if number < least:
+            raise argparse.ArgumentTypeError(f"must be a whole number from {least} on, not {text!r}")
+        return number
+
+    return read
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """The end of a sentence about an unknown word: what it is most like, or nothing."""
     # The dashes that flags begin with would make all of them alike.

@@ -90,6 +90,11 @@ def test_an_unknown_command() -> None:
     assert done.stderr == "sqlenv: there is no command trian; did you mean train? (sqlenv --help lists them)\n"
 
 
+def test_a_misspelt_flag_of_the_command_itself(capsys: Captured) -> None:
+    assert cli.main(["--versoin"]) == 2
+    assert capsys.readouterr().err.startswith("sqlenv: there is no flag --versoin; did you mean --version?")
+
+
 def test_without_the_training_packages_a_command_says_what_to_install() -> None:
     # None in sys.modules is how Python marks what cannot be imported.
     code = "import sys; sys.modules['torch'] = None; from sqlenv import cli; sys.exit(cli.main(sys.argv[1:]))"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlenv.parser import MOST_IN_USAGE, Parser, choice, did_you_mean
+from sqlenv.parser import MOST_IN_USAGE, Parser, choice, did_you_mean, whole_number
 
 
 class Colour(StrEnum):
@@ -52,6 +52,16 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 )
 def test_what_is_wrong_is_one_line(words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert refusal(capsys, *words) == f"paint: {said}"
+
+
+@pytest.mark.parametrize("text", ["two", "1.5", "-1", ""])
+def test_a_whole_number_is_named_with_its_bound(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    house = Parser(prog="house")
+    house.add_argument("--coats", type=whole_number(0))
+    assert house.parse_args(["--coats", "0"]).coats == 0
+    with pytest.raises(SystemExit):
+        house.parse_args([f"--coats={text}"])
+    assert f"--coats must be a whole number from 0 on, not {text!r}" in capsys.readouterr().err
 
 
 def test_an_unknown_flag_of_a_subcommand_is_its_own(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from env_server.dataset import Split
 from env_server.errors import SQLEnvError
 from env_server.types import AnswerMode
 from inference.launch.plan import PORT
-from sqlenv.parser import Parser, choice
+from sqlenv.parser import Parser, choice, whole_number
 from trainer.config import (
     ACTION_FORMAT_HELP,
     ENV_HELP,
@@ -83,7 +83,7 @@ def build_parser() -> Parser:
         metavar="N",
         help="how many questions, -1 for all (default: as many as the run's evaluations had, else all)",
     )
-    add("--samples", type=_positive, default=1, metavar="N", help="episodes of each question (default: 1)")
+    add("--samples", type=whole_number(1), default=1, metavar="N", help="episodes of each question (default: 1)")
     add("--temperature", type=_temperature, default=0.0, metavar="X", help="0 plays greedily (default)")
     add("--seed", type=int, metavar="N", help=f"default: the run's, else {defaults.seed}")
     add(
@@ -113,8 +113,8 @@ def build_parser() -> Parser:
         metavar="FILE",
         help=f"{SYSTEM_PROMPT_HELP} Default: the run's.",
     )
-    add("--few_shot", type=_not_negative, metavar="N", help=f"{FEW_SHOT_HELP} Default: the run's.")
-    add("--max_thinking_length", type=_not_negative, metavar="N", help=f"{THINKING_HELP} Default: the run's.")
+    add("--few_shot", type=whole_number(0), metavar="N", help=f"{FEW_SHOT_HELP} Default: the run's.")
+    add("--max_thinking_length", type=whole_number(0), metavar="N", help=f"{THINKING_HELP} Default: the run's.")
     add(
         "--chat_template_kwargs",
         type=_json_object,
@@ -127,10 +127,10 @@ def build_parser() -> Parser:
         ("max_turn_length", "tokens of one turn"),
     ):
         number = getattr(defaults, name)
-        add(f"--{name}", type=_positive, metavar="N", help=f"{what} (default: the run's, else {number:,})")
+        add(f"--{name}", type=whole_number(1), metavar="N", help=f"{what} (default: the run's, else {number:,})")
     add(
         "--max_context_length",
-        type=_positive,
+        type=whole_number(1),
         metavar="N",
         help="tokens of prompt and completion together (default: the run's, else what the model's config allows)",
     )
@@ -139,7 +139,7 @@ def build_parser() -> Parser:
     add("--env_token", metavar="TEXT", help=TOKEN_HELP)
     add("--use_vllm", action="store_true", help="generate on vLLM servers that serve the policy")
     add("--vllm_server_base_url", metavar="URLS", help=f"theirs, separated by commas (default: {VLLM_URL})")
-    add("--max_concurrency", type=_positive, default=64, metavar="N", help="episodes in flight (default: 64)")
+    add("--max_concurrency", type=whole_number(1), default=64, metavar="N", help="episodes in flight (default: 64)")
     add("--trust_remote_code", action="store_true", help="run code that comes with the policy")
     add = parser.add_argument_group("what comes of it").add_argument
     add("--json", action="store_true", help="print one JSON object on stdout, and the tables on stderr")
@@ -203,20 +203,6 @@ def _text_of(path: str) -> str:
         return prompt_in(path)
     except SQLEnvError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _not_negative(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"must not be negative, got {text}")
-    return number
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number <= 0:
-        raise argparse.ArgumentTypeError(f"must be positive, not {number}")
-    return number
 
 
 def _json_object(text: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from env_server.cache import default_cache_dir
 from env_server.data.loading import load_dataset
 from env_server.data.own_questions import has_no_questions, read_databases, typed_question
 from env_server.dataset import Dataset
-from sqlenv.parser import Parser
+from sqlenv.parser import Parser, whole_number
 from trainer.evaluation.arguments import VLLM_URL
 from trainer.interactive.line_editor import LineEditor
 
@@ -69,7 +69,10 @@ def build_parser() -> Parser:
     parser.add_argument("--database", metavar="NAME", help="the database that is asked about, where there are several")
     parser.add_argument("--question", metavar="TEXT", help="ask this, and end")
     parser.add_argument(
-        "--few_shot", type=int, metavar="N", help="worked episodes in the prompt (default: as the policy was trained)"
+        "--few_shot",
+        type=whole_number(0),
+        metavar="N",
+        help="worked episodes in the prompt (default: as the policy was trained)",
     )
     parser.add_argument("--use_vllm", action="store_true", help="generate on vLLM servers that serve the policy")
     parser.add_argument(
@@ -130,8 +133,6 @@ def check(parser: Parser, args: argparse.Namespace) -> None:
     """End with status 2 where flags do not go together."""
     if len(args.policies) > MOST_POLICIES:
         parser.error(f"{len(args.policies)} policies were given; two can be compared, one after the other")
-    if args.few_shot is not None and args.few_shot < 0:
-        parser.error(f"--few_shot must not be negative, not {args.few_shot}")
     if args.question is not None and not args.question.strip():
         parser.error("--question is empty")
     if args.use_vllm and len(args.policies) > 1:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from env_server.data.loading import SYNTAX
 from inference.simulated.profile import Faults, ServerProfile
-from sqlenv.parser import Parser
+from sqlenv.parser import Parser, whole_number
 from trainer.config import ENV_HELP, TOKEN_HELP
 from trainer.simulation.environments import EnvironmentProfile
 from trainer.simulation.presets import PRESETS
@@ -67,16 +67,16 @@ def build_parser() -> Parser:
     add("--measure", metavar="URLS", help="vLLM servers that serve --policy: measure them in a short burst first")
     add("--policy", help="whose tokenizer and chat template are used: a folder, or a name on the Hub (default: the "
         "run's, else the tiny policy)")  # fmt: skip
-    add("--episodes", type=positive, default=1000, help="default: 1000")
-    add("--max_concurrency", type=positive, help="episodes in flight (default: the run's, else 64)")
-    add("--batch", type=positive, help="episodes of a batch that all wait for, as a training step does "
+    add("--episodes", type=whole_number(1), default=1000, help="default: 1000")
+    add("--max_concurrency", type=whole_number(1), help="episodes in flight (default: the run's, else 64)")
+    add("--batch", type=whole_number(1), help="episodes of a batch that all wait for, as a training step does "
         "(default: the run's, else no batches)")  # fmt: skip
     add("--target_episodes_per_second", type=above_zero, metavar="N", help="look for what reaches this")
     add("--seed", type=int, default=0)
     add("--json", action="store_true", help="print one JSON object on stdout, and the text on stderr")
     engine = parser.add_argument_group("inference servers").add_argument
-    engine("--replicas", type=positive, default=1, help="default: 1")
-    engine("--max_sequences", type=positive, help="requests that a replica decodes at once")
+    engine("--replicas", type=whole_number(1), default=1, help="default: 1")
+    engine("--max_sequences", type=whole_number(1), help="requests that a replica decodes at once")
     engine("--step_ms", type=above_zero, help="milliseconds of a decoding step of one request")
     engine("--step_ms_per_sequence", type=zero_or_more, help="what each further one adds")
     engine("--prefill_tokens_per_second", type=above_zero, help="prompt tokens, where they are in no cache")
@@ -88,8 +88,13 @@ def build_parser() -> Parser:
     place("--env", default=SIMULATED, help=f"'{SIMULATED}' (default), or real ones, on an ordinary clock. {ENV_HELP}")
     place("--env_token", help=TOKEN_HELP)
     place("--data", default="synthetic", help=f"of real environments: {SYNTAX} (default: synthetic)")
-    place("--environment_servers", type=positive, default=1, help="default: 1")
-    place("--environment_workers", type=positive, default=4, help="calls that a server works on at once (default: 4)")
+    place("--environment_servers", type=whole_number(1), default=1, help="default: 1")
+    place(
+        "--environment_workers",
+        type=whole_number(1),
+        default=4,
+        help="calls that a server works on at once (default: 4)",
+    )
     place("--environment_ms", type=zero_or_more, help="of a worker, for a call, on the average (default: 5)")
     place("--environment_spread", type=zero_or_more, help="deviation of that over its mean (default: 1)")
     place("--environment_network_ms", type=zero_or_more, help="there and back (default: 1)")
@@ -105,10 +110,10 @@ def build_parser() -> Parser:
     ):
         length(f"--{name}", type=above_zero, help=what)
     length("--length_spread", type=zero_or_more, dest="spread", help="deviation of these over their mean")
-    length("--step_budget", type=positive, default=15, help="turns of an episode at most (default: 15)")
-    length("--max_context_length", type=positive, help="tokens of prompt and completion (default: 32,768)")
-    length("--max_completion_length", type=positive, help="tokens of an episode (default: 16,384)")
-    length("--max_turn_length", type=positive, help="tokens of a turn (default: 2,048)")
+    length("--step_budget", type=whole_number(1), default=15, help="turns of an episode at most (default: 15)")
+    length("--max_context_length", type=whole_number(1), help="tokens of prompt and completion (default: 32,768)")
+    length("--max_completion_length", type=whole_number(1), help="tokens of an episode (default: 16,384)")
+    length("--max_turn_length", type=whole_number(1), help="tokens of a turn (default: 2,048)")
     return parser
 
 
@@ -157,14 +162,6 @@ def environments_of(args: argparse.Namespace, profile: EnvironmentProfile) -> En
 def lengths_of(args: argparse.Namespace, lengths: Lengths) -> Lengths:
     """Lengths with what the flags say of them."""
     return replace(lengths, **{name: value for name in LENGTHS if (value := getattr(args, name)) is not None})
-
-
-def positive(text: str) -> int:
-    """Read a whole number above 0."""
-    number = int(text)
-    if number <= 0:
-        raise argparse.ArgumentTypeError(f"must be positive, not {number}")
-    return number
 
 
 def above_zero(text: str) -> float:

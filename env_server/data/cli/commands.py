@@ -29,7 +29,7 @@ from env_server.dataset import Dataset, Split
 from env_server.errors import DataError
 from env_server.settings import EnvSettings, JudgingSettings
 from env_server.types import AnswerMode
-from sqlenv.parser import Parser, choice
+from sqlenv.parser import Parser, choice, whole_number
 
 _INSPECT = """\
 Show what a data set holds: questions by split and hardness, databases, what was left out and why, samples with
@@ -87,7 +87,7 @@ def run(argv: Sequence[str]) -> int:
     _add_data(inspect, AnswerMode.VALUE, optional=True)
     inspect.add_argument("--db", help="show this database alone, with its columns")
     inspect.add_argument(
-        "--questions", type=whole_number, default=3, help="sample questions shown (default: %(default)s)"
+        "--questions", type=whole_number(0), default=3, help="sample questions shown (default: %(default)s)"
     )
 
     check = command("validate", _validate, "account for every question", _VALIDATE, _VALIDATE_EXAMPLE)
@@ -239,11 +239,3 @@ def _write(target: Path, lines: Iterable[str]) -> None:
             file.writelines(lines)
     except OSError as error:
         raise DataError(f"{target} cannot be written: {error.strerror}. Choose another place") from error
-
-
-def whole_number(text: str) -> int:
-    """Read a number of things, for argparse."""
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{number} is negative")
-    return number

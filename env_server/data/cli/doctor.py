@@ -21,6 +21,7 @@ from rich.progress import Progress
 from rich.text import Text
 
 from env_server.cache import default_cache_dir
+from env_server.data.cli.asking import typed
 from env_server.data.doctor.diagnosis import Diagnosis, diagnose, repairable
 from env_server.data.doctor.findings import MEANINGS, Kind, Severity
 from env_server.data.doctor.repairs import mend_folder
@@ -30,6 +31,7 @@ from env_server.errors import DataError
 
 SHOWN = 5
 """Findings of one kind that are shown, unless all are asked for."""
+_KEYS = "Repair it? [y]es, [n]o, [a]ll that are left, [q]uit asking: "
 DATE_ORDERS = {"day-first": True, "month-first": False}
 _VALIDATED = (Kind.NO_DATABASE, Kind.GOLD_FAILS, Kind.GOLD_EMPTY, Kind.GOLD_TOO_LARGE)
 """What a validation counts and lists itself."""
@@ -210,21 +212,15 @@ def _asked(console: Console, diagnosis: Diagnosis, offered: Sequence[int]) -> It
     for done, i in enumerate(offered):
         finding = diagnosis.findings[i]
         console.print(f"\n{diagnosis.where(i)}: {finding.said}\n  {finding.advice}", markup=False, soft_wrap=True)
-        reply = _reply(console)
+        reply = ""
+        while reply not in ("y", "n", "a", "q"):
+            reply = typed(console, _KEYS, otherwise="q").lower()[:1]
         if reply == "a":
             yield from offered[done:]
         if reply in ("a", "q"):
             return
         if reply == "y":
             yield i
-
-
-def _reply(console: Console) -> str:
-    while True:
-        asked = "Repair it? [y]es, [n]o, [a]ll that are left, [q]uit asking: "
-        reply = console.input(asked, markup=False).strip().lower()[:1]
-        if reply in ("y", "n", "a", "q"):
-            return reply
 
 
 def _changed_answers(before: Dataset | None, after: Dataset | None) -> list[str]:

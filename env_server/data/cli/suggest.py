@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from env_server.cache import default_cache_dir
+from env_server.data.cli.asking import typed
 from env_server.data.database_files import is_database_name
 from env_server.data.folder import find_sources, read_places
 from env_server.data.loading import is_folder
@@ -28,6 +29,7 @@ from env_server.errors import DataError
 from env_server.judging.answers import format_answer
 from env_server.settings import EnvSettings
 from env_server.sql.sandbox import limit_memory
+from sqlenv.parser import whole_number
 
 DESCRIPTION = """\
 Propose questions about the databases of a folder of your own, with SQL that is verified: it runs, its answer can be
@@ -47,7 +49,7 @@ _KEYS = "[y]es, [n]o, edit the [w]ords, edit the [s]ql, [a]ll that are left, [q]
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `sqlenv data suggest`."""
     parser.add_argument("data", help="a folder of your own; it needs no questions yet")
-    parser.add_argument("--count", type=_positive, default=50, help="questions proposed (default: %(default)s)")
+    parser.add_argument("--count", type=whole_number(1), default=50, help="questions proposed (default: %(default)s)")
     parser.add_argument("--yes", action="store_true", help="accept all without asking")
     parser.add_argument("--seed", type=int, default=0, help="another seed proposes others (default: %(default)s)")
     parser.add_argument(
@@ -141,7 +143,7 @@ def _asked(console: Console, proposer: Proposer, proposals: Iterator[Question], 
         reply = ""
         while reply not in ("y", "n", "a", "q"):
             _show(console, question, f"{number} of {count}")
-            reply = console.input(_KEYS, markup=False).strip().lower()[:1]
+            reply = typed(console, _KEYS, otherwise="q").lower()[:1]
             if reply in ("w", "s"):
                 question = _edited(console, proposer, question, reply)
         if reply in ("y", "a"):
@@ -161,8 +163,8 @@ def _show(console: Console, question: Question, title: str) -> None:
 
 def _edited(console: Console, proposer: Proposer, question: Question, what: str) -> Question:
     """Ask for other words or another query; what cannot be asked so is told, and the question stays as it was."""
-    text = console.input("question: ", markup=False).strip() if what == "w" else question.text
-    sql = console.input("sql: ", markup=False).strip() if what == "s" else question.gold_sql
+    text = typed(console, "question: ") if what == "w" else question.text
+    sql = typed(console, "sql: ") if what == "s" else question.gold_sql
     if not text or not sql:
         return question
     try:
@@ -174,10 +176,3 @@ def _edited(console: Console, proposer: Proposer, question: Question, what: str)
 
 def _none(folder: Path) -> str:
     return f"There is nothing to ask about {folder} that could be verified: its tables are too small, or in trouble."
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is not positive")
-    return number

@@ -93,7 +93,7 @@ def test_what_cannot_be_played_is_said(policy: str, data: str, words: str, table
     ("flags", "words"),
     [
         (("a", "b", "c"), "3 policies were given"),
-        (("a", "--few_shot", "-1"), "--few_shot must not be negative"),
+        (("a", "--few_shot", "-1"), "--few_shot must be a whole number from 0 on, not '-1'"),
         (("a", "--question", " "), "--question is empty"),
         (("a", "b", "--use_vllm"), "--use_vllm asks one policy"),
         (("a", "--port", "1"), "--port needs --web"),

@@ -96,8 +96,8 @@ def test_export(data: str, tmp_path: Path, capsys: Captured) -> None:
     ("argv", "words"),
     [
         ([], "required: COMMAND"),
-        (["inspect", "--questions", "-1"], "-1 is negative"),
-        (["inspect", "--questions", "many"], "invalid whole_number value"),
+        (["inspect", "--questions", "-1"], "--questions must be a whole number from 0 on, not '-1'"),
+        (["inspect", "--questions", "many"], "--questions must be a whole number from 0 on, not 'many'"),
         (["inspect", "--answer_mode", "guess"], "guess"),
         (["validate"], "required: data"),
         (["export", "synthetic"], "required: --out"),

@@ -94,7 +94,13 @@ def test_all_repairs_in_a_copy(folder: str, tmp_path: Path, capsys: Captured) ->
 
 
 @pytest.mark.parametrize(
-    ("answers", "repaired"), [("n\nx\ny\nq\n", "1 repaired"), ("n\na\n", "2 repaired"), ("q\n", "Nothing was repaired")]
+    ("answers", "repaired"),
+    [
+        ("n\nx\ny\nq\n", "1 repaired"),
+        ("n\na\n", "2 repaired"),
+        ("q\n", "Nothing was repaired"),
+        ("", "Nothing was repaired"),
+    ],
 )
 def test_each_repair_is_asked_for(
     answers: str, repaired: str, folder: str, tmp_path: Path, terminal: Callable[[str], None], capsys: Captured

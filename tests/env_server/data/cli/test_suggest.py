@@ -89,6 +89,15 @@ def test_nothing_accepted_is_nothing_written(folder: Path, terminal: Callable[..
     assert not (folder / SUGGESTED_FILE).exists()
 
 
+def test_ctrl_d_leaves_and_what_was_accepted_stays(
+    folder: Path, terminal: Callable[..., None], capsys: Captured
+) -> None:
+    terminal("y", "y", "s")
+    assert run(["suggest", str(folder)]) == 0
+    assert len(entries(folder / SUGGESTED_FILE)) == 2
+    assert "2 added to" in capsys.readouterr().out
+
+
 def test_tables_that_give_nothing_are_told(tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "items.csv").write_text("a\n1\n")
