@@ -75,6 +75,13 @@ class RewardComponents(BaseModel):
     terminal: float = 0.0
     total: float = 0.0
 
+    @property
+    def parts(self) -> dict[str, float]:
+        """What `total` is the sum of, by name, without what is nothing; `clipped` is what the clip added."""
+        named = self.model_dump(exclude={"operational", "total"})
+        named["clipped"] = self.total - sum(named.values())
+        return {name: round(value, 6) for name, value in named.items() if abs(value) > 1e-9}
+
 
 class SQLObservation(BaseModel):
     """What the agent sees after `reset` or `step`.

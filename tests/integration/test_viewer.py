@@ -167,6 +167,7 @@ def test_episodes_are_found_and_one_is_read_beside_another(page: Page, server: s
     expect(page.locator(".step")).to_have_count(3)
     expect(page.locator(".step").nth(0).locator(".error")).to_have_text("not found: no such column: nme")
     expect(page.locator(".step").nth(1).locator(".reward")).to_contain_text(f"clipped {MINUS}0.01")
+    expect(page.locator(".step").nth(1).locator(".reward")).to_contain_text("5 tokens")
     assert page.locator(".step").nth(1).locator("tr").all_inner_texts() == ["name", "lamp"]
     expect(page.locator(".step").nth(2).locator(".sum")).to_have_text("total +1.11")
     expect(page.locator("#gold-sql")).to_contain_text("SELECT")

@@ -156,9 +156,8 @@ def _show(console: Console, observation: SQLObservation, total: float) -> None:
         console.print(Text(observation.error, style="red"))
     if observation.result:
         console.print(Text(observation.result))
-    parts = observation.metadata["reward_components"]
-    sums = ("operational", "total")
-    shown = ", ".join(f"{name} {value:+.2f}" for name, value in parts.items() if value and name not in sums)
+    parts = observation.reward_components.parts if observation.reward_components is not None else {}
+    shown = ", ".join(f"{name.replace('_', ' ')} {value:+.2f}" for name, value in parts.items())
     console.print(Text(f"reward {observation.reward:+.2f} ({shown or 'nothing'}), so far {total:+.2f}", style="dim"))
     if observation.done:
         console.print(Text(str(observation.metadata["verdict"]).replace("_", " "), style="bold"))

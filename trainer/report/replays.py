@@ -138,10 +138,8 @@ def turn_view(turn: Turn) -> TurnView:
 
 
 def components(reward: RewardComponents) -> str:
-    """Return the parts of a step's reward that are not zero."""
-    fields = ("step_cost", "success", "new_information", "repeat", "progress", "terminal")
-    parts = [(f.replace("_", " "), getattr(reward, f)) for f in fields]
-    return ", ".join(f"{name} {value:+.2f}" for name, value in parts if value)
+    """Return the parts of a step's reward, which add up to it."""
+    return ", ".join(f"{name.replace('_', ' ')} {value:+.2f}" for name, value in reward.parts.items())
 
 
 def cut(text: str, limit: int = TEXT_LIMIT) -> str:

@@ -310,8 +310,9 @@ class _Explorer:
         text = chat.text_of(turn.token_ids)
         parsed = chat.parse(text)
         observation = await flight.step(parsed.action, number)
-        self._turns.append(turn_of(text, parsed.action, observation, parsed.parseable, turn.policy_version))
-        self._on_turn(self._turns[-1])
+        played = turn_of(text, parsed.action, observation, parsed.parseable, turn.policy_version, turn.tokens)
+        self._turns.append(played)
+        self._on_turn(played)
         if not observation.done:
             transcript.add_reply(chat.reply_ids(observation, closed=turn.closed))
         return observation

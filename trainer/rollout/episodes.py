@@ -47,10 +47,17 @@ class Turn:
     reward: RewardComponents
     policy_version: int = 0
     """Updates that the weights had had which the turn was sampled under: the oldest, where it was more than one."""
+    tokens: int | None = None
+    """Tokens that the policy generated; None where nobody counted them."""
 
 
 def turn_of(
-    text: str, action: SQLAction, observation: SQLObservation, parseable: bool = True, policy_version: int = 0
+    text: str,
+    action: SQLAction,
+    observation: SQLObservation,
+    parseable: bool = True,
+    policy_version: int = 0,
+    tokens: int | None = None,
 ) -> Turn:
     """The record of one action and the observation it led to."""
     return Turn(
@@ -62,6 +69,7 @@ def turn_of(
         error=observation.error,
         reward=RewardComponents.model_validate(observation.metadata["reward_components"]),
         policy_version=policy_version,
+        tokens=tokens,
     )
 
 

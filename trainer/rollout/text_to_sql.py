@@ -88,14 +88,14 @@ class TextToSQL:
         sql = query_in(text)
         query = SQLAction(action_type=ActionType.QUERY, argument=sql or text)
         observation = await flight.step(query, 0)
-        turns = [turn_of(text, query, observation, sql is not None, turn.policy_version)]
+        turns = [turn_of(text, query, observation, sql is not None, turn.policy_version, turn.tokens)]
         outcome = Outcome.WRONG
         if not observation.error:
             argument = await asyncio.to_thread(self._answer, flight.request.db_id, query.argument)
             answer = SQLAction(action_type=ActionType.ANSWER, argument=argument)
             observation = await flight.step(answer, 1)
             written = format_action(answer.action_type, argument)
-            turns.append(turn_of(written, answer, observation, policy_version=turn.policy_version))
+            turns.append(turn_of(written, answer, observation, policy_version=turn.policy_version, tokens=0))
             outcome = outcome_of(observation)
         return flight.episode(question, outcome, turns, transcript.row(), len(prompt))
 

@@ -26,6 +26,11 @@ class GeneratedTurn:
     closed: bool
     policy_version: int
 
+    @property
+    def tokens(self) -> int:
+        """How many of the ids the model chose."""
+        return sum(logprob is not None for logprob in self.logprobs)
+
 
 async def generate_turn(generate: Generate, chat: ChatFormat, max_words: int, room: int) -> GeneratedTurn:
     """Generate a turn of at most `room` tokens, `max_words` of them kept for words. Raises what `generate` does."""

@@ -9,13 +9,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from trainer.results.failure_kinds import FailureKind, failure_kind
+from env_server.types import RewardComponents
+from trainer.results.failure_kinds import failure_kind
 from trainer.rollout.episodes import EpisodeRecord
-
-PARTS = ("step_cost", "success", "new_information", "repeat", "progress", "terminal")
-CLIPPED = "clipped"
-"""What the clip of a step's operational and progress parts adds to them."""
-NOTHING = 1e-9
 
 
 def episode_view(record: EpisodeRecord) -> dict[str, Any]:
@@ -24,18 +20,7 @@ def episode_view(record: EpisodeRecord) -> dict[str, Any]:
     turns = []
     for turn in record.turns:
         total += turn["reward"]["total"]
-        turns.append({**turn, "parts": reward_parts(turn["reward"]), "total": round(total, 6)})
+        parts = RewardComponents.model_validate(turn["reward"]).parts
+        turns.append({**turn, "parts": parts, "total": round(total, 6)})
     kind = failure_kind(record)
-    return {
-        **asdict(record),
-        "turns": turns,
-        "kind": None if kind is None else kind.value,
-        "why": "" if kind is None else FailureKind(kind).meaning,
-    }
-
-
-def reward_parts(reward: dict[str, float]) -> dict[str, float]:
-    """Return the parts of a step's reward that are not nothing."""
-    parts = {name: reward[name] for name in PARTS}
-    parts[CLIPPED] = reward["total"] - sum(parts.values())
-    return {name: round(value, 6) for name, value in parts.items() if abs(value) > NOTHING}
+    return {**asdict(record), "turns": turns, "kind": kind, "why": "" if kind is None else kind.meaning}

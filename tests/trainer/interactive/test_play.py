@@ -61,9 +61,15 @@ def test_an_episode_to_its_end(play: Play, capsys: Captured) -> None:
 def test_rewards_add_up(play: Play, capsys: Captured) -> None:
     play("SAMPLE pets", "SAMPLE pets", "ANSWER 3")
     out = capsys.readouterr().out
-    assert "reward +0.00 (step_cost -0.02, success +0.02), so far +0.00" in out
-    assert "reward -0.03 (step_cost -0.02, success +0.02, repeat -0.03), so far -0.03" in out
+    assert "reward +0.00 (step cost -0.02, success +0.02), so far +0.00" in out
+    assert "reward -0.03 (step cost -0.02, success +0.02, repeat -0.03), so far -0.03" in out
     assert "so far -0.05\nwrong\n" in out
+
+
+def test_what_the_clip_takes_is_shown(play: Play, capsys: Captured) -> None:
+    play("QUERY SELECT COUNT(*) FROM pets WHERE species = 'cat'", "ANSWER 2")
+    said = " ".join(capsys.readouterr().out.split())
+    assert "reward +0.15 (step cost -0.02, success +0.02, new information +0.01, progress +0.15, clipped -0.01)" in said
 
 
 def test_a_line_can_be_continued(play: Play, capsys: Captured) -> None:

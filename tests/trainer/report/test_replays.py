@@ -55,8 +55,8 @@ def test_long_texts_are_cut_and_marked() -> None:
 
 
 def test_components_name_what_is_not_zero() -> None:
-    reward = RewardComponents(step_cost=-0.02, new_information=0.01, progress=0.15, total=0.14)
-    assert components(reward) == "step cost -0.02, new information +0.01, progress +0.15"
+    reward = RewardComponents(step_cost=-0.02, success=0.02, new_information=0.01, progress=0.15, total=0.15)
+    assert components(reward) == "step cost -0.02, success +0.02, new information +0.01, progress +0.15, clipped -0.01"
 
 
 def test_a_turn_that_is_none_is_an_error_that_names_the_episode() -> None:

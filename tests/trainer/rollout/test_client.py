@@ -518,6 +518,7 @@ async def test_an_episode_from_the_prompt_to_the_last_word(
     prompt = chat.renderer.prompt_ids([{"role": "user", "content": first_message(first)}])
     completion: list[int] = []
     mask: list[int] = []
+    lengths = []
     for text in words:
         kind, _, argument = text.partition(" ")
         observation = environment.step(SQLAction(action_type=kind, argument=argument))
@@ -525,7 +526,9 @@ async def test_an_episode_from_the_prompt_to_the_last_word(
         heard = [] if observation.done else chat.renderer.observation_ids(observation_message(observation), closed=True)
         completion += said + heard
         mask += [1] * len(said) + [0] * len(heard)
+        lengths.append(len(said))
     assert episode.outcome is Outcome.CORRECT
+    assert [turn.tokens for turn in episode.turns] == lengths
     assert (episode.row.prompt_ids, episode.row.completion_ids, episode.row.env_mask) == (prompt, completion, mask)
     assert [turn.text for turn in episode.turns] == words
     assert all(turn.parseable for turn in episode.turns)

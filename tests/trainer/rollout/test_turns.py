@@ -52,6 +52,7 @@ async def turn(chat: ChatFormat, script: Script, room: int | None = None) -> tup
     text = chat.text_of(found.token_ids)
     assert len(found.token_ids) == len(found.logprobs)
     assert found.policy_version == 7
+    assert found.tokens == sum(logprob is not None for logprob in found.logprobs) <= len(found.token_ids)
     for said, tokens in script.asked:
         assert found.token_ids[: len(said)] == said, "each part follows the ids that the row shows"
         assert tokens > 0

@@ -26,6 +26,7 @@ def make_turn(kind: str, argument: str, result: str = "", error: str = "", **rew
         "error": error,
         "reward": parts,
         "policy_version": 0,
+        "tokens": len(argument.split()) + 1,
     }
 
 

@@ -11,14 +11,14 @@ from env_server.factory import EnvironmentFactory
 from env_server.types import SQLAction
 from tests.trainer.viewer.runs import played
 from trainer.rollout.episodes import turn_of
-from trainer.viewer.episode import CLIPPED, episode_view, reward_parts
+from trainer.viewer.episode import episode_view
 
 
 def test_the_total_grows_turn_by_turn_and_the_clip_is_a_part() -> None:
     record = played("a")
     view = episode_view(record)
     assert [turn["total"] for turn in view["turns"]] == pytest.approx([-0.02, 0.13, 1.11])
-    assert view["turns"][1]["parts"][CLIPPED] == pytest.approx(-0.01)
+    assert view["turns"][1]["parts"]["clipped"] == pytest.approx(-0.01)
     assert view["turns"][-1]["total"] == pytest.approx(view["reward"])
     assert (view["kind"], view["why"]) == (None, "")
 
@@ -53,6 +53,6 @@ def test_the_parts_of_every_step_add_up(pets: Dataset, actions: list[tuple[str, 
             action = SQLAction(action_type=kind, argument=argument)
             observation = environment.step(action)
             reward = turn_of(argument, action, observation).reward
-            assert sum(reward_parts(reward.model_dump()).values()) == pytest.approx(reward.total, abs=1e-6)
+            assert sum(reward.parts.values()) == pytest.approx(reward.total, abs=1e-6)
             if observation.done:
                 break

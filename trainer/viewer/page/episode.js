@@ -60,6 +60,7 @@ function Turn({ turn, number, time }) {
     <${Outcome} turn=${turn} />
     <p class="reward"><b>reward ${signed(turn.reward.total)}</b>
       ${Object.entries(turn.parts).map(([name, value]) => html`<span class=${tone(value)}>${PART_WORDS[name] ?? words(name)} ${signed(value)}</span>`)}
+      ${typeof turn.tokens === "number" && html`<span>${plural(turn.tokens, "token")}</span>`}
       ${turn.policy_version !== undefined && html`<span title="updates that the weights had had">version ${turn.policy_version}</span>`}
       ${time && html`<span title="seconds, by --trace">${timed(time)}</span>`}
       <span class="sum">total ${signed(turn.total)}</span></p>
