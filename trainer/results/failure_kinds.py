@@ -35,11 +35,11 @@ class FailureKind(StrEnum):
 
     UNPARSEABLE = "unparseable"
     OUT_OF_TOKENS = "out_of_tokens"
-    OUT_OF_STEPS = "out_of_steps"
     NO_SUCH_COLUMN = "no_such_column"
     NO_SUCH_TABLE = "no_such_table"
     SYNTAX_ERROR = "syntax_error"
     OTHER_ERROR = "other_error"
+    OUT_OF_STEPS = "out_of_steps"
     RIGHT_ROWS = "right_rows"
     GAVE_UP = "gave_up"
     NEVER_QUERIED = "never_queried"
@@ -79,12 +79,12 @@ def failure_kind(record: EpisodeRecord) -> FailureKind | None:
         return FailureKind.UNPARSEABLE
     if record.outcome == Outcome.OUT_OF_TOKENS:
         return FailureKind.OUT_OF_TOKENS
-    if record.outcome == Outcome.OUT_OF_BUDGET:
-        return FailureKind.OUT_OF_STEPS
     queries = queries_of(record)
     successful = [turn for turn in queries if not turn["error"]]
     if queries and not successful:
         return error_kind(queries[-1]["error"])
+    if record.outcome == Outcome.OUT_OF_BUDGET:
+        return FailureKind.OUT_OF_STEPS if queries else FailureKind.NEVER_QUERIED
     if saw_right_rows(record):
         return FailureKind.RIGHT_ROWS
     answer = _answer(record)

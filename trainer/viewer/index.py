@@ -31,7 +31,7 @@ from trainer.results.failure_kinds import failure_kind
 from trainer.rollout.episodes import EpisodeRecord
 from trainer.viewer.growing import News, Place, read_news
 
-VERSION = 1
+VERSION = 2
 """Of the tables and of what fills them, the kinds of failure among it; an index of another one is made anew."""
 CHUNK = 2_000_000
 """Bytes of a file that one transaction takes."""

@@ -50,6 +50,8 @@ GOLD = "QUERY SELECT COUNT(*) FROM pets WHERE species = 'cat'"
         (["QUERY SELECT name FROM pets WHERE species = 'Cat'", "ANSWER []"], "wrong_query"),
         (["QUERY SELECT MAX(age) FROM pets WHERE species = 'Cat'", "ANSWER NULL"], "wrong_query"),
         (["DESCRIBE pets", "DESCRIBE pets", "DESCRIBE pets", GOLD], "out_of_steps"),
+        (["DESCRIBE cats", "DESCRIBE cats", "DESCRIBE cats", "DESCRIBE cats"], "never_queried"),
+        (["QUERY SELECT kind FROM pets", *["DESCRIBE pets"] * 3], "no_such_column"),
         (["DESCRIBE pets", "Well ...", "So ...", "Hm ..."], "unparseable"),
         (["DESCRIBE pets"], "out_of_tokens"),
     ],

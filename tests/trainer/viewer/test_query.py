@@ -45,7 +45,7 @@ def found(index: Index, order: Order = Order.OLDEST, /, **wanted: Any) -> list[i
         ({"outcome": "correct"}, [1]),
         ({"kind": "any"}, [2, 3, 4]),
         ({"kind": "right_rows"}, [2]),
-        ({"kind": "out_of_steps", "db_id": "zoo"}, [4]),
+        ({"kind": "never_queried", "db_id": "zoo"}, [4]),
         ({"db_id": "shop", "hardness": "hard"}, [2]),
         ({"question_id": "c"}, [3, 4]),
         ({"min_reward": 1.0}, [1]),
