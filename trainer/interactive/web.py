@@ -47,7 +47,7 @@ class Wanted(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     question_id: Annotated[str, Field(min_length=1, max_length=255)] | None = None
-    question: Annotated[str, Field(min_length=1, max_length=MAX_QUESTION_CHARS)] | None = None
+    question: Annotated[str, Field(min_length=1, max_length=MAX_QUESTION_CHARS, pattern=r"\S")] | None = None
     database: Annotated[str, Field(max_length=255)] | None = None
 
     @model_validator(mode="after")

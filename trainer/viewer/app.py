@@ -22,6 +22,7 @@ from fastapi.staticfiles import StaticFiles
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from env_server.errors import SQLEnvError
+from env_server.service.pages import SECURITY_HEADERS
 from trainer.results.metrics import MEANINGS
 from trainer.viewer.curves import KINDS
 from trainer.viewer.library import Library, UnknownError
@@ -30,16 +31,6 @@ from trainer.viewer.query import Filter, Order
 HOSTS = ("127.0.0.1", "localhost")
 PAGE_LIMIT = 500
 """Episodes in one reply."""
-_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
-    "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
-)
-HEADERS = {
-    "Content-Security-Policy": _POLICY,
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Resource-Policy": "same-origin",
-}
 
 
 class FiniteJSON(JSONResponse):
@@ -58,7 +49,7 @@ def create_app(library: Library) -> FastAPI:
     @app.middleware("http")
     async def protect(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
         response = await call_next(request)
-        response.headers.update(HEADERS)
+        response.headers.update(SECURITY_HEADERS)
         response.headers["Cache-Control"] = "no-store" if request.url.path.startswith("/api/") else "no-cache"
         return response
 

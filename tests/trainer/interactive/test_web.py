@@ -79,7 +79,7 @@ async def test_what_cannot_be_played_is_said(reciting: Reciting, pets: Dataset) 
         assert event == {"type": "error", "message": "there is no database 'nope'; there is pets"}
         (event,) = await play(http, question_id="nope")
         assert event["message"].startswith("data set pets holds no question 'nope'")
-        for wanted, status in (({}, 422), ({"question": "?", "question_id": "cats"}, 422), ({"question": ""}, 422)):
+        for wanted, status in (({}, 422), ({"question": "?", "question_id": "cats"}, 422), ({"question": " "}, 422)):
             assert (await http.post("/policies/0/play", json=wanted)).status_code == status
         assert (await http.post("/policies/1/play", json={"question": "?"})).status_code == 404
 
