@@ -40,6 +40,8 @@ class Golds:
 
     def of(self, record: EpisodeRecord, data: str, answer_mode: str) -> GoldView:
         """Return the gold of an episode's question."""
+        if not data:
+            return GoldView(why="which data set the question is of is written when its evaluation is over")
         dataset = self._dataset(data, answer_mode)
         if isinstance(dataset, str):
             return GoldView(why=dataset)

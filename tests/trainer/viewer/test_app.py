@@ -14,7 +14,7 @@ import pytest
 from env_server.cache import CACHE_VARIABLE
 from env_server.data.loading import load_dataset
 from tests.trainer.viewer.runs import evaluate, evaluate_alone, make_run, played, train
-from trainer.results.run_files import HealthWarning, RunFolder
+from trainer.results.run_files import ABOUT, HealthWarning, RunFolder
 from trainer.viewer.app import create_app
 from trainer.viewer.index import Index, index_path
 from trainer.viewer.library import Library
@@ -201,6 +201,8 @@ def test_the_gold_is_shown_or_it_is_said_why_not(
     assert (gold["count"], gold["why"]) == (len(question.gold.rows), "")
     assert library.gold(2)["why"] == "synthetic as it is here has another question under this id"
     assert library.gold(3)["why"] == "synthetic as it is here holds no question unknown"
+    path.with_suffix(ABOUT).unlink()
+    assert library.gold(1)["why"].endswith("is written when its evaluation is over")
     index.close()
 
 
