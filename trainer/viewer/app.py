@@ -59,7 +59,7 @@ def create_app(library: Library) -> FastAPI:
         return JSONResponse({"detail": str(error)}, 404 if isinstance(error, UnknownError) else 422)
 
     _add_api(app, library)
-    # The page's own files, and the modules of the playground that it shares.
+    # The page's own files, and what it shares with the playground: its look and modules.
     app.mount("/playground", StaticFiles(packages=[("env_server.service", "playground")]))
     app.mount("/", StaticFiles(packages=[("trainer.viewer", "page")], html=True))
     return app

@@ -141,7 +141,7 @@ def _contrast(one: str, other: str) -> float:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_text_has_the_contrast_that_wcag_aa_asks_for(theme: str) -> None:
-    style = FILES["style.css"]
+    style = FILES["base.css"]
     pairs = re.findall(r"--([\w-]+): light-dark\((#[0-9a-f]{6}), (#[0-9a-f]{6})\)", style)
     color = {name: light if theme == "light" else dark for name, light, dark in pairs}
     for text, ground in itertools.product(("ink", "muted", "accent", "good", "bad"), ("page", "card", "sunk")):
