@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from env_server.cache import CACHE_VARIABLE
+from trainer.policy.play_settings import SETTINGS_FILE, read_play
 
 nbformat = pytest.importorskip("nbformat")
 nbclient = pytest.importorskip("nbclient")
@@ -39,7 +40,9 @@ def executed(tmp_path_factory: pytest.TempPathFactory, generated_cache: Path) ->
         notebook = nbformat.read(NOTEBOOK, as_version=4)
         resources = {"metadata": {"path": str(place)}}
         nbclient.NotebookClient(notebook, timeout=CELL_S, kernel_name="python3", resources=resources).execute()
-    assert (place / "runs" / "notebook" / "policy" / "model.safetensors").is_file()
+    policy = place / "runs" / "notebook" / "policy"
+    assert (policy / "model.safetensors").is_file()
+    assert read_play(policy / SETTINGS_FILE).settings.max_turn_length == 64, "it is played as it was trained"
     return notebook
 
 
