@@ -2,7 +2,8 @@
 
 The page, the environment behind it and its token and Origin checks are `sqlenv serve`'s; this process adds the
 policies. So an environment server needs no model and no torch, and the page no second address: it is told the policies'
-names with its questions, and offers what needs them only where there are some.
+names with its questions, and offers what needs them only where there are some. Where there is no token, it answers
+under this machine's own names alone.
 
 `POST /policies/NUMBER/play` plays a question of the data set (`question_id`) or one of a person's own (`question`,
 `database`), and answers with one JSON object a line: each turn as it is taken, then the reply, or why there is none.
@@ -21,6 +22,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, FastAPI, HTTPException
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from env_server.dataset import Dataset
 from env_server.errors import SQLEnvError
@@ -35,6 +37,7 @@ from trainer.interactive.asking import Asked, Reply
 from trainer.interactive.conversation import written
 from trainer.interactive.policy_player import PolicyPlayer
 from trainer.rollout.episodes import Outcome, Turn
+from trainer.viewer.app import HOSTS
 
 MAX_QUESTION_CHARS = 2_000
 
@@ -88,6 +91,9 @@ def with_policies(
     names = tuple(each.player.name for each in asked)
     app = create_app(settings, dataset, capacity=capacity, metrics=metrics, policies=names)
     app.include_router(router(asked, app.state.service.authorize))
+    if settings.token is None:
+        # Else a page elsewhere could read along, by a name of its own that it lets lead here.
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*HOSTS, settings.host, f"[{settings.host}]"])
     return app
 
 

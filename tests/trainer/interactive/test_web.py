@@ -93,6 +93,14 @@ async def test_the_servers_token_is_asked_for(reciting: Reciting, pets: Dataset)
         assert (await http.post("/policies/0/play", json={"question": "?"})).status_code == 403
 
 
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "10.0.0.1:8002"])
+async def test_without_a_token_no_other_name_leads_here(reciting: Reciting, pets: Dataset, host: str) -> None:
+    async with client(pets, reciting(*TURNS)) as http:
+        http.headers.update({"Host": host, "Origin": f"http://{host}"})
+        assert (await http.post("/policies/0/play", json={"question": "?"})).status_code == 400
+        assert (await http.get("/questions")).status_code == 400
+
+
 def test_other_machines_need_a_token(reciting: Reciting, pets: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SQLENV_TOKEN", raising=False)
     with pytest.raises(ConfigError, match="lets other machines in: set SQLENV_TOKEN"):
