@@ -71,7 +71,7 @@ def connect(servers: str | Iterable[str], *, token: str | None = None) -> Enviro
 
 def _here(spec: str, answer_mode: AnswerMode | str | None, settings: EnvSettings | None) -> Environment:
     from env_server.cache import default_cache_dir
-    from env_server.data.loading import load_dataset
+    from env_server.data.loading import is_named, load_dataset
     from env_server.data.own_questions import has_no_questions, read_databases
     from env_server.dataset import Dataset
     from env_server.factory import EnvironmentFactory
@@ -84,7 +84,7 @@ def _here(spec: str, answer_mode: AnswerMode | str | None, settings: EnvSettings
     mode = AnswerMode.VALUE if answer_mode is None else word_of(AnswerMode, "answer_mode", answer_mode)
     limits = settings or EnvSettings()
     path = Path(spec).expanduser()
-    if has_no_questions(path):
+    if not is_named(spec) and has_no_questions(path):
         dataset = Dataset(path.name, (), read_databases(path, default_cache_dir()))
     else:
         dataset = load_dataset(spec, answer_mode=mode, settings=limits)

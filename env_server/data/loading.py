@@ -72,10 +72,15 @@ def read_source(spec: str, cache_dir: Path) -> RawDataset:
     raise DataError(f"{spec!r} names no data set and no folder. Known: {SYNTAX}")
 
 
+def is_named(spec: str) -> bool:
+    """Tell whether `spec` begins with the name of a data set, which counts whatever folders there are."""
+    name, _, argument = (part.strip() for part in spec.partition(":"))
+    return name in GENERATED or (name in ("spider", "bird") and argument != "")
+
+
 def is_folder(spec: str) -> bool:
     """Tell whether `spec` names a folder of one's own, or a file that is to be refused as one."""
-    name, _, argument = (part.strip() for part in spec.partition(":"))
-    if name in GENERATED or (name in ("spider", "bird") and argument) or not spec.strip():
+    if is_named(spec) or not spec.strip():
         return False
     folder = Path(spec).expanduser()
     return folder.exists() if _has_separator(spec) else folder.is_dir()

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from env_server.cache import default_cache_dir
-from env_server.data.loading import load_dataset
+from env_server.data.loading import is_named, load_dataset
 from env_server.data.own_questions import has_no_questions, read_databases, typed_question
 from env_server.dataset import Dataset
 from sqlenv.parser import Parser, whole_number
@@ -27,8 +27,6 @@ from trainer.interactive.line_editor import LineEditor
 if TYPE_CHECKING:
     from trainer.interactive.conversation import Conversation
 
-NAMED = ("synthetic", "scrambled", "spider", "bird")
-"""Data sets that are named by a word and not by a path."""
 MOST_POLICIES = 2
 WEB_HOST, WEB_PORT = "127.0.0.1", 8_002
 """A port beside those of `sqlenv serve` and `sqlenv inference`."""
@@ -150,8 +148,7 @@ def check(parser: Parser, args: argparse.Namespace) -> None:
 def read_data(spec: str, *, questions: bool) -> Dataset:
     """Return the databases that `--data` names, with the `questions` that a folder may have. Raises DataError."""
     path = Path(spec).expanduser()
-    named = not path.exists() and spec.partition(":")[0] in NAMED
-    if named or (questions and not has_no_questions(path)):
+    if is_named(spec) or (questions and not has_no_questions(path)):
         return load_dataset(spec)
     return Dataset(path.name, (), read_databases(path, default_cache_dir()))
 

@@ -10,7 +10,7 @@ import platformdirs
 import pytest
 
 from env_server.cache import CACHE_VARIABLE, default_cache_dir
-from env_server.data.loading import load_dataset
+from env_server.data.loading import is_folder, is_named, load_dataset
 from env_server.data.synthetic import VERSION
 from env_server.dataset import Split
 from env_server.errors import DataError
@@ -102,6 +102,19 @@ def test_a_name_is_a_folder_or_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError, match="'file' names no data set and no folder"):
         load_dataset("file")
+
+
+@pytest.mark.parametrize(
+    ("spec", "named"),
+    [("synthetic", True), ("synthetic:7", True), ("spider:x", True), ("spider", False), ("shop", False)],
+)
+def test_the_name_of_a_data_set_counts_whatever_folders_there_are(
+    spec: str, named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / spec).mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert is_named(spec) is named
+    assert is_folder(spec) is not named
 
 
 @pytest.mark.parametrize("spec", ["synthetic:x", "scrambled:-1", "synthetic:1.5", "synthetic:²"])
