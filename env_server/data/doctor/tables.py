@@ -5,6 +5,7 @@ Keys within and between tables: `env_server.data.doctor.references`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from env_server.data.doctor.cells import written_date, written_number
@@ -22,6 +23,7 @@ from env_server.dataset import SQLValue
 
 _TOTALS = frozenset(("total", "totals", "sum", "grand total", "overall", "all", "summe", "gesamt", "subtotal"))
 _SAME = 1e-6
+_YEAR = re.compile(r"(?:19|20)\d\d")
 
 
 def check_database(survey: DatabaseSurvey, order: bool | None = None) -> Iterator[Finding]:
@@ -43,7 +45,8 @@ def check_header(cells: Sequence[str], rows: int, place: Place) -> Iterator[Find
     """Yield what is wrong with the first line of a file of tables, as it is written."""
     named = [" ".join(cell.split()) for cell in cells]
     data = [cell for cell in named if written_number(cell) or written_date(cell)]
-    if rows and data and len(data) * 2 >= len(named):
+    years = all(_YEAR.fullmatch(cell) for cell in data) and len(set(data)) == len(data) > 1  # a column for each
+    if rows and data and not years and len(data) * 2 >= len(named):
         advice = "Put a line with the names of the columns above it"
         yield Finding(Kind.NO_HEADER, place, f"the first line has {', '.join(map(repr, data[:3]))}", advice)
         return

@@ -77,6 +77,7 @@ def test_columns_that_only_look_like_trouble_raise_no_alarm(tmp_path: Path) -> N
             "90210,+49 30 9999,1.10.0,10.0.0.1,5-11,NO,A1,2001,unknown",
             "12345,+1 555 0100,2.0.0,10.0.0.2,6-0,DE,b2,2003,May 5",
         ),
+        "sales.csv": table("region,2019,2020,2021", "north,1,2,4", "south,3,9,5", "west,8,6,7"),
         "codes.csv": table("letter,flag,level,rank", "a,0,1st,T", "A,1,2nd,F", "b,0,3rd,T"),
     }
     found = look(plant(Planted(Kind.SPELLINGS, files), tmp_path))
