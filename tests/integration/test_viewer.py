@@ -154,7 +154,7 @@ def test_episodes_are_found_and_one_is_read_beside_another(page: Page, server: s
     page.select_option("[name=kind]", "any")
     expect(page.locator("#found")).to_contain_text("1 episode ·")
     expect(page.locator(".episode-row .how")).to_have_text(re.compile("gave up"))
-    page.click("text=Show all again")
+    page.click("text=Clear filters")
     expect(page.locator("#found")).to_contain_text("116 episodes")
     page.click("[name=text]")
     page.keyboard.type('"no such column" lamp')

@@ -50,7 +50,7 @@ class Conversation:
         name = asked.player.name
         if len(self._asked) > 1:
             console.rule(Text(name), align="left")
-        with console.status(f"{name} is at it"):
+        with console.status(f"{name} is playing"):
             reply = self._loop.run(asked.ask(question, self._database, _Turns(console).show))
         _show_reply(console, reply)
         return reply

@@ -262,7 +262,7 @@ class Library:
         for source in self._found:
             if source.name == name:
                 return source
-        raise UnknownError(f"nothing of the name {name!r} is shown")
+        raise UnknownError(f"there is no run or evaluation {name!r} here")
 
     def _file(self, number: int) -> Shown:
         if number not in self._shown:

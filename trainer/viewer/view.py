@@ -74,7 +74,7 @@ def _listen(port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         listening.close()
         raise PortError(
-            f"port {port} cannot be had ({error}); choose another with --port, or any with --port 0"
+            f"port {port} is not available ({error}); choose another with --port, or any with --port 0"
         ) from error
     return listening
 

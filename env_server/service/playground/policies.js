@@ -79,7 +79,7 @@ export class Policies {
 // One policy's column.
 class Lane {
   #steps = el("ol", { class: "steps" });
-  #state = el("p", { class: "note", role: "status" }, "at it …");
+  #state = el("p", { class: "note", role: "status" }, "playing …");
   #ending = el("div", { class: "ending" });
   #over = false;
   #judged;

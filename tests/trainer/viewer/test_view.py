@@ -18,7 +18,7 @@ def test_a_port_that_is_taken_is_named_with_the_way_out(tmp_path: Path, capsys: 
         port = taken.getsockname()[1]
         assert main(["view", str(tmp_path), "--port", str(port)]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"sqlenv view: port {port} cannot be had (")
+    assert error.startswith(f"sqlenv view: port {port} is not available (")
     assert "--port 0" in error
 
 

@@ -98,7 +98,7 @@ function SourceCard({ source, color, shown, toggle }) {
     ${source.warnings.length > 0 && html`<details><summary class="bad">${plural(source.warnings.length, "warning")}</summary>
       ${source.warnings.map((one) => html`<p>Step ${one.step}: <b>${one.sign}</b> (${one.seen}). ${one.cause}. What helps:
         ${" "}${one.cure.replaceAll("`", "")}.</p>`)}</details>`}
-    ${source.facts && html`<details><summary class="note">what it is</summary><dl class="facts-list">
+    ${source.facts && html`<details><summary class="note">about this run</summary><dl class="facts-list">
       <div><dt>folder</dt><dd>${source.path}</dd></div>
       ${source.facts.map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl></details>`}
   </section>`;

@@ -113,7 +113,7 @@ function Same({ data, id, other, kinds }) {
   const rest = data.same.filter((one) => String(one.id) !== id);
   const shown = all ? rest : rest.slice(0, SHOWN);
   return html`<section class="panel"><h2>The same question elsewhere</h2>
-    <p class="note">${rest.length === 0 ? "It was played here alone." : "Choose one to see it side by side."}</p>
+    <p class="note">${rest.length === 0 ? "It was played only here." : "Choose one to see it side by side."}</p>
     <ol class="same">${shown.map((one) => html`<li key=${one.id}><a href=${link(`episode/${id}/${one.id}`)}
       aria-current=${String(one.id) === other ? "true" : null}>
       <span class=${one.outcome === "correct" ? "good" : "bad"}>${one.outcome === "correct" ? "✓" : "✗"}</span>

@@ -50,7 +50,7 @@ export function EpisodesPage({ address, state, kinds }) {
         <label class="field">to <${Typed} ...${option("max_reward")} type="number" step="0.01" /></label></div>
       <label class="field">Question's id <${Typed} ...${option("question")} type="text" /></label>
       ${chosen.length > 0 && html`<button type="button" onClick=${() => set(Object.fromEntries(chosen.map((name) => [name, ""])))}>
-        Show all again</button>`}
+        Clear filters</button>`}
       </div>
     </form>
     <div class="column">
@@ -62,9 +62,9 @@ export function EpisodesPage({ address, state, kinds }) {
             ${ORDERS.map(([value, text]) => html`<option value=${value}>${text}</option>`)}</select></div>
         <ol class="episodes">${data.episodes.map((one) => html`<${Row} key=${one.id} one=${one} kinds=${kinds} />`)}</ol>
         ${data.total > LIMIT && html`<div class="row pages">
-          <button type="button" disabled=${offset === 0} onClick=${() => set({ offset: Math.max(0, offset - LIMIT) || "" })}>Back</button>
+          <button type="button" disabled=${offset === 0} onClick=${() => set({ offset: Math.max(0, offset - LIMIT) || "" })}>Previous</button>
           <span class="note">${count(offset + 1)} to ${count(Math.min(offset + LIMIT, data.total))}</span>
-          <button type="button" disabled=${offset + LIMIT >= data.total} onClick=${() => set({ offset: offset + LIMIT })}>On</button>
+          <button type="button" disabled=${offset + LIMIT >= data.total} onClick=${() => set({ offset: offset + LIMIT })}>Next</button>
         </div>`}
       </div>`}
     </div>
