@@ -35,6 +35,7 @@ from env_server.client.errors import (
     ServerDrainingError,
 )
 from env_server.client.servers import Server
+from env_server.client.tls import client_context, not_trusted
 
 MAX_FRAME_BYTES = 16 * 1024 * 1024
 """Largest reply; OpenEnv's own limit."""
@@ -74,9 +75,20 @@ class Connection:
         self._busy = False
 
     @classmethod
-    async def open(cls, server: Server, token: str | None = None, timeouts: Timeouts | None = None) -> Self:
-        """Connect. Raises ClientError. That the server has a session to give, only its first reply tells."""
+    async def open(
+        cls,
+        server: Server,
+        token: str | None = None,
+        timeouts: Timeouts | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> Self:
+        """Connect. Raises ClientError. That the server has a session to give, only its first reply tells.
+
+        `tls` is what the certificate of a server behind wss:// is checked with, `tls.client_context()` without.
+        """
         timeouts = timeouts or Timeouts()
+        if server.secure and tls is None:
+            tls = client_context(server)
         try:
             socket = await connect(
                 server.url,
@@ -88,6 +100,7 @@ class Connection:
                 max_size=MAX_FRAME_BYTES,
                 compression=None,
                 proxy=None,
+                ssl=tls if server.secure else None,
                 logger=_LOG,
                 # Named even where it is the URL's own: a redirect to elsewhere is then refused, not followed.
                 host=server.address or server.host,
@@ -190,6 +203,8 @@ def refused(server: Server, status: int, body: bytes | bytearray | None) -> Clie
     said = _shown(body.decode("utf-8", "replace")) if body else ""
     said = f" ({said})" if said else ""
     match status:
+        case 400 if not server.secure:
+            return ProtocolError(server.name, f"it answered HTTP 400; does it want wss://?{said}")
         case 401:
             return AuthenticationError(
                 server.name, f"it wants a token, and this one is missing or wrong: --env_token or SQLENV_TOKEN{said}"
@@ -210,10 +225,12 @@ def refused(server: Server, status: int, body: bytes | bytearray | None) -> Clie
 def unreachable(server: Server, error: OSError) -> ClientError:
     """The error for a connection that could not be made."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return ProtocolError(server.name, f"its certificate is not trusted: {error.verify_message}")
+        return not_trusted(server, error)
     if isinstance(error, ssl.SSLError):
         return ProtocolError(server.name, f"it does not speak TLS as expected ({error.reason}); is it ws:// instead?")
     reason = _shown(error.strerror or str(error) or type(error).__name__)
+    if isinstance(error, ConnectionResetError):
+        return ConnectionLostError(server.name, f"it hung up: {reason}. {_hung_up_why(server)}")
     return ConnectionLostError(server.name, f"it cannot be reached: {reason}. Is it running, and is the port right?")
 
 
@@ -224,10 +241,15 @@ def _why_not_connected(server: Server, error: Exception, timeouts: Timeouts) -> 
         case InvalidStatus():
             return refused(server, error.response.status_code, error.response.body)
         case InvalidMessage() if isinstance(error.__cause__, EOFError):
-            return ConnectionLostError(server.name, "it hung up during the handshake")
+            return ConnectionLostError(server.name, f"it hung up during the handshake. {_hung_up_why(server)}")
         case OSError():
             return unreachable(server, error)
     return ProtocolError(server.name, f"no WebSocket handshake: {_shown(str(error))}")
+
+
+def _hung_up_why(server: Server) -> str:
+    """What to look for: a port with TLS hangs up on who speaks without, and the other way round."""
+    return f"Is it stopping, or does it want {'ws' if server.secure else 'wss'}:// instead?"
 
 
 def _why_closed(server: Server, error: ConnectionClosed) -> ClientError:

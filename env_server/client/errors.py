@@ -11,6 +11,7 @@
         AddressError            what was given is not the URL of a server
         ServerRefusesError      this server will never serve this client as it is
           AuthenticationError     the token is missing or wrong
+          CertificateError        the server's TLS certificate is not trusted
           ProtocolError           what answers does not speak OpenEnv's wire format
         RemoteActionError       the server took the request and says what is wrong with it; the session lives on
 
@@ -86,6 +87,10 @@ class ServerRefusesError(FixTheCallError):
 
 class AuthenticationError(ServerRefusesError):
     """The token is missing, wrong, or not allowed to do this."""
+
+
+class CertificateError(ServerRefusesError):
+    """The server's TLS certificate is not trusted here, or what is to be trusted cannot be read."""
 
 
 class ProtocolError(ServerRefusesError):

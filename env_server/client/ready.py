@@ -13,17 +13,23 @@ from pydantic import ValidationError
 from env_server.client.connection import refused, unreachable
 from env_server.client.errors import DeadlineError, ProtocolError
 from env_server.client.servers import Server
+from env_server.client.tls import client_context
 from env_server.types import Ready
 
 MAX_BYTES = 1_000_000
 """More than any /ready says."""
 
 
-async def fetch_ready(server: Server, token: str | None, timeout_s: float) -> Ready:
-    """Ask the server. Raises ClientError; ProtocolError where it is some other kind of server."""
+async def fetch_ready(server: Server, token: str | None, timeout_s: float, tls: ssl.SSLContext | None = None) -> Ready:
+    """Ask the server. Raises ClientError; ProtocolError where it is some other kind of server.
+
+    `tls` is what the certificate of a server behind wss:// is checked with, `tls.client_context()` without.
+    """
+    if server.secure and tls is None:
+        tls = client_context(server)
     try:
         async with asyncio.timeout(timeout_s):
-            status, body = await asyncio.to_thread(_get, server, "/ready", token, timeout_s)
+            status, body = await asyncio.to_thread(_get, server, "/ready", token, timeout_s, tls)
     except TimeoutError as error:
         raise DeadlineError(server.name, f"no answer to GET /ready in {timeout_s:g} s") from error
     except OSError as error:
@@ -31,7 +37,7 @@ async def fetch_ready(server: Server, token: str | None, timeout_s: float) -> Re
     except http.client.HTTPException as error:
         raise ProtocolError(server.name, f"its answer to GET /ready is not HTTP: {error!r}") from error
     if status == 404:
-        if await _is_inference(server, token, timeout_s):
+        if await _is_inference(server, token, timeout_s, tls):
             raise ProtocolError(
                 server.name,
                 "it is a server of `sqlenv inference`, which --vllm_server_base_url takes; --env wants one of "
@@ -49,22 +55,24 @@ async def fetch_ready(server: Server, token: str | None, timeout_s: float) -> Re
         raise ProtocolError(server.name, "it is no SQLEnv server: its GET /ready says something else") from error
 
 
-async def _is_inference(server: Server, token: str | None, timeout_s: float) -> bool:
+async def _is_inference(server: Server, token: str | None, timeout_s: float, tls: ssl.SSLContext | None) -> bool:
     """Whether it lists models, as vLLM does."""
     try:
         async with asyncio.timeout(timeout_s):
-            status, body = await asyncio.to_thread(_get, server, "/v1/models", token, timeout_s)
+            status, body = await asyncio.to_thread(_get, server, "/v1/models", token, timeout_s, tls)
         listed = json.loads(body)
     except (TimeoutError, OSError, http.client.HTTPException, ValueError):
         return False
     return status == 200 and isinstance(listed, dict) and "data" in listed
 
 
-def _get(server: Server, path: str, token: str | None, timeout_s: float) -> tuple[int, bytes]:
+def _get(
+    server: Server, path: str, token: str | None, timeout_s: float, tls: ssl.SSLContext | None
+) -> tuple[int, bytes]:
     """One GET over a connection of its own, to the very address: `http.client` would look the name up again."""
     connection = http.client.HTTPConnection(server.netloc)
     try:
-        connection.sock = _connected(server, timeout_s)
+        connection.sock = _connected(server, timeout_s, tls)
         headers = {"Host": server.netloc, "Connection": "close"}
         if token:
             headers["Authorization"] = f"Bearer {token}"
@@ -75,12 +83,12 @@ def _get(server: Server, path: str, token: str | None, timeout_s: float) -> tupl
         connection.close()
 
 
-def _connected(server: Server, timeout_s: float) -> socket.socket:
+def _connected(server: Server, timeout_s: float, tls: ssl.SSLContext | None) -> socket.socket:
     plain = socket.create_connection((server.address or server.host, server.port), timeout_s)
-    if not server.secure:
+    if tls is None or not server.secure:
         return plain
     try:
-        return ssl.create_default_context().wrap_socket(plain, server_hostname=server.host)
+        return tls.wrap_socket(plain, server_hostname=server.host)
     except BaseException:
         plain.close()
         raise

@@ -30,6 +30,7 @@ from env_server.client.errors import (
     ServerRefusesError,
 )
 from env_server.client.servers import Loan, Server, ServerBoard, look_up, parse_servers
+from env_server.client.tls import client_context
 
 T = TypeVar("T")
 
@@ -61,6 +62,9 @@ class SessionPool:
     ) -> None:
         self._named = parse_servers(urls)
         self.token = _clean(token, self._named[0])
+        secure = next((server for server in self._named if server.secure), None)
+        self.tls = client_context(secure) if secure else None
+        """What certificates are checked with, where there are any."""
         self._timeouts = timeouts or Timeouts()
         self._check = check
         self._notice = notice
@@ -218,7 +222,7 @@ class SessionPool:
             # Without another session open there, it may have been replaced by another server.
             self._checked.discard(server)
         await self._ask_check(server)
-        return await Connection.open(server, self.token, self._timeouts)
+        return await Connection.open(server, self.token, self._timeouts, self.tls)
 
     async def _ask_check(self, server: Server) -> None:
         if self._check is not None:

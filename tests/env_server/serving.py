@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import http
 import json
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -101,6 +102,7 @@ class PlayingServer:
         max_sessions: int = 1_000,
         host: str = "127.0.0.1",
         port: int = 0,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.settings = settings or EnvSettings()
         self.token = token
@@ -120,7 +122,7 @@ class PlayingServer:
         self._changed = threading.Condition()
         self._factory = EnvironmentFactory(dataset, self.settings, answer_mode)
         self._thread = LoopThread("playing-server")
-        self._host, self._port = host, port
+        self._host, self._port, self._tls = host, port, tls
         self._server: Server | None = None
         self._sockets: set[ServerConnection] = set()
         """Those that were let in. A client may know of it before the server counts them among its connections."""
@@ -132,7 +134,7 @@ class PlayingServer:
 
     @property
     def url(self) -> str:
-        return f"ws://127.0.0.1:{self._port}"
+        return f"wss://localhost:{self._port}" if self._tls else f"ws://127.0.0.1:{self._port}"
 
     @property
     def listening(self) -> bool:
@@ -172,7 +174,13 @@ class PlayingServer:
 
     async def _listen(self) -> None:
         self._server = await serve(
-            self._session, self._host, self._port, process_request=self._http, ping_interval=None, compression=None
+            self._session,
+            self._host,
+            self._port,
+            process_request=self._http,
+            ping_interval=None,
+            compression=None,
+            ssl=self._tls,
         )
         self._port = next(iter(self._server.sockets)).getsockname()[1]
 

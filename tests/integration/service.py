@@ -59,7 +59,7 @@ def until(holds: Callable[[], bool]) -> None:
         time.sleep(POLL_S)
 
 
-def get_json(server: ServerProcess, path: str) -> dict[str, Any]:
+def get_json(server: Served, path: str) -> dict[str, Any]:
     """Return what a GET answers."""
     with urllib.request.urlopen(f"{server.url}{path}", timeout=WAIT_S) as reply:
         found: dict[str, Any] = json.load(reply)
@@ -88,10 +88,13 @@ def metric(server: Served, name: str, **labels: str) -> float:
 
 
 def open_socket(server: ServerProcess, **options: Any) -> ClientConnection:
-    """Connect to `/ws`."""
-    connection: ClientConnection = connect(
-        server.ws_url, open_timeout=WAIT_S, close_timeout=WAIT_S, compression=None, **options
-    )
+    """Connect to a server's `/ws`."""
+    return connected(server.ws_url, **options)
+
+
+def connected(url: str, **options: Any) -> ClientConnection:
+    """Open a WebSocket."""
+    connection: ClientConnection = connect(url, open_timeout=WAIT_S, close_timeout=WAIT_S, compression=None, **options)
     return connection
 
 

@@ -124,7 +124,7 @@ class RemoteEnvironments:
             self._thread.close()
 
     async def _check(self, server: Server) -> None:
-        ready = await fetch_ready(server, self._pool.token, self._deadlines.connect_s)
+        ready = await fetch_ready(server, self._pool.token, self._deadlines.connect_s, self._pool.tls)
         if ready.status is ReadyStatus.DRAINING:
             raise ServerDrainingError(server.name, "it is about to stop, and takes no sessions")
         if difference := _difference(ready.data, self._wanted):
