@@ -154,6 +154,15 @@ class ServedData(BaseModel):
     answer_mode: AnswerMode
     step_budget: int
 
+    @property
+    def mark(self) -> str:
+        """What the header SERVES_HEADER of a session's handshake says: equal where the same episodes are played."""
+        return f"{self.fingerprint} {self.answer_mode.value} {self.step_budget}"
+
+
+SERVES_HEADER = "SQLEnv-Serves"
+"""Behind a load balancer, what /ready tells may be of another server than the one that a session is on."""
+
 
 class ReadyStatus(StrEnum):
     """Whether a server takes new sessions."""

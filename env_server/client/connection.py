@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ from env_server.client.errors import (
 )
 from env_server.client.servers import Server
 from env_server.client.tls import client_context, not_trusted
+from env_server.types import SERVES_HEADER
 
 MAX_FRAME_BYTES = 16 * 1024 * 1024
 """Largest reply; OpenEnv's own limit."""
@@ -73,6 +75,8 @@ class Connection:
         self._socket = socket
         self._timeouts = timeouts
         self._busy = False
+        self.keep_until = math.inf
+        """By the loop's clock: after that, whoever lends it begins no other episode on it."""
 
     @classmethod
     async def open(
@@ -109,6 +113,12 @@ class Connection:
         except (OSError, InvalidHandshake, ValueError) as error:
             raise _why_not_connected(server, error, timeouts) from error
         return cls(server, socket, timeouts)
+
+    @property
+    def serves(self) -> str | None:
+        """`ServedData.mark` of the server that the session is on; None where it does not say."""
+        response = self._socket.response
+        return response.headers.get(SERVES_HEADER) if response is not None else None
 
     @property
     def busy(self) -> bool:

@@ -1,4 +1,5 @@
-"""Sessions on several servers: opened where there is room, kept open between episodes, begun elsewhere on failure.
+"""Sessions on several servers: opened where there is room, kept open between episodes for some minutes, begun elsewhere
+on failure.
 
 `SessionPool.begin` is the one way to a session: it takes an idle socket or opens one on the server that the board
 chooses, and does the first piece of work on it, for only the first reply tells whether the server has a session to
@@ -39,9 +40,14 @@ LOSSES_ALLOWED = 3
 LOOK_UP_EVERY_S = 5.0
 """How soon after a failure host names are looked up again, since a server that is replaced may have moved."""
 BUSY_NOTICE_EVERY_S = 300.0
+SOCKET_AGE_S = 300.0
+"""How long a socket is used for new episodes: between half of this and all of it, drawn for each. Behind a load
+balancer, a server that has joined gets none but new ones."""
 
 Check = Callable[[Server], Awaitable[None]]
 """Raises ClientError when a server must not be used."""
+SessionCheck = Callable[[Connection], None]
+"""Raises ClientError when a session that was just opened must not be used."""
 Notice = Callable[[str], None]
 
 
@@ -49,7 +55,9 @@ class SessionPool:
     """The environment servers of one program. `urls` are as `parse_servers` takes them.
 
     `check` is asked before the first session on a server, and again before one on a server that has failed, or where
-    no other one is open. `notice` is told that a server fails, once for each time, and that it is back.
+    no other one is open. `check_session` is asked about each new session, since behind a load balancer it may be on
+    another server than the one that `check` asked. `notice` is told that a server fails, once for each time, and that
+    it is back.
     """
 
     def __init__(
@@ -58,6 +66,7 @@ class SessionPool:
         token: str | None = None,
         timeouts: Timeouts | None = None,
         check: Check | None = None,
+        check_session: SessionCheck = lambda _: None,
         notice: Notice = lambda _: None,
     ) -> None:
         self._named = parse_servers(urls)
@@ -67,8 +76,10 @@ class SessionPool:
         """What certificates are checked with, where there are any."""
         self._timeouts = timeouts or Timeouts()
         self._check = check
+        self._check_session = check_session
         self._notice = notice
-        self._board = ServerBoard((), random.Random())
+        self._chance = random.Random()
+        self._board = ServerBoard((), self._chance)
         self._looked_up_at = -math.inf
         self._stale = True
         self._looking_up = asyncio.Lock()
@@ -222,7 +233,14 @@ class SessionPool:
             # Without another session open there, it may have been replaced by another server.
             self._checked.discard(server)
         await self._ask_check(server)
-        return await Connection.open(server, self.token, self._timeouts, self.tls)
+        connection = await Connection.open(server, self.token, self._timeouts, self.tls)
+        try:
+            self._check_session(connection)
+        except ClientError:
+            connection.abort()
+            raise
+        connection.keep_until = self._now() + SOCKET_AGE_S * (0.5 + 0.5 * self._chance.random())
+        return connection
 
     async def _ask_check(self, server: Server) -> None:
         if self._check is not None:
@@ -232,9 +250,11 @@ class SessionPool:
                     self._checked.add(server)
 
     def _with_idle(self) -> list[Server]:
-        """The servers with an idle socket; those that were closed meanwhile are dropped."""
+        """The servers with an idle socket; those that were closed meanwhile, or are old, are dropped."""
         for server, connections in list(self._idle.items()):
-            self._idle[server] = [connection for connection in connections if connection.usable]
+            self._idle[server] = [connection for connection in connections if self._reusable(connection)]
+            for connection in set(connections).difference(self._idle[server]):
+                connection.abort()
             if not self._idle[server]:
                 del self._idle[server]
         return list(self._idle)
@@ -244,12 +264,15 @@ class SessionPool:
         return idle.pop() if idle else None
 
     def _take_back(self, loan: Loan, connection: Connection | None) -> None:
-        if connection is not None and connection.usable and loan.server in self.servers:
+        if connection is not None and self._reusable(connection) and loan.server in self.servers:
             self._board.give_back(loan)
             self._idle[loan.server].append(connection)
         else:
             self._drop(loan, connection)
         self._wake()
+
+    def _reusable(self, connection: Connection) -> bool:
+        return connection.usable and self._now() < connection.keep_until
 
     def _drop(self, loan: Loan, connection: Connection | None) -> None:
         self._board.give_back(loan)

@@ -61,10 +61,11 @@ class Service:
         )
         token = settings.token.get_secret_value() if settings.token is not None else None
         self.access = Access(token, settings.allowed_origins)
-        self.sockets = Sockets(settings, self.access, capacity, metrics, self._new_session)
+        served = served_data(dataset, settings.answer_mode, settings.step_budget)
+        self.data = served.model_dump(mode="json")
+        self.sockets = Sockets(settings, self.access, capacity, metrics, self._new_session, served.mark)
         # All HTTP requests share one account.
         self.throw_away = ThrowAway(self._new_jobs(), self._new_episodes)
-        self.data = served_data(dataset, settings.answer_mode, settings.step_budget).model_dump(mode="json")
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

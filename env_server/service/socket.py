@@ -25,7 +25,7 @@ from env_server.service.metrics import Metrics
 from env_server.service.protocol import error_frame
 from env_server.service.session import Session
 from env_server.service.settings import ServiceSettings
-from env_server.types import ErrorCode
+from env_server.types import SERVES_HEADER, ErrorCode
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -60,12 +60,14 @@ class Sockets:
         capacity: Capacity,
         metrics: Metrics,
         new_session: Callable[[], Session],
+        serves: str,
     ) -> None:
         self._settings = settings
         self._access = access
         self._capacity = capacity
         self._metrics = metrics
         self._new_session = new_session
+        self._headers = [(SERVES_HEADER.lower().encode(), serves.encode())]
         self._links: set[_Link] = set()
         self._gone = asyncio.Event()
         self.draining = False
@@ -86,9 +88,8 @@ class Sockets:
             return
         link = _Link(receive, send, self._settings.messages_per_s)
         try:
-            await link.send(
-                {"type": "websocket.accept", "subprotocol": SUBPROTOCOL if SUBPROTOCOL in subprotocols else None}
-            )
+            chosen = SUBPROTOCOL if SUBPROTOCOL in subprotocols else None
+            await link.send({"type": "websocket.accept", "subprotocol": chosen, "headers": self._headers})
             has_place = await self._get_place(link)
         except _ClientGoneError:
             return

@@ -30,7 +30,7 @@ from env_server.environment import SQLEnvironment
 from env_server.errors import SQLEnvError
 from env_server.factory import EnvironmentFactory
 from env_server.settings import EnvSettings
-from env_server.types import AnswerMode, SQLAction, SQLObservation
+from env_server.types import SERVES_HEADER, AnswerMode, SQLAction, SQLObservation
 
 WAIT_S = 30
 """How long a test waits for what must happen."""
@@ -108,6 +108,8 @@ class PlayingServer:
         self.token = token
         self.max_sessions = max_sessions
         self.served: dict[str, Any] = served_data(dataset, answer_mode, self.settings.step_budget).model_dump()
+        self.serves: str | None = None
+        """What a handshake says of what is served."""
         self.status = "ready"
         self.script: Script = lambda _: None
         self.refuse_with: int | None = None
@@ -178,6 +180,7 @@ class PlayingServer:
             self._host,
             self._port,
             process_request=self._http,
+            process_response=self._say_what_is_served,
             ping_interval=None,
             compression=None,
             ssl=self._tls,
@@ -217,6 +220,10 @@ class PlayingServer:
             return connection.respond(http.HTTPStatus(self.refuse_with), "not now")
         self._sockets.add(connection)
         return None
+
+    def _say_what_is_served(self, connection: ServerConnection, request: Request, response: Response) -> None:
+        if self.serves is not None:
+            response.headers[SERVES_HEADER] = self.serves
 
     async def _session(self, socket: ServerConnection) -> None:
         self._count(opened=1)

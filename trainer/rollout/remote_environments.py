@@ -91,7 +91,9 @@ class RemoteEnvironments:
         self._wanted = served_data(dataset, answer_mode, (settings or EnvSettings()).step_budget)
         self._deadlines = deadlines or RemoteSettings()
         timeouts = Timeouts(self._deadlines.connect_s, self._deadlines.request_s)
-        self._pool = SessionPool(urls, token, timeouts, check=self._check, notice=_LOG.warning)
+        self._pool = SessionPool(
+            urls, token, timeouts, check=self._check, check_session=self._check_session, notice=_LOG.warning
+        )
         self._thread = LoopThread("sqlenv-remote")
         try:
             self._thread.call(self._pool.check_all())
@@ -129,6 +131,14 @@ class RemoteEnvironments:
             raise ServerDrainingError(server.name, "it is about to stop, and takes no sessions")
         if difference := _difference(ready.data, self._wanted):
             raise DifferentDataError(server.name, difference)
+
+    def _check_session(self, connection: Connection) -> None:
+        if connection.serves not in (None, self._wanted.mark):
+            raise DifferentDataError(
+                connection.server.name,
+                "the server that answered now serves something else than the one that answered at the start; start all "
+                "servers behind this address with the same --data, --answer_mode and --step_budget",
+            )
 
 
 class RemoteSession:

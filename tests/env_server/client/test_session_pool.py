@@ -142,6 +142,29 @@ async def test_a_server_that_comes_back_is_used_again(
     assert notices[1] == f"environment server ws://127.0.0.1:{servers[0].port}: it takes sessions again"
 
 
+@pytest.mark.parametrize(("age_s", "opened"), [(0.0, 3), (300.0, 1)])
+async def test_a_socket_is_used_again_until_it_is_old(
+    make_pool: MakePool, servers: list[PlayingServer], monkeypatch: pytest.MonkeyPatch, age_s: float, opened: int
+) -> None:
+    monkeypatch.setattr("env_server.client.session_pool.SOCKET_AGE_S", age_s)
+    pool = make_pool(servers[0])
+    for _ in range(3):
+        async with lent(pool, reset):
+            pass
+    assert servers[0].opened == opened
+    await asyncio.to_thread(servers[0].wait_until, lambda: servers[0].sessions == (1 if age_s else 0))
+
+
+async def test_an_idle_socket_that_has_become_old_is_closed(make_pool: MakePool, servers: list[PlayingServer]) -> None:
+    pool = make_pool(servers[0])
+    async with lent(pool, reset) as first:
+        pass
+    first.keep_until = 0.0
+    async with lent(pool, reset) as second:
+        assert second is not first
+        await asyncio.to_thread(servers[0].wait_until, lambda: servers[0].sessions == 1)
+
+
 async def test_idle_sockets_that_were_closed_are_not_used(make_pool: MakePool, servers: list[PlayingServer]) -> None:
     pool = make_pool(servers[0])
     began = await asyncio.gather(*(pool.begin(reset) for _ in range(LOSSES_ALLOWED + 2)))

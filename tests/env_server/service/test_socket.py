@@ -19,6 +19,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.typing import Origin, Subprotocol
 
+from env_server.data.fingerprint import served_data
 from env_server.dataset import Dataset
 from env_server.environment import SQLEnvironment
 from env_server.service.access import Access
@@ -29,7 +30,7 @@ from env_server.service.settings import ServiceSettings
 from env_server.service.socket import Sockets
 from env_server.settings import EnvSettings
 from env_server.sql.pool import DatabasePool
-from env_server.types import SQLAction
+from env_server.types import SERVES_HEADER, AnswerMode, SQLAction
 from tests.env_server.conftest import RunningServer, Serve
 
 SLOW = "WITH RECURSIVE r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r) SELECT COUNT(*) FROM r"
@@ -105,6 +106,12 @@ async def test_an_episode_over_the_socket_is_the_episode_in_process(server: Runn
         data = reply["data"]
         again = {**data["observation"], "reward": data["reward"], "done": data["done"], "metadata": data["metadata"]}
         assert again == json.loads(observation.model_dump_json())
+
+
+async def test_the_handshake_says_what_is_served(server: RunningServer, pets: Dataset) -> None:
+    async with connect(server.ws) as client:
+        assert client.response is not None
+        assert client.response.headers[SERVES_HEADER] == served_data(pets, AnswerMode.VALUE, 15).mark
 
 
 async def test_what_kills_an_upstream_session_leaves_ours_alive(server: RunningServer) -> None:
@@ -374,7 +381,7 @@ def played(socket: Socket, new_session: Callable[[], Session]) -> tuple[Capacity
     """Serve a socket on this thread's event loop; the result is the places, the counts and its end."""
     capacity = Capacity(1)
     metrics = Metrics(capacity)
-    sockets = Sockets(ServiceSettings(), Access(None, ()), capacity, metrics, new_session)
+    sockets = Sockets(ServiceSettings(), Access(None, ()), capacity, metrics, new_session, "")
     return capacity, metrics, sockets({"type": "websocket", "headers": []}, socket.receive, socket.send)
 
 

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from env_server.client.errors import ConnectionLostError, DeadlineError, NoServerError, RemoteActionError
 from env_server.client.session_pool import LOSSES_ALLOWED
+from env_server.data.fingerprint import served_data
 from env_server.dataset import Dataset
 from env_server.environment import SQLEnvironment
 from env_server.errors import NoEpisodeError
@@ -268,6 +269,25 @@ async def test_a_server_that_comes_back_with_other_data_is_not_used(
             assert await play(remote) == expected
     assert [len(server.played("reset")) for server in servers] == [0, 5]
     assert any("plays with --step_budget 3" in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize("changes", [{"step_budget": 3}, {"answer_mode": AnswerMode.SQL}, {"fingerprint": "0"}])
+async def test_a_server_behind_the_same_address_that_serves_something_else_is_a_loud_error(
+    connect: Connect,
+    servers: list[PlayingServer],
+    pets: Dataset,
+    expected: list[SQLObservation],
+    changes: dict[str, Any],
+) -> None:
+    served = served_data(pets, AnswerMode.VALUE, EnvSettings().step_budget)
+    remote = connect(servers[0])
+    servers[0].serves = served.mark
+    assert await play(remote) == expected
+    servers[0].hang_up()
+    servers[0].serves = served.model_copy(update=changes).mark
+    with pytest.raises(DifferentDataError, match="start all servers behind this address with the same --data"):
+        await play(remote)
+    await asyncio.to_thread(servers[0].wait_until, lambda: servers[0].sessions == 0)
 
 
 def test_settings_and_mode_are_compared(pets: Dataset) -> None:
