@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from inference.launch.plan import PORT, Device, LaunchError, LaunchSettings, WeightSyncMode, plan
+from inference.launch.plan import PORT, Device, LaunchError, LaunchSettings, WeightSyncMode, advice, plan
 from inference.launch.process import PYTHON_VARIABLE, find_python, see_machine, see_model
 from inference.launch.supervisor import Supervision, Supervisor, say
 from sqlenv.parser import Parser
@@ -71,7 +71,10 @@ def run(argv: Sequence[str]) -> int:
     settings, options = read_arguments(argv)
     try:
         python = find_python(options.python, os.environ, (Path.cwd(), Path(__file__).parents[2]))
-        replicas = plan(settings, see_model(settings.model), see_machine(python, os.environ))
+        model, machine = see_model(settings.model), see_machine(python, os.environ)
+        replicas = plan(settings, model, machine)
+        if (told := advice(settings, model, machine)) is not None:
+            say(told)
         if options.log_dir is not None:
             options.log_dir.mkdir(parents=True, exist_ok=True)
         supervision = Supervision(options.startup_timeout_s, options.restart, options.log_dir)

@@ -164,6 +164,23 @@ def plan(settings: LaunchSettings, model: ModelFacts, machine: Machine) -> tuple
     )
 
 
+def advice(settings: LaunchSettings, model: ModelFacts, machine: Machine) -> str | None:
+    """Return what to tell the user of a plan that works, but slowly."""
+    if (settings.device or machine.built_for) is not Device.CPU:
+        return None
+    if model.adapter is not None:
+        return (
+            "on a CPU, vLLM copies an adapter's weights for every token, which takes far longer than the model itself. "
+            f"Merge it into its base: sqlenv export {settings.model} --out FOLDER; then --model FOLDER"
+        )
+    if settings.weight_sync is WeightSyncMode.LORA:
+        return (
+            "--weight_sync lora: on a CPU, vLLM copies an adapter's weights for every token, which takes far longer "
+            "than the model itself; disk sends them merged, and is the faster one"
+        )
+    return None
+
+
 def _usual_weight_sync(settings: LaunchSettings, model: ModelFacts) -> WeightSyncMode:
     if model.adapter is not None:
         return WeightSyncMode.LORA

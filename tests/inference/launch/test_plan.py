@@ -20,6 +20,7 @@ from inference.launch.plan import (
     ModelFacts,
     ReplicaPlan,
     WeightSyncMode,
+    advice,
     plan,
 )
 
@@ -239,6 +240,25 @@ def test_an_adapter_that_vllm_computes_otherwise_is_to_be_merged() -> None:
     model = replace(ADAPTED, adapter=Adapter(Place("a"), {"r": 8, "use_dora": True}))
     with pytest.raises(LaunchError, match=r"DoRA.*sqlenv export a --out"):
         plan(LaunchSettings("a"), model, ON_CPU)
+
+
+@pytest.mark.parametrize(
+    ("settings", "model", "words"),
+    [
+        (LaunchSettings("mine"), ADAPTED, "sqlenv export mine --out FOLDER; then --model FOLDER"),
+        (LaunchSettings("base", weight_sync=WeightSyncMode.LORA), FOLDER, "disk sends them merged"),
+    ],
+)
+def test_a_cpu_that_would_apply_adapters_is_advised_against(
+    settings: LaunchSettings, model: ModelFacts, words: str
+) -> None:
+    assert words in (advice(settings, model, ON_CPU) or "")
+    assert advice(settings, model, ON_GPUS) is None
+
+
+@pytest.mark.parametrize("transport", [None, WeightSyncMode.DISK])
+def test_a_server_of_whole_weights_needs_no_advice(transport: WeightSyncMode | None) -> None:
+    assert advice(LaunchSettings("base", weight_sync=transport), FOLDER, ON_CPU) is None
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "trainer.example", ""])
