@@ -193,6 +193,13 @@ class SQLEnvArguments(EpisodeArguments):
             "questions', up to so many for each group of a batch (0: none are)."
         },
     )
+    oversample: int = field(
+        default=1,
+        metadata={
+            "help": "Play so many times --num_generations episodes of each question, and train on those whose rewards "
+            "differ most: more to learn from where training takes longer than playing."
+        },
+    )
     reward_weighting: str = field(
         default="fixed",
         metadata={
@@ -260,7 +267,8 @@ class SQLEnvArguments(EpisodeArguments):
         ):
             if getattr(self, name) not in choices:
                 raise ConfigError(f"--{name} must be one of {list(choices)}, not {getattr(self, name)!r}")
-        for name in ("step_budget", "max_concurrency", "max_turn_length", "env_threads", "weight_sync_timeout"):
+        positive = ("step_budget", "max_concurrency", "max_turn_length", "env_threads", "oversample")
+        for name in (*positive, "weight_sync_timeout"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"--{name} must be positive, not {getattr(self, name)}")
         for name in ("few_shot", "max_thinking_length", "staleness", "refill", "curriculum"):

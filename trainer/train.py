@@ -157,7 +157,7 @@ class Training:
 
     def run(self) -> None:
         """Evaluate, train, evaluate and report, or stop on the way."""
-        grpo = self._grpo
+        grpo, arguments = self._grpo, self._arguments
         with ExitStack() as stack:
             if self._ranks.is_main and not grpo.resume_from_checkpoint:
                 stack.enter_context(taken_back(self._folder.path, lambda: not self._folder.has_trained))
@@ -165,7 +165,7 @@ class Training:
             loop = stack.enter_context(RolloutLoop())
             lag = BatchShape.of(grpo).lag(self._arguments.staleness)
             order = question_order(self._arguments, grpo, self._questions, lag)
-            filled = BatchSettings(self._arguments.staleness, self._arguments.refill)
+            filled = BatchSettings(arguments.staleness, arguments.refill, arguments.oversample)
             adaptive = self._adaptive_weights(lag)
             rewards = self._env_settings.reward
             batches = Batches(self._dataset, order, grpo, rewards, self._ranks, loop, filled, adaptive)

@@ -1,4 +1,4 @@
-"""Groups that teach: a group whose episodes all got the same reward is replaced by another question's.
+"""Groups that teach: those whose episodes all got the same reward are replaced, of others the most different are taken.
 
 GRPO compares the episodes of a group with each other. Where they all got the same reward, every advantage is 0 and the
 group's tokens are paid for in vain. Promises:
@@ -11,6 +11,9 @@ group's tokens are paid for in vain. Promises:
 3. Every episode is in what is returned, once: in the groups that are kept, or in those that were replaced.
 4. Groups are in the order in which they were drawn. The first `count` that were drawn are a sample of the questions
    that no result has chosen, so what is estimated from them is not biased by the replacement.
+
+Where more episodes of a question are played than are trained on, `most_spread` says which: those whose rewards have the
+largest variance (max-variance down-sampling: Xu et al., 2025, "Not All Rollouts are Useful", arXiv:2504.13818).
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import pvariance
 
 from trainer.rollout.client import EpisodeRequest, RolloutClient
 from trainer.rollout.episodes import Episode
@@ -78,3 +82,16 @@ def choose_groups(groups: Sequence[Group], count: int) -> PlayedGroups:
     ranked = sorted(groups, key=lambda group: (not group.teaches, group.number))
     kept, replaced = ranked[:count], ranked[count:]
     return PlayedGroups(*(tuple(sorted(part, key=lambda group: group.number)) for part in (kept, replaced)))
+
+
+def most_spread(values: Sequence[float], count: int) -> list[int]:
+    """Return the places of the `count` values with the largest variance, in order; of equal values, the first ones.
+
+    They are some of the least and some of the greatest, for any value between two others can be exchanged for one of
+    them without loss.
+    """
+    if not 0 < count < len(values):
+        return list(range(min(count, len(values))))
+    rising = sorted(range(len(values)), key=lambda place: (values[place], place))
+    ends = [(*rising[:least], *rising[len(values) - count + least :]) for least in range(count, -1, -1)]
+    return sorted(max(ends, key=lambda places: pvariance([values[place] for place in places])))

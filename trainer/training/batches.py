@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import ceil
 from operator import itemgetter
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import torch
@@ -38,7 +38,7 @@ from trainer.rollout.background import RolloutLoop
 from trainer.rollout.client import EpisodeRequest, RolloutClient, derive_seed, request_for
 from trainer.rollout.episodes import Episode, Outcome
 from trainer.rollout.failures import Failures, FailureWindow
-from trainer.rollout.groups import Group, PlayedGroups, play_groups
+from trainer.rollout.groups import Group, PlayedGroups, most_spread, play_groups
 from trainer.rollout.rewards import REWARD_NAMES, reward_columns, reward_fields
 from trainer.rollout.timings import Part, split
 from trainer.training.questions import GroupResult, QuestionOrder
@@ -99,6 +99,13 @@ class BatchSettings:
     """Updates that a token may be old when it is trained on."""
     refill: float = 0.0
     """Groups that may be played in the place of those that teach nothing, for each group of a batch."""
+    oversample: int = 1
+    """Episodes that are played for each one that is trained on."""
+
+    @property
+    def judges(self) -> bool:
+        """Whether results choose what is trained on."""
+        return self.refill > 0 or self.oversample > 1
 
 
 def check_batches(grpo: GRPOConfig, settings: BatchSettings) -> None:
@@ -121,9 +128,10 @@ def check_batches(grpo: GRPOConfig, settings: BatchSettings) -> None:
             f"--staleness {settings.staleness} trains on samples of earlier weights, which "
             "--vllm_importance_sampling_correction false leaves uncorrected; leave one of them out"
         )
-    if settings.refill and shape.rows % shape.generations:
+    if settings.judges and shape.rows % shape.generations:
+        flag = "--refill" if settings.refill else "--oversample"
         raise ConfigError(
-            f"--refill judges whole groups, and each rank has {shape.rows} rows, no multiple of --num_generations "
+            f"{flag} judges whole groups, and each rank has {shape.rows} rows, no multiple of --num_generations "
             f"{shape.generations}; change --per_device_train_batch_size or --gradient_accumulation_steps"
         )
 
@@ -137,8 +145,11 @@ class _Played:
     """What one rank played of a batch, on the clock of `time.perf_counter`."""
 
     rows: list[Episode]
+    """Those that are trained on."""
     groups: PlayedGroups | None
     """Where groups were judged; else the rows are all there is, and a group may have some on another rank."""
+    left_out: list[Episode]
+    """Of the groups that were kept, the episodes that are not trained on."""
     began: float
     ended: float
 
@@ -236,15 +247,15 @@ class Batches:
         whole = ceil(self._shape.rows * self._ranks.count / self._shape.generations)
         # Drawn here, at a point that every run comes to in the same state, and not when the loop gets to it.
         ids = self._order.draw(batch, whole)
-        if not self._settings.refill:
+        if not self._settings.judges:
             return self._loop.start(self._play_all(self._playing(), batch, ids, whole))
-        return self._loop.start(self._play_judged(self._playing(), batch, ids, whole, self._teaches(batch)))
+        return self._loop.start(self._play_judged(self._playing(), batch, ids, whole, self._weights_of(batch)))
 
     def _weights_of(self, batch: int) -> Sequence[float] | None:
         return self._weights if self._adaptive is None else self._adaptive.of(batch)
 
-    def _teaches(self, batch: int) -> Teaches:
-        return partial(group_teaches, self._rewards, self._weights_of(batch), self._each_counts)
+    def _teaches(self, weights: Sequence[float] | None) -> Teaches:
+        return partial(group_teaches, self._rewards, weights, self._each_counts)
 
     async def _play_all(self, client: RolloutClient, batch: int, ids: Sequence[str], whole: int) -> _Played:
         """Play this rank's rows of the first `whole` questions."""
@@ -253,12 +264,12 @@ class Batches:
         rows = [ids[row // self._shape.generations] for row in range(first, first + self._shape.rows)]
         requests = [self._request(batch, row, question_id) for row, question_id in enumerate(rows)]
         episodes = await client.play(requests, failures=self._failures_of_batch(client))
-        return _Played(episodes, None, began, time.perf_counter())
+        return _Played(episodes, None, [], began, time.perf_counter())
 
     async def _play_judged(
-        self, client: RolloutClient, batch: int, ids: Sequence[str], whole: int, teaches: Teaches
+        self, client: RolloutClient, batch: int, ids: Sequence[str], whole: int, weights: Sequence[float] | None
     ) -> _Played:
-        """Play this rank's groups, and others where they teach nothing."""
+        """Play this rank's groups, and others where they teach nothing; of each, take what is trained on."""
         began = time.perf_counter()
         ranks, size = self._ranks, self._shape.generations
         count = self._shape.rows // size
@@ -266,22 +277,35 @@ class Batches:
         drawn = [*ids[count * ranks.index : count * (ranks.index + 1)], *spare[: int(self._settings.refill * count)]]
 
         def draw(number: int) -> list[EpisodeRequest]:
-            return [self._request(batch, number * size + member, drawn[number]) for member in range(size)]
+            own = [self._request(batch, number * size + member, drawn[number]) for member in range(size)]
+            return [*own, *(self._candidate(batch, number, member, drawn[number]) for member in range(size, played))]
 
+        played = size * self._settings.oversample
         failures = self._failures_of_batch(client)
-        groups = await play_groups(client, draw, count, len(drawn) - count, teaches, failures)
-        rows = [episode for group in groups.kept for episode in group.episodes]
-        return _Played(rows, groups, began, time.perf_counter())
+        groups = await play_groups(client, draw, count, len(drawn) - count, self._teaches(weights), failures)
+        rows, left_out = [], []
+        for group in groups.kept:
+            chosen = set(most_spread(total_rewards(self._rewards, weights, group.episodes), size))
+            for place, episode in enumerate(group.episodes):
+                (rows if place in chosen else left_out).append(episode)
+        return _Played(rows, groups, left_out, began, time.perf_counter())
 
     def _failures_of_batch(self, client: RolloutClient) -> Failures:
         """Those of a batch of all ranks."""
-        return Failures(self._shape.rows * self._ranks.count, client.max_failure_share)
+        rows = self._shape.rows * self._settings.oversample
+        return Failures(rows * self._ranks.count, client.max_failure_share)
 
     def _request(self, batch: int, row: int, question_id: str) -> EpisodeRequest:
         """The request of a rank's row. Those beyond the batch's own are in groups that replace others."""
         shape, step = self._shape, self._shape.step_of(batch)
         in_step = (batch - shape.first_batch(step)) * shape.rows + row
-        place = (in_step,) if row < shape.rows else ("replacement", batch, row)
+        return self._seeded(step, question_id, *((in_step,) if row < shape.rows else ("replacement", batch, row)))
+
+    def _candidate(self, batch: int, group: int, member: int, question_id: str) -> EpisodeRequest:
+        """The request of an episode that a group has beyond as many as are trained on."""
+        return self._seeded(self._shape.step_of(batch), question_id, "candidate", batch, group, member)
+
+    def _seeded(self, step: int, question_id: str, *place: str | int) -> EpisodeRequest:
         return request_for(
             self._dataset.question(question_id), derive_seed(self._seed, step, self._ranks.index, *place)
         )
@@ -291,9 +315,11 @@ class Batches:
         step, size = trainer.state.global_step, self._shape.generations
         kept = self._ranks.gather(played.rows)
         replaced: list[Group] = []
+        left_out: list[Episode] = []
         trained = drawn = [kept[row : row + size] for row in range(0, len(kept), size)]
         if played.groups is not None:
             replaced = self._ranks.gather(played.groups.replaced)
+            left_out = self._ranks.gather(played.left_out)
             groups = [*self._ranks.gather(played.groups.kept), *replaced]
             own = self._shape.rows // size
             drawn = [list(group.episodes) for group in groups if group.number < own]
@@ -301,11 +327,11 @@ class Batches:
         else:
             self._order.observe(batch, [_result(group) for group in drawn])
         first = [episode for group in drawn for episode in group]
-        others = [episode for group in replaced for episode in group.episodes]
+        others = [*left_out, *(episode for group in replaced for episode in group.episodes)]
         causes = [e.failure for e in (*kept, *others) if e.outcome is Outcome.FAILED]
         self._failures.add(causes, len(kept) + len(others))
         metrics = {**rollout_metrics(kept, times, step), **drawn_metrics(first), "rollout/replaced": len(replaced)}
-        teaches = self._teaches(batch)
+        teaches = self._teaches(self._weights_of(batch))
         self.without_signal = fmean(not teaches(group) for group in trained)
         if self._adaptive is not None:
             weights = self._adaptive.of(batch)
@@ -337,13 +363,28 @@ def group_teaches(
 
     `each_counts`: each reward is scaled by its own spread, so a difference in any one is enough.
     """
-    by_function = reward_columns(episodes, rewards)
-    weighted = [
-        [weight * value for value in values]
-        for weight, values in zip(weights or [1.0] * len(by_function), by_function, strict=True)
-    ]
+    weighted = _weighted_columns(rewards, weights, episodes)
     columns = weighted if each_counts else [[sum(row) for row in zip(*weighted, strict=True)]]
     return any(max(column) - min(column) > SAME_REWARD for column in columns if column)
+
+
+def total_rewards(rewards: RewardSettings, weights: Sequence[float] | None, episodes: Sequence[Episode]) -> list[float]:
+    """Return each episode's weighted sum of rewards; of a failed one, the median, at neither end."""
+    totals = iter([sum(row) for row in zip(*_weighted_columns(rewards, weights, episodes), strict=True)])
+    known = [None if episode.outcome is Outcome.FAILED else next(totals) for episode in episodes]
+    middle = median([total for total in known if total is not None] or [0.0])
+    return [middle if total is None else total for total in known]
+
+
+def _weighted_columns(
+    rewards: RewardSettings, weights: Sequence[float] | None, episodes: Sequence[Episode]
+) -> list[list[float]]:
+    """The rewards of the episodes that did not fail, a list for each reward function, times its weight."""
+    columns = reward_columns(episodes, rewards)
+    return [
+        [weight * value for value in values]
+        for weight, values in zip(weights or [1.0] * len(columns), columns, strict=True)
+    ]
 
 
 def trl_rows(episodes: Sequence[Episode], rewards: RewardSettings) -> dict[str, Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from itertools import combinations
+from statistics import pvariance
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from trainer.rollout.client import EpisodeRequest
 from trainer.rollout.episodes import Episode, Outcome, TokenRow
 from trainer.rollout.failures import Failures, RolloutError
-from trainer.rollout.groups import Group, PlayedGroups, choose_groups, play_groups
+from trainer.rollout.groups import Group, PlayedGroups, choose_groups, most_spread, play_groups
 
 SIZE = 2
 
@@ -86,6 +88,30 @@ def test_of_those_that_teach_nothing_the_first_drawn_fill_up() -> None:
     chosen = choose_groups(groups, 3)
     assert [group.number for group in chosen.kept] == [0, 1, 4]
     assert [group.number for group in chosen.replaced] == [2, 3]
+
+
+@given(st.lists(st.integers(-3, 3), max_size=9), st.integers(0, 9))
+def test_no_other_choice_has_a_larger_variance(values: list[int], count: int) -> None:
+    chosen = most_spread(values, count)
+    assert chosen == sorted(set(chosen))
+    assert len(chosen) == min(count, len(values))
+    if chosen:
+        others = combinations(values, len(chosen))
+        assert pvariance([values[place] for place in chosen]) == max(pvariance(other) for other in others)
+
+
+@pytest.mark.parametrize(
+    ("values", "chosen"),
+    [
+        ([0, 0, 1, 0, 0, 0], [0, 2]),
+        ([0.2, 0.1, 0.9, 0.3], [1, 2]),
+        ([1, 1, 1, 1], [0, 1]),
+        ([0, 1, 1, 1], [0, 1]),
+        ([5, 4], [0, 1]),
+    ],
+)
+def test_the_best_and_the_worst_are_taken(values: list[float], chosen: list[int]) -> None:
+    assert most_spread(values, 2) == chosen
 
 
 def test_too_many_failures_end_it_with_their_own_error() -> None:

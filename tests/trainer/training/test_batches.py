@@ -40,6 +40,7 @@ from trainer.training.batches import (
     check_batches,
     group_teaches,
     prompt_of,
+    total_rewards,
 )
 from trainer.training.questions import EpochOrder, QuestionOrder
 from trainer.training.reward_weights import AdaptiveWeights
@@ -391,6 +392,55 @@ def test_groups_that_teach_nothing_are_replaced_and_the_estimate_is_of_those_dra
     assert len(results) == len(episodes) // 4
 
 
+def test_of_more_episodes_than_are_trained_on_the_most_different_are(loop: RolloutLoop) -> None:
+    class OneRight(Script):
+        """Of each question's episodes, the one with the greatest seed is right."""
+
+        async def play(self, requests: Sequence[EpisodeRequest], **_: Any) -> list[Episode]:
+            self.asked.append(list(requests))
+            best = max(request.seed for request in requests)
+            return [episode_of(r.question_id, r.seed, correct=r.seed == best) for r in requests]
+
+    told: list[Told] = []
+    script, order = OneRight(lambda _: None), Dealt()  # type: ignore[arg-type, return-value]
+    grpo = config(rows=8, generations=4)
+    batches = batches_of(script, loop, grpo, BatchSettings(oversample=4), order, told=told)
+    trainer = trainer_at(0)
+    prompts = batches.prepare(trainer)
+    assert questions_of(prompts) == ["q0"] * 4 + ["q1"] * 4
+    rows = batches(prompts, trainer)
+    assert [sum(rows["correctness"][group : group + 4]) for group in (0, 4)] == [1.0, 1.0]
+    ((_, episodes),) = told
+    seeds = {request.seed for requests in script.asked for request in requests}
+    assert [len(requests) for requests in script.asked] == [16, 16]
+    assert sorted(int(e.episode_id.partition("#")[2]) for e in episodes) == sorted(seeds), "all are kept, once"
+    assert len(seeds) == 32
+    assert trainer._metrics["train"]["rollout/success_rate"] == [2 / 32], "not of those that were chosen"
+    assert [result.played for result in order.observed[0][1]] == [16, 16]
+
+
+def test_the_first_candidates_are_the_episodes_that_would_be_played_without_others(loop: RolloutLoop) -> None:
+    def seeds(oversample: int) -> list[list[int]]:
+        script = Script(lambda request: episode_of(request.question_id, request.seed, version=1))
+        filled = BatchSettings(oversample=oversample, refill=1.0)
+        batches = batches_of(script, loop, config(rows=8, generations=4), filled)
+        batches.prepare(trainer_at(1))
+        return [[request.seed for request in requests] for requests in script.asked]
+
+    few, many = seeds(1), seeds(2)
+    assert len(few) == 4, "every episode is right, so other groups are played"
+    assert [group[:4] for group in many] == few
+    assert len({seed for group in many for seed in group}) == 32
+
+
+def test_a_failed_candidate_is_neither_the_best_nor_the_worst(loop: RolloutLoop) -> None:
+    failed = episode_of("q", 0, outcome=Outcome.FAILED)
+    right, wrong = (episode_of("q", seed, correct=bool(seed)) for seed in (1, 0))
+    weights = [1.0, 0.0, 0.0, 0.0]
+    assert total_rewards(RewardSettings(), weights, [failed, right, wrong]) == [0.5, 1.0, 0.0]
+    assert total_rewards(RewardSettings(), weights, [failed, failed]) == [0.0, 0.0]
+
+
 @pytest.mark.parametrize("staleness", [0, 1, 2])
 @pytest.mark.parametrize(("accumulation", "steps_per_generation"), [(1, 1), (4, 2), (6, 2)])
 def test_the_lag_is_what_may_be_in_flight_when_a_batch_is_begun(
@@ -496,11 +546,14 @@ def test_what_cannot_be_kept_is_refused(grpo: GRPOConfig, filled: BatchSettings,
         check_batches(grpo, filled)
 
 
-def test_groups_that_span_ranks_are_not_judged() -> None:
+@pytest.mark.parametrize(
+    ("filled", "flag"), [(BatchSettings(refill=1), "--refill"), (BatchSettings(oversample=2), "--oversample")]
+)
+def test_groups_that_span_ranks_are_not_judged(filled: BatchSettings, flag: str) -> None:
     grpo = config(rows=3, generations=3)
     grpo.num_generations = 2  # as it may be on two ranks
-    with pytest.raises(ConfigError, match="whole groups"):
-        check_batches(grpo, BatchSettings(refill=1))
+    with pytest.raises(ConfigError, match=f"{flag} judges whole groups"):
+        check_batches(grpo, filled)
 
 
 @pytest.fixture(scope="module")
