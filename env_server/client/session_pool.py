@@ -39,6 +39,8 @@ LOSSES_ALLOWED = 3
 """Servers that one piece of work may bring down, or leave without an answer, before it is held to be the cause."""
 LOOK_UP_EVERY_S = 5.0
 """How soon after a failure host names are looked up again, since a server that is replaced may have moved."""
+REFRESH_EVERY_S = 30.0
+"""How often they are looked up when all is well, since there may be more servers: nothing fails then."""
 BUSY_NOTICE_EVERY_S = 300.0
 SOCKET_AGE_S = 300.0
 """How long a socket is used for new episodes: between half of this and all of it, drawn for each. Behind a load
@@ -209,9 +211,10 @@ class SessionPool:
     async def _next(self, search: _Search) -> Server:
         """Choose a server, or wait until one can be chosen. Raises when there will be none."""
         while True:
-            async with self._looking_up:
-                if self._stale and (not self.servers or self._now() - self._looked_up_at >= LOOK_UP_EVERY_S):
-                    await self.look_up()
+            if self._stale or not self._looking_up.locked():  # when all is well, one search alone waits for the names
+                async with self._looking_up:
+                    if self._now() - self._looked_up_at >= self._look_up_every_s():
+                        await self.look_up()
             now = self._now()
             refusing = [server for server, error in search.failures.items() if isinstance(error, ServerRefusesError)]
             skip = refusing if search.patience_s else list(search.failures)
@@ -227,6 +230,11 @@ class SessionPool:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._changed.wait()
+
+    def _look_up_every_s(self) -> float:
+        if not self.servers:
+            return 0.0
+        return LOOK_UP_EVERY_S if self._stale else REFRESH_EVERY_S
 
     async def _open(self, server: Server) -> Connection:
         if self._board.in_flight(server) == 1:

@@ -426,6 +426,57 @@ async def test_a_name_is_looked_up_again_after_a_failure(
     assert pool.servers == tuple(found)
 
 
+async def test_a_server_that_is_added_behind_a_name_gets_the_next_sessions(
+    make_pool: MakePool, servers: list[PlayingServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an autoscaler adds it: nothing fails, and one that is taken away gets no more."""
+    monkeypatch.setattr("env_server.client.session_pool.REFRESH_EVERY_S", 0.0)
+    first, second = (Server("ws", "127.0.0.1", server.port) for server in servers[:2])
+    found = [first]
+
+    async def look_up(_: object) -> tuple[Server, ...]:
+        return tuple(found)
+
+    monkeypatch.setattr("env_server.client.session_pool.look_up", look_up)
+    pool = make_pool(servers[0])
+    async with lent(pool, reset) as one:
+        found.append(second)
+        async with lent(pool, reset) as other:
+            assert (one.server, other.server) == (first, second)
+        found.remove(first)
+        async with lent(pool, reset) as other:
+            assert other.server == second
+        assert await pool.go_on(one, reset), "what was begun there goes on"
+    assert pool.servers == (second,)
+
+
+async def test_a_look_up_that_hangs_when_all_is_well_holds_up_one_search_alone(
+    make_pool: MakePool, servers: list[PlayingServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("env_server.client.session_pool.REFRESH_EVERY_S", 0.0)
+    server = Server("ws", "127.0.0.1", servers[0].port)
+    hangs, answers = asyncio.Event(), asyncio.Event()
+    answers.set()
+
+    async def look_up(_: object) -> tuple[Server, ...]:
+        if not answers.is_set():
+            hangs.set()
+        await answers.wait()
+        return (server,)
+
+    monkeypatch.setattr("env_server.client.session_pool.look_up", look_up)
+    pool = make_pool(servers[0])
+    async with lent(pool, reset):
+        answers.clear()
+        held_up = asyncio.ensure_future(pool.begin(reset))
+        await hangs.wait()
+        async with lent(pool, reset):
+            assert not held_up.done()
+        answers.set()
+        connection, _ = await held_up
+        pool.release(connection)
+
+
 async def test_a_name_that_cannot_be_resolved() -> None:
     with pytest.raises(ConnectionLostError, match=r"nowhere\.invalid.*cannot be resolved"):
         await SessionPool("ws://nowhere.invalid:8000").begin(nothing, PATIENCE_S)
