@@ -43,6 +43,7 @@ LONGEST = (
     "integration/test_weight_sync.py",
     "integration/test_launcher.py",
     "integration/test_ranks.py",
+    "integration/test_lost_node.py",
     "integration/test_staleness.py",
     "integration/test_vllm_adapters.py",
     "integration/test_soak.py",

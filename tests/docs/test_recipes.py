@@ -22,6 +22,7 @@ from inference.launch.launcher import EPILOG, read_arguments
 from inference.launch.plan import Device, Machine, ReplicaPlan, plan
 from inference.launch.process import see_model
 from sqlenv import cli
+from tests.docker import kubernetes
 from tests.docker.compose import GPU, compose, resolved
 from tests.dry_run import make_checkpoints, standing_in
 from tests.integration.training import surroundings_in
@@ -237,6 +238,36 @@ def test_the_services_fit(
     assert stated is not None
     assert float(planned[1]) == pytest.approx(float(stated[1]), rel=0.05)
     assert float(planned[1]) + 0.3 * 16 <= 16
+
+
+@pytest.mark.parametrize(("overlay", "gpu"), [("cpu", None), ("gpu", 16.0), ("multi-node", 16.0)])
+def test_the_manifests_fit(
+    overlay: str,
+    gpu: float | None,
+    models: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of docker/kubernetes: each pod has a GPU to itself."""
+    monkeypatch.chdir(ROOT)
+    objects = kubernetes.manifests(overlay)
+    inference, trainer = (
+        kubernetes.pod_templates(objects)[name]["spec"]["containers"][0] for name in ("inference", "trainer")
+    )
+    words = kubernetes.command(objects, trainer, JOB_COMPLETION_INDEX="0")
+    words = [*words[words.index("sqlenv") + 1 :], *kubernetes.variables(objects, trainer)["TRAIN_FLAGS"].split()]
+    at = words.index("--env")
+    recipe = Recipe(
+        overlay, tuple(kubernetes.command(objects, inference)), tuple(words[:at] + words[at + 2 :]), gpu, None
+    )
+    arguments = served(recipe, models)[0].arguments
+    if gpu:
+        assert needs_gib(arguments) < gpu * float(str(value(arguments, "--gpu-memory-utilization")))
+    status, said = dry_run(recipe, arguments, models, tmp_path, capsys)
+    assert status == 0, said
+    assert ("weights by lora" if gpu else "weights by disk") in said
+    assert "oldest turns" not in said
 
 
 def test_the_tiny_policy_is_where_the_pages_say() -> None:
