@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+import subprocess
 import tomllib
 from itertools import product
 from pathlib import Path
@@ -355,6 +357,18 @@ def test_the_page_says_what_each_object_is_for() -> None:
         kind, name = each["kind"].removesuffix("y"), re.sub(r"-[a-z0-9]{10}$", "", each["metadata"]["name"])
         assert any(cell.startswith(f" {kind}") and f"`{name}`" in cell for cell in objects), f"{kind} {name}"
     assert all(f"`components/{name}`" in table for name in COMPONENTS)
+
+
+def test_the_slurm_script_can_be_read() -> None:
+    """`tests/docs/test_pages.py` knows its flags of ours."""
+    page = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
+    (script,) = re.findall(r"^```bash\n(.*?)^```$", page, re.M | re.S)
+    assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
+    (launch,) = re.findall(r"torchrun (.*?) sh docker/", script.replace("\\\n", " "))
+    numbers = {"$ranks": "2", "${nodes[1]}": "n2", "$SLURM_JOB_ID": "7"}
+    words = [re.sub(r"\$\w+|\$\{[^}]*\}", lambda name: numbers[name[0]], word) for word in shlex.split(launch)]
+    told: Any = parse_torchrun([*words, "sh"])  # type: ignore[no-untyped-call]
+    assert (told.nnodes, told.rdzv_backend, told.rdzv_endpoint, told.no_python) == ("2", "c10d", "n2:29500", True)
 
 
 def edges(objects: tuple[Object, ...]) -> set[tuple[str, str, int]]:

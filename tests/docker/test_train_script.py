@@ -103,15 +103,14 @@ def test_a_failure_is_what_it_was(folder: RunFolder) -> None:
     assert train(folder, ["sh", "-c", "exit 7"]).returncode == 7
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_is_passed_on_and_its_effect_waited_for(folder: RunFolder, number: int) -> None:
-    """As the first process of a container, which gets every signal alone."""
+def test_sigterm_is_passed_on_and_its_effect_waited_for(folder: RunFolder) -> None:
+    """The first process of a container gets it alone."""
     command = "trap 'echo told; exit 0' TERM; echo ready; for _ in $(seq 2000); do sleep 0.1; done"
     started = ["sh", str(TRAIN), str(folder.path), "sh", "-c", command]
     with subprocess.Popen(started, stdout=subprocess.PIPE, text=True) as run:
         assert run.stdout is not None
         assert run.stdout.readline() == "ready\n"
-        run.send_signal(number)
+        run.send_signal(signal.SIGTERM)
         assert run.stdout.readline() == "told\n"
         assert run.wait(60) == 75
 

@@ -32,7 +32,7 @@ fi
 
 child=""
 told=""
-trap 'told=yes; [ -z "$child" ] || kill -TERM "$child" 2>/dev/null || :' TERM INT
+trap 'told=yes; [ -z "$child" ] || kill -TERM "$child" 2>/dev/null || :' TERM
 # shellcheck disable=SC2086 # words, not one word
 "$@" --output_dir "$folder" ${TRAIN_FLAGS:-} $resume &
 child=$!
