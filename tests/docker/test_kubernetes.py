@@ -40,10 +40,13 @@ from tests.docker.kubernetes import (
     every,
     manifests,
     matches,
+    needs_kubectl,
     pod_templates,
     the,
     variables,
 )
+
+pytestmark = needs_kubectl
 
 SUPPORTED = ("1.30", "1.37")
 """Kubernetes: the oldest with everything that is used here, and the newest whose schemas there are."""

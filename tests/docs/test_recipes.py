@@ -240,6 +240,7 @@ def test_the_services_fit(
     assert float(planned[1]) + 0.3 * 16 <= 16
 
 
+@kubernetes.needs_kubectl
 @pytest.mark.parametrize(("overlay", "gpu"), [("cpu", None), ("gpu", 16.0), ("multi-node", 16.0)])
 def test_the_manifests_fit(
     overlay: str,
