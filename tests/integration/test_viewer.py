@@ -119,7 +119,12 @@ def test_the_curves_of_all_runs_are_drawn(page: Page, server: str, complaints: l
     assert {"success", "KL from the reference", "entropy", "reward for x", "gradient norm", "learning rate"} <= set(
         titles
     )
-    assert {"spread of the reward", "seconds a step, first", "seconds a step, second"} <= set(titles)
+    assert {
+        "weighted reward",
+        "spread of the weighted reward",
+        "seconds a step, first",
+        "seconds a step, second",
+    } <= set(titles)
     success = page.locator(".plot").first
     label = success.get_attribute("aria-label") or ""
     assert "first, evaluations 75.0%" in label

@@ -7,10 +7,10 @@ import { COLORS, Trouble, count, get, link, percent, plural, replaceQuery, short
 const RATIO = "sampling/importance_sampling_ratio";
 const GROUPS = [
   ["Reward", [
-    ["reward", "reward that is trained on: the parts times their weights"],
+    ["reward", "weighted reward"],
     ["rollout/reward", "reward of the environment"],
     ["rewards/*/mean"],
-    ["reward_std", "spread of the reward"],
+    ["reward_std", "spread of the weighted reward"],
     ["frac_reward_zero_std", "groups without signal", percent],
     ["reward_weights/*"],
   ]],
