@@ -19,6 +19,10 @@ export function button(label, onClick, attributes = {}) {
   return element;
 }
 
+export function counted(number, what) {
+  return `${number} ${what}${number === 1 ? "" : "s"}`;
+}
+
 // Whether keys that are typed here belong to the element and are no shortcuts.
 export function takesText(element) {
   return element.matches("textarea, select, input:not([type=checkbox])");

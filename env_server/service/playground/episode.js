@@ -1,6 +1,6 @@
 // One episode on the page: its steps, results, rewards and tables. Draws what it is told and decides nothing.
 
-import { $, button, el } from "./dom.js";
+import { $, button, counted, el } from "./dom.js";
 import { isNumber, parseDescription, parseResult, parseSchema } from "./results.js";
 
 const PARTS = [
@@ -87,7 +87,7 @@ export class EpisodeView {
     this.#showTables(observation.schema_info);
     this.#showBudget(observation);
     const [verdict, className] = done ? (VERDICTS[metadata.verdict] ?? ["The episode is over.", ""]) : ["", ""];
-    const steps = observation.step_count === 1 ? "1 step" : `${observation.step_count} steps`;
+    const steps = counted(observation.step_count, "step");
     if (done) this.#end(verdict, className, ` Total reward ${signed(this.#total)} in ${steps}.`);
     scrollDown();
     const gave = observation.error === "" ? summary(type, observation.result) : `error: ${observation.error}`;
@@ -179,8 +179,7 @@ function summary(type, result) {
   if (type === "DESCRIBE") return result.split("\n")[0];
   const table = parseResult(result);
   if (table === null) return "text";
-  const rows = table.rows.length === 1 ? "1 row" : `${table.rows.length} rows`;
-  return [rows, ...table.notes].join(" ");
+  return [counted(table.rows.length, "row"), ...table.notes].join(" ");
 }
 
 export function outcome(type, { result, error }) {

@@ -1,7 +1,7 @@
 // Policies at play: what the server lets play is asked a question, and each turn is shown as it is taken, one column a
 // policy. Only there where the server says that it has policies.
 
-import { $, el } from "./dom.js";
+import { $, counted, el } from "./dom.js";
 import { outcome, signed } from "./episode.js";
 import { Refusal, post } from "./server.js";
 
@@ -146,8 +146,4 @@ class Lane {
     this.#ending.hidden = false;
     requestAnimationFrame(() => this.#ending.scrollIntoView({ block: "nearest" }));
   }
-}
-
-function counted(number, what) {
-  return `${number} ${what}${number === 1 ? "" : "s"}`;
 }

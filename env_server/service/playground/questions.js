@@ -2,7 +2,7 @@
 //
 // The list is one stop of the Tab key; the arrow keys move in it. The address keeps the choice: #DATABASE/QUESTION.
 
-import { $, button, el } from "./dom.js";
+import { $, button, counted, el } from "./dom.js";
 import { Refusal, get } from "./server.js";
 
 const PAGE = 200;
@@ -37,7 +37,8 @@ export class QuestionList {
       const first = await this.#fetch({ limit: 0 });
       this.answerMode = first.answer_mode;
       this.policies = first.policies;
-      $("dataset").textContent = `${first.dataset} · ${first.databases.length} databases · ${first.total} questions`;
+      $("dataset").textContent = [first.dataset,
+        counted(first.databases.length, "database"), counted(first.total, "question")].join(" · ");
       if (first.total === 0) {
         $("question").textContent = "Ask a question";
         $("intro").hidden = true;
