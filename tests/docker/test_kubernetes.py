@@ -26,6 +26,7 @@ from inference.launch.launcher import read_arguments
 from inference.launch.plan import Device, Machine, plan
 from inference.launch.process import see_model
 from inference.launch.supervisor import GRACE_S
+from sqlenv import cli
 from tests.docker.kubernetes import (
     COMPONENTS,
     FOLDER,
@@ -45,6 +46,7 @@ from tests.docker.kubernetes import (
     the,
     variables,
 )
+from trainer.viewer.view import PORT
 
 pytestmark = needs_kubectl
 
@@ -75,6 +77,15 @@ def with_components(tmp_path_factory: pytest.TempPathFactory) -> tuple[Object, .
     return build(folder)
 
 
+@pytest.fixture(params=[*OVERLAYS, "own"])
+def objects(request: pytest.FixtureRequest) -> tuple[Object, ...]:
+    """Each overlay of ours, and that of a user with all components."""
+    if request.param == "own":
+        own: tuple[Object, ...] = request.getfixturevalue("with_components")
+        return own
+    return manifests(request.param)
+
+
 def our_folder_from(folder: Path) -> str:
     """kustomize takes folders by relative paths alone."""
     return "../" * (len(folder.resolve().parents)) + str(FOLDER.relative_to("/"))
@@ -103,20 +114,18 @@ def test_a_field_that_does_not_exist_is_found() -> None:
         kubernetes_validate.validate(job, SUPPORTED[-1], strict=True)
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_everything_is_in_one_namespace(overlay: str) -> None:
-    for each in manifests(overlay):
+def test_everything_is_in_one_namespace(objects: tuple[Object, ...]) -> None:
+    for each in objects:
         assert each["kind"] == "Namespace" or each["metadata"]["namespace"] == NAMESPACE
-    names = [(each["kind"], each["metadata"]["name"]) for each in manifests(overlay)]
+    names = [(each["kind"], each["metadata"]["name"]) for each in objects]
     assert len(set(names)) == len(names)
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_every_pod_keeps_the_restricted_standard(overlay: str) -> None:
+def test_every_pod_keeps_the_restricted_standard(objects: tuple[Object, ...]) -> None:
     """Of Pod Security, which the namespace enforces; and the file system is read-only."""
-    labels = the(manifests(overlay), "Namespace", NAMESPACE)["metadata"]["labels"]
+    labels = the(objects, "Namespace", NAMESPACE)["metadata"]["labels"]
     assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
-    for template, container in containers(manifests(overlay)):
+    for template, container in containers(objects):
         pod, own = template["spec"], container["securityContext"]
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["securityContext"]["runAsUser"] == 1000
@@ -131,29 +140,29 @@ def test_every_pod_keeps_the_restricted_standard(overlay: str) -> None:
         assert pod["enableServiceLinks"] is False
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_what_an_image_writes_to_can_be_written(overlay: str) -> None:
+def test_what_an_image_writes_to_can_be_written(objects: tuple[Object, ...]) -> None:
     """The folders that a Dockerfile names in variables, as the container has them."""
-    for _, container in containers(manifests(overlay)):
+    for _, container in containers(objects):
         image, _, tag = container["image"].partition(":")
         text = (ROOT / "docker" / f"{IMAGES[image]}.Dockerfile").read_text(encoding="utf-8")
         assert tag == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
         last = re.sub(r"\\\n\s*", " ", re.split(r"^FROM ", text, flags=re.MULTILINE)[-1])
         folders = dict(re.findall(r"\b([A-Z][A-Z_]+)=(/[\w/]+)", " ".join(re.findall(r"^ENV (.*)$", last, re.M))))
         folders = {name: path for name, path in folders.items() if name != "PATH"}
-        folders |= {name: value for name, value in variables(manifests(overlay), container).items() if name in folders}
+        folders |= {name: value for name, value in variables(objects, container).items() if name in folders}
         writable = [each["mountPath"] for each in container["volumeMounts"] if not each.get("readOnly")]
+        if container["name"] == "view":
+            folders = {name: folders[name] for name in ("HOME", "XDG_CACHE_HOME")}
         if container["name"] != "wait-for-servers":
             assert "/tmp" in writable
             for name, path in folders.items():
                 assert any(f"{path}/".startswith(f"{mount}/") for mount in writable), f"{name}={path}"
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_secrets_are_referred_to_and_never_in_the_manifests(overlay: str) -> None:
-    assert not every(manifests(overlay), "Secret")
+def test_secrets_are_referred_to_and_never_in_the_manifests(objects: tuple[Object, ...]) -> None:
+    assert not every(objects, "Secret")
     asked: dict[str, bool] = {}
-    for _, container in containers(manifests(overlay)):
+    for _, container in containers(objects):
         for each in container.get("env", ()):
             if "valueFrom" in each:
                 secret = each["valueFrom"]["secretKeyRef"]
@@ -164,9 +173,7 @@ def test_secrets_are_referred_to_and_never_in_the_manifests(overlay: str) -> Non
     assert asked == {"env-token": False, "hf-token": True, "wandb-api-key": True}
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_selectors_take_the_pods_that_they_mean(overlay: str) -> None:
-    objects = manifests(overlay)
+def test_selectors_take_the_pods_that_they_mean(objects: tuple[Object, ...]) -> None:
     templates = pod_templates(objects)
     for name, template in templates.items():
         assert template["metadata"]["labels"][COMPONENT] == name
@@ -325,6 +332,17 @@ def test_the_metric_of_the_autoscaler_is_one_of_the_servers(with_components: tup
     assert endpoint["port"] in [port["name"] for port in template["spec"]["containers"][0]["ports"]]
     assert endpoint["path"] == "/metrics"
     assert endpoint["authorization"]["credentials"] == {"name": "sqlenv", "key": "env-token"}
+
+
+def test_runs_can_be_looked_at_and_not_changed(with_components: tuple[Object, ...]) -> None:
+    container = container_of(with_components, "view")
+    program, *paths = command(with_components, container)
+    assert program in cli._COMMANDS
+    mounts = {each["mountPath"]: each for each in container["volumeMounts"]}
+    assert all(mounts[path] == {"name": "runs", "mountPath": path, "readOnly": True} for path in paths)
+    assert "/runs/$(RUN)" in container_of(with_components, "trainer")["command"]
+    page = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
+    assert f"port-forward deployment/view {PORT}" in page
 
 
 def test_one_s_own_databases_are_where_the_servers_and_the_trainer_look(with_components: tuple[Object, ...]) -> None:
