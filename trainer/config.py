@@ -329,8 +329,16 @@ class WarmupArguments(EpisodeArguments):
             "were right, and not by luck, are played again and learned too."
         },
     )
+    correct_mistakes: bool = field(
+        default=False,
+        metadata={
+            "help": "With --replay, learn from the episodes that were wrong, too: they are played again up to their "
+            "first failed action, and the oracle goes on from there. Own actions are shown and not learned."
+        },
+    )
     replay_per_question: int = field(
-        default=4, metadata={"help": "The most episodes of one question that --replay takes."}
+        default=4,
+        metadata={"help": "The most episodes of one question that --replay takes, and the most that are corrected."},
     )
     chat_template_kwargs: dict[str, Any] | str | None = field(
         default=None,
@@ -367,6 +375,8 @@ class WarmupArguments(EpisodeArguments):
             raise ConfigError("--step_budget and --replay_per_question must be positive")
         if self.max_episodes < -1 or (self.max_episodes == 0 and not self.replay):
             raise ConfigError("--max_episodes must be positive, -1 for all questions, or 0 beside --replay")
+        if self.correct_mistakes and not self.replay:
+            raise ConfigError("--correct_mistakes goes with --replay, whose episodes it corrects")
         for file in self.replay or ():
             if not Path(file).is_file():
                 raise ConfigError(f"--replay {file}: there is no such file")

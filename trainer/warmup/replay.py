@@ -10,6 +10,8 @@ Episodes come from the files that `sqlenv evaluate --episodes_out` and a run wri
 3. At most `most` episodes of a question, so that easy questions do not drown hard ones: of different actions each,
    those with the fewest errors first, then the shortest.
 4. A turn that failed, or that repeats an earlier one, is shown and not learned.
+5. Where mistakes are to be corrected, episodes that were not right are played again up to their first failed action,
+   and the oracle goes on from there (`correcting`); at most `most` of a question, too.
 """
 
 from __future__ import annotations
@@ -33,9 +35,8 @@ from trainer.chat.format import Conversation
 from trainer.config import ConfigError
 from trainer.results.run_files import read_records
 from trainer.rollout.episodes import Episode, EpisodeRecord, Outcome
-from trainer.rollout.players import play
-
-Actions = tuple[SQLAction, ...]
+from trainer.rollout.players import as_shown_to_players, play
+from trainer.warmup.correcting import Actions, CorrectingPlayer, first_mistakes
 
 
 @dataclass
@@ -45,15 +46,18 @@ class Replayed:
     conversations: list[Conversation] = field(default_factory=list)
     questions: Counter[Hardness] = field(default_factory=Counter)
     """Questions of which an episode is learned."""
+    corrected: int = 0
+    """Conversations in which the oracle takes over."""
     left_out: Counter[str] = field(default_factory=Counter)
     """Episodes by the reason why they are not learned."""
 
     def __str__(self) -> str:
         by_hardness = ", ".join(f"{hardness} {self.questions[hardness]}" for hardness in Hardness)
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in self.left_out.most_common())
+        corrected = f", {self.corrected:,} of them corrected" if self.corrected else ""
         return (
-            f"{len(self.conversations):,} episodes of {self.questions.total():,} questions are played again "
-            f"({by_hardness}); left out: {reasons or 'none'}"
+            f"{len(self.conversations):,} episodes of {self.questions.total():,} questions are played again"
+            f"{corrected} ({by_hardness}); left out: {reasons or 'none'}"
         )
 
 
@@ -76,16 +80,20 @@ def replay(
     step_budget: int,
     most: int,
     levels: Sequence[Hardness] = tuple(Hardness),
+    correct: bool = False,
 ) -> Replayed:
     """Play the episodes of the files again and keep what is worth learning. Raises SQLEnvError.
 
-    `levels` are the difficulties of the questions. ConfigError when nothing is.
+    `levels` are the difficulties of the questions; `correct`: learn the way out of mistakes, too. ConfigError when
+    there is nothing to learn.
     """
     datasets = [load_dataset(spec, answer_mode=answer_mode) for spec in specs]
     replayed = Replayed()
     records = [record for file in files for record in read_records(Path(file))]
     chosen = choose(records, datasets, replayed.left_out, levels)
+    mistakes = first_mistakes(records) if correct else {}
     for dataset, of_questions in zip(datasets, chosen, strict=True):
+        learned: set[Question] = set()
         settings = EnvSettings(step_budget=step_budget)
         with EnvironmentFactory(dataset, settings, answer_mode) as factory:
             suites = Suites(dataset.databases, settings.sandbox, default_cache_dir())
@@ -105,7 +113,19 @@ def replay(
                     else:
                         kept += 1
                         replayed.conversations.append(replace(conversation, unlearned=missteps(episode)))
-                replayed.questions[question.hardness] += kept > 0
+                if kept:
+                    learned.add(question)
+            asked = [q for q in dataset.select(Split.TRAIN) if q.hardness in levels] if mistakes else []
+            for question in asked:
+                for actions in mistakes.get((question.question_id, question_text(question)), [])[:most]:
+                    player = CorrectingPlayer(as_shown_to_players(question, factory.pool), actions, answer_mode)
+                    episode, conversation = play(environment, question, player)
+                    if episode.correct:
+                        learned.add(question)
+                        replayed.corrected += 1
+                        replayed.left_out["not right"] -= 1
+                        replayed.conversations.append(replace(conversation, unlearned=player.unlearned))
+        replayed.questions.update(question.hardness for question in learned)
     if not replayed.conversations:
         raise ConfigError(f"--replay: nothing to learn from {len(records):,} episodes: {replayed}")
     return replayed

@@ -192,6 +192,7 @@ def _warm_up(
                 arguments.step_budget,
                 arguments.replay_per_question,
                 arguments.difficulties,
+                arguments.correct_mistakes,
             )
             console.print(str(replayed), highlight=False, soft_wrap=True)
             conversations += replayed.conversations
