@@ -38,7 +38,7 @@ from benchmarks.real_model_phases import (
     warm_up,
     with_parent,
 )
-from benchmarks.real_model_recipe import Recipe, RecipeError, read_recipe, words
+from benchmarks.real_model_recipe import Recipe, RecipeError, on_data, read_recipe, words
 from benchmarks.real_model_table import gather, print_tables
 from benchmarks.server_process import ROOT, SQLENV, ServerError, ServerProcess
 from env_server.errors import SQLEnvError
@@ -100,9 +100,8 @@ class Experiment:
         for stage in self.recipe.grpo:
             name = f"grpo_{stage.name}"
             with self._server(policy, training=True) as server:
-                flags = self._training_flags(policy)
-                phase = self._begin(name)
-                made = train(phase, stage.keys, flags, server.url, self.grpo_minutes * stage.share)
+                phase, keys = self._begin(name), on_data(stage.keys, self.data)
+                made = train(phase, keys, self._training_flags(policy), server.url, self.grpo_minutes * stage.share)
             policy = self._end(name, made)
             minutes += made.minutes
         with self._server(policy) as server:
@@ -121,7 +120,7 @@ class Experiment:
         """Train a policy by GRPO for as many steps as the keys say, then evaluate it. Raises PhaseError."""
         phase = self._begin(f"{name}/grpo")
         with self._server(policy, training=True) as server:
-            made = train(phase, keys, self._training_flags(policy), server.url, math.inf)
+            made = train(phase, on_data(keys, self.data), self._training_flags(policy), server.url, math.inf)
         trained = self._end(f"{name}/grpo", made)
         with self._server(trained) as server:
             self._evaluate(f"{name}/after", trained, self.recipe.evaluation, server)
@@ -145,16 +144,18 @@ class Experiment:
 
     def _play(self, name: str, policy: str, keys: Mapping[str, Any], split: str, server: LazyServer | None) -> None:
         phase = self._begin(name)
-        flags = ["--policy", policy, "--data", self.data, "--split", split, "--seed", str(self.seed), *words(keys)]
+        flags = ["--policy", policy, "--split", split, "--seed", str(self.seed), *words(on_data(keys, self.data))]
         if server is not None and phase.finished is None:
             flags += ["--use_vllm", "--vllm_server_base_url", server.url()]
         self._end(name, evaluate(phase, flags))
 
     def _warm_up(self, name: str, model: str, keys: Mapping[str, Any], minutes: float = 0.0) -> str:
-        return self._end(name, warm_up(self._begin(name), keys, self._training_flags(model), minutes))
+        return self._end(
+            name, warm_up(self._begin(name), on_data(keys, self.data), self._training_flags(model), minutes)
+        )
 
     def _training_flags(self, model: str) -> list[str]:
-        flags = ["--model_name_or_path", model, "--data", self.data, "--seed", str(self.seed)]
+        flags = ["--model_name_or_path", model, "--seed", str(self.seed)]
         return [*flags, "--use_cpu", str(self.device == "cpu").lower()]
 
     @contextmanager

@@ -22,11 +22,13 @@ Keys = Mapping[str, Any]
 SECTIONS = ("few_shot", "server", "evaluation", "text_to_sql", "sampling", "warmup", "replay", "grpo", "control")
 NEEDED = ("evaluation", "warmup", "grpo", "control")
 OURS = (
-    *("data", "model_name_or_path", "model", "policy", "seed", "output_dir", "use_cpu", "device", "use_vllm", "split"),
+    *("model_name_or_path", "model", "policy", "seed", "output_dir", "use_cpu", "device", "use_vllm", "split"),
     *("vllm_server_base_url", "max_minutes", "resume_from_checkpoint", "protocol", "json", "episodes_out", "port"),
     *("few_shot", "share_gpu"),
 )
 """What the benchmark says itself."""
+DATA = "data"
+"""What a policy learns from, where a section says so; `{data}` in it stands for the benchmark's own."""
 
 
 class RecipeError(SQLEnvError, ValueError):
@@ -68,7 +70,7 @@ def read_recipe(written: Mapping[str, Any]) -> Recipe:
     flags = known_flags()
     plays = {option[2:] for action in build_parser()._actions for option in action.option_strings}
     for section in ("evaluation", "text_to_sql"):
-        _check(section, written.get(section), plays, (*OURS, "episodes"))
+        _check(section, written.get(section), plays, (*OURS, DATA, "episodes"))
     _check("sampling", written.get("sampling"), plays)
     for section in ("warmup", "replay", "control"):
         _check(section, written.get(section), flags[Kind.WARMUP].honoured)
@@ -95,6 +97,11 @@ def read_recipe(written: Mapping[str, Any]) -> Recipe:
 def check_grpo(section: str, keys: Keys) -> None:
     """Check flags of GRPO that are no recipe's. Raises RecipeError."""
     _check(section, keys, known_flags()[Kind.GRPO].honoured)
+
+
+def on_data(keys: Keys, data: str) -> dict[str, Any]:
+    """The keys, with the data set that they name, or the benchmark's own."""
+    return {**keys, DATA: str(keys.get(DATA, "{data}")).replace("{data}", data)}
 
 
 def words(keys: Keys) -> list[str]:

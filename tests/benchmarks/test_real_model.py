@@ -31,7 +31,7 @@ from benchmarks.real_model_phases import (
     train,
     trained_minutes,
 )
-from benchmarks.real_model_recipe import RecipeError, read_recipe, words
+from benchmarks.real_model_recipe import RecipeError, on_data, read_recipe, words
 from benchmarks.real_model_table import gather, print_tables
 from benchmarks.server_process import ROOT
 from tests.integration.training import surroundings_in
@@ -79,6 +79,7 @@ def test_a_shipped_recipe_is_taken_by_the_commands(path: Path, tmp_path: Path) -
         ({"evaluation": None}, "evaluation is missing"),
         ({"warmup": {"lerning_rate": 1}}, "warmup: no flag is called lerning_rate"),
         ({"warmup": {"output_dir": "x"}}, "output_dir is the benchmark's to say"),
+        ({"evaluation": {"data": "synthetic"}}, "data is the benchmark's to say"),
         ({"evaluation": {"split": "train"}}, "split is the benchmark's to say"),
         ({"text_to_sql": {"episodes": 9}}, "text_to_sql: episodes is the benchmark's to say"),
         ({"server": {"gpu": 1}}, "server: a key is no flag"),
@@ -102,6 +103,14 @@ def test_a_section_beside_another_adds_to_it() -> None:
     assert words({"samples": 2, "json": True, "trust": False, "kwargs": {"a": False}, "name": "x"}) == [
         *("--samples", "2", "--json", "--kwargs", '{"a": false}', "--name", "x")
     ]
+
+
+@pytest.mark.parametrize(
+    ("keys", "data"),
+    [({}, "spider:x"), ({"data": "synthetic"}, "synthetic"), ({"data": "{data},synthetic:3"}, "spider:x,synthetic:3")],
+)
+def test_a_section_may_say_what_is_learned_from(keys: Mapping[str, Any], data: str) -> None:
+    assert on_data({**keys, "seed": 1}, "spider:x") == {"seed": 1, "data": data}
 
 
 def test_a_folder_goes_on_with_what_it_was_begun_with(tmp_path: Path) -> None:
