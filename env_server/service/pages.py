@@ -24,6 +24,8 @@ from env_server.types import AnswerMode
 
 MAX_QUESTIONS = 500
 """Questions in one reply."""
+LOCAL_NAMES = ("127.0.0.1", "localhost")
+"""What this machine calls itself; a page under any other name comes from elsewhere."""
 PAGE = "index.html"
 FOLDER = "playground"
 

@@ -29,7 +29,7 @@ from env_server.errors import SQLEnvError
 from env_server.service.app import create_app
 from env_server.service.capacity import Capacity
 from env_server.service.metrics import Metrics
-from env_server.service.pages import SECURITY_HEADERS
+from env_server.service.pages import LOCAL_NAMES, SECURITY_HEADERS
 from env_server.service.settings import ServiceSettings, is_loopback, read_settings
 from env_server.service.workers.run import serve
 from trainer.config import TOKEN_VARIABLE, ConfigError
@@ -37,7 +37,6 @@ from trainer.interactive.asking import Asked, Reply
 from trainer.interactive.conversation import written
 from trainer.interactive.policy_player import PolicyPlayer
 from trainer.rollout.episodes import Outcome, Turn
-from trainer.viewer.app import HOSTS
 
 MAX_QUESTION_CHARS = 2_000
 
@@ -93,7 +92,7 @@ def with_policies(
     app.include_router(router(asked, app.state.service.authorize))
     if settings.token is None:
         # Else a page elsewhere could read along, by a name of its own that it lets lead here.
-        app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*HOSTS, settings.host, f"[{settings.host}]"])
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*LOCAL_NAMES, settings.host, f"[{settings.host}]"])
     return app
 
 

@@ -22,13 +22,12 @@ from fastapi.staticfiles import StaticFiles
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from env_server.errors import SQLEnvError
-from env_server.service.pages import SECURITY_HEADERS
+from env_server.service.pages import LOCAL_NAMES, SECURITY_HEADERS
 from trainer.results.metrics import MEANINGS
 from trainer.viewer.curves import KINDS
 from trainer.viewer.library import Library, UnknownError
 from trainer.viewer.query import Filter, Order
 
-HOSTS = ("127.0.0.1", "localhost")
 PAGE_LIMIT = 500
 """Episodes in one reply."""
 
@@ -44,7 +43,7 @@ class FiniteJSON(JSONResponse):
 def create_app(library: Library) -> FastAPI:
     """Return the application; the library is started and closed by who made it."""
     app = FastAPI(title="sqlenv view", openapi_url=None)
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(HOSTS))
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(LOCAL_NAMES))
 
     @app.middleware("http")
     async def protect(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
