@@ -113,6 +113,8 @@ class Loan:
     """A session that is lent on a server, from `lend` to `give_back`."""
 
     server: Server
+    after: int
+    """How often the server had lost sessions when this one was begun."""
 
 
 @dataclass(slots=True)
@@ -122,6 +124,8 @@ class _Standing:
     in_flight: int = 0
     failures: int = 0
     """In a row."""
+    losses: int = 0
+    """Failures that may have ended its sessions, ever."""
     retry_at: float = 0.0
     trials: set[Loan] = field(default_factory=set)
     """The first sessions since it failed, as long as they have told nothing."""
@@ -175,8 +179,8 @@ class ServerBoard:
 
     def lend(self, server: Server, *, reused: bool = False) -> Loan:
         """Count a session there. One that is not `reused` is on trial when the server has failed before."""
-        loan = Loan(server)
         standing = self._standings[server]
+        loan = Loan(server, standing.losses)
         standing.in_flight += 1
         if not reused and standing.failures:
             standing.trials.add(loan)
@@ -200,14 +204,27 @@ class ServerBoard:
         standing.trials.clear()
         return True
 
-    def failed(self, server: Server, now: float) -> bool:
-        """Back off from the server; return whether it was well before. Sessions that fail meanwhile say nothing new."""
+    def outdated(self, loan: Loan) -> bool:
+        """Tell whether the server has failed since the session was begun: what ended that may have ended this one.
+
+        Each of a server's sessions finds out for itself that the server has gone, the last one long after another is
+        there in its place; and behind a load balancer, where several are one, most were never affected.
+        """
+        standing = self._standings.get(loan.server)
+        return standing is not None and loan.after < standing.losses
+
+    def failed(self, server: Server, now: float, *, busy: bool = False) -> bool:
+        """Back off from the server; return whether it was well before. Sessions that fail meanwhile say nothing new.
+
+        One that is `busy` goes on with the sessions it has.
+        """
         standing = self._standings.get(server)
         if standing is None:
             return False
         if now < standing.retry_at:
             return False
         standing.trials.clear()
+        standing.losses += not busy
         bound = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(standing.failures, 30))
         standing.failures += 1
         standing.retry_at = now + bound * (0.5 + 0.5 * self._chance.random())

@@ -159,7 +159,7 @@ class SessionPool:
                     search.doubted = server
                     continue
                 search.failures[server] = error
-                self._failed(server, error)
+                self._failed(server, error, loan)
                 asked = connection is not None or doubted is not None
                 search.losses += asked and isinstance(error, ConnectionLostError | DeadlineError)
                 if search.losses >= LOSSES_ALLOWED:
@@ -187,7 +187,7 @@ class SessionPool:
             loan = self._lent.pop(connection, None)
             if loan is not None:  # else the pool was closed, and has dropped it
                 self._drop(loan, connection)
-                self._failed(loan.server, error)
+                self._failed(loan.server, error, loan)
             raise
         except BaseException:
             self.release(connection)
@@ -294,10 +294,15 @@ class SessionPool:
             self._notice(f"environment server {server.name}: it takes sessions again")
         self._wake()
 
-    def _failed(self, server: Server, error: ClientError) -> None:
+    def _failed(self, server: Server, error: ClientError, loan: Loan | None = None) -> None:
+        """Back off from the server, and say so, unless the session that failed tells nothing new of it."""
+        if loan is not None and self._board.outdated(loan):
+            self._wake()
+            return
         self._errors[server] = error
-        news = self._board.failed(server, self._now())
-        if isinstance(error, ServerBusyError):
+        busy = isinstance(error, ServerBusyError)
+        news = self._board.failed(server, self._now(), busy=busy)
+        if busy:
             # A full server fails and works by turns, for as long as others use it too.
             news = news and self._now() - self._said_busy.get(server, -math.inf) >= BUSY_NOTICE_EVERY_S
             if news:

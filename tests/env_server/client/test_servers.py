@@ -121,6 +121,23 @@ def test_a_trial_that_told_nothing_does_not_block_the_server() -> None:
     assert board.choose(retry_at) == A
 
 
+def test_what_ended_one_session_may_have_ended_those_that_were_begun_before() -> None:
+    board = board_of(A, B)
+    one, other, elsewhere = board.lend(A), board.lend(A), board.lend(B)
+    assert not board.outdated(one)
+    board.failed(A, 0.0, busy=True)
+    assert not board.outdated(one), "a full server keeps its sessions"
+    now = board.backoff(0.0)
+    board.failed(A, now)
+    assert [board.outdated(loan) for loan in (one, other, elsewhere)] == [True, True, False]
+    trial = board.lend(A)
+    board.succeeded(trial)
+    assert board.outdated(other), "it is well again, which it was not when the session was lost"
+    assert not board.outdated(trial)
+    board.failed(A, now + board.backoff(now))
+    assert board.outdated(trial)
+
+
 def test_a_session_to_reuse_is_no_trial_and_may_be_on_a_server_in_backoff() -> None:
     board = board_of(A, B)
     board.failed(A, 0.0)

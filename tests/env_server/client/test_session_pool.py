@@ -165,6 +165,27 @@ async def test_an_idle_socket_that_has_become_old_is_closed(make_pool: MakePool,
         await asyncio.to_thread(servers[0].wait_until, lambda: servers[0].sessions == 1)
 
 
+async def test_sessions_that_were_lost_together_are_one_failure(
+    make_pool: MakePool, servers: list[PlayingServer], notices: list[str]
+) -> None:
+    """Behind a load balancer each finds out for itself that its server has gone, while others already play again."""
+    pool = make_pool(servers[0])
+    first, *others = [connection for connection, _ in await asyncio.gather(*(pool.begin(reset) for _ in range(3)))]
+    servers[0].hang_up()
+    with pytest.raises(ConnectionLostError):
+        await pool.go_on(first, reset)
+    async with lent(pool, reset) as again:
+        for other in others:
+            with pytest.raises(ConnectionLostError):
+                await pool.go_on(other, reset)
+        assert len(notices) == 2
+        assert "takes sessions again" in notices[1]
+        servers[0].hang_up()
+        with pytest.raises(ConnectionLostError):
+            await pool.go_on(again, reset)
+        assert len(notices) == 3, "it was begun since"
+
+
 async def test_idle_sockets_that_were_closed_are_not_used(make_pool: MakePool, servers: list[PlayingServer]) -> None:
     pool = make_pool(servers[0])
     began = await asyncio.gather(*(pool.begin(reset) for _ in range(LOSSES_ALLOWED + 2)))
