@@ -51,9 +51,9 @@ def _is_bad(line: str) -> bool:
     return line.startswith("{") and json.loads(line)["level"] in ("warning", "error", "critical")
 
 
-def until(holds: Callable[[], bool]) -> None:
+def until(holds: Callable[[], bool], seconds: float = WAIT_S) -> None:
     """Wait until something holds that another process brings about; fail when it never does."""
-    deadline = time.monotonic() + WAIT_S
+    deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline, "waited for it in vain"
         time.sleep(POLL_S)

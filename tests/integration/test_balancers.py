@@ -19,7 +19,7 @@ import pytest
 import trustme
 from websockets.exceptions import InvalidStatus
 
-from benchmarks.server_process import ROOT, reserved_ports
+from benchmarks.server_process import ROOT, START_S, reserved_ports
 from env_server.client.errors import AuthenticationError, CertificateError
 from env_server.client.sync_client import SyncSQLEnvClient
 from env_server.data.loading import load_dataset
@@ -76,7 +76,7 @@ class Served:
             except OSError:
                 return False
 
-        until(ready)
+        until(ready, START_S)
 
     def _start(self) -> ForkedProcess:
         flags = ["--port", str(self._port), "--data", str(self._data), "--lanes", "1,1", "--grace_s", "1"]
