@@ -122,7 +122,7 @@ def serve(folder: Path, environments: Sequence[Host], inference: Host) -> None:
     for host in environments:
         command = [*SQLENV, "serve", "--host", "0.0.0.0", "--port", str(PORT), "--data", "synthetic"]
         log = folder / f"{host.name}.log"
-        waits.append((host, f"http://127.0.0.1:{PORT}/ready", host.start(command, log, {"SQLENV_TOKEN": TOKEN}), log))
+        waits.append((host, f"http://127.0.0.1:{PORT}/health", host.start(command, log, {"SQLENV_TOKEN": TOKEN}), log))
     command = [*SQLENV, "inference", "--model", str(BASE_CHECKPOINT), "--device", "cpu", "--weight_sync", "disk"]
     command += ["--host", "0.0.0.0", "--trusted_network", "--port", str(INFERENCE_PORT), "--max_model_len", "2048"]
     log = folder / f"{inference.name}-vllm.log"
