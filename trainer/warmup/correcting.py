@@ -8,26 +8,35 @@ oracle describes what is needed and was not described yet, asks the right query 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from env_server.dataset import Question
-from env_server.judging.answers import format_answer
 from env_server.reward import normalize_action
 from env_server.types import ActionType, AnswerMode, SQLAction, SQLObservation
 from trainer.rollout.episodes import EpisodeRecord, Outcome
-from trainer.rollout.players import mentioned_tables, table_names
+from trainer.rollout.players import OraclePlayer
 
 Actions = tuple[SQLAction, ...]
 
 
+def actions_of(turns: Iterable[Mapping[str, Any]]) -> Actions:
+    """The actions of a record's turns."""
+    return tuple(SQLAction(action_type=turn["action_type"], argument=turn["argument"]) for turn in turns)
+
+
+def normalized(actions: Actions) -> tuple[str, ...]:
+    """What two ways have in common that are the same play."""
+    return tuple(normalize_action(action.action_type, action.argument) for action in actions)
+
+
 class CorrectingPlayer:
-    """Takes a policy's actions, and then the oracle's; knows the gold."""
+    """Takes a policy's actions, and then the oracle's, but for the tables that were described."""
 
     def __init__(self, question: Question, actions: Actions, answer_mode: AnswerMode = AnswerMode.VALUE) -> None:
-        self._question = question
         self._actions = actions
-        self._answer_mode = answer_mode
-        self._plan: Iterator[SQLAction] | None = None
+        self._left: Iterator[SQLAction] = iter(actions)
+        self._oracle = OraclePlayer(question, answer_mode)
 
     @property
     def unlearned(self) -> frozenset[int]:
@@ -36,22 +45,13 @@ class CorrectingPlayer:
 
     def act(self, observation: SQLObservation) -> SQLAction:
         """Return the next action."""
-        if self._plan is None:
-            self._plan = iter([*self._actions, *self._way_out(table_names(observation))])
-        return next(self._plan)
-
-    def _way_out(self, tables: Sequence[str]) -> list[SQLAction]:
-        sql = self._question.gold_sql
+        if (own := next(self._left, None)) is not None:
+            return own
         described = {a.argument.strip().casefold() for a in self._actions if a.action_type == ActionType.DESCRIBE}
-        needed = [table for table in mentioned_tables(sql, tables) if table.casefold() not in described]
-        by_value = self._answer_mode is AnswerMode.VALUE
-        answer = format_answer(self._question.gold.rows) if by_value else sql
-        plan = [
-            *((ActionType.DESCRIBE, table) for table in needed),
-            (ActionType.QUERY, sql),
-            (ActionType.ANSWER, answer),
-        ]
-        return [SQLAction(action_type=kind.value, argument=argument) for kind, argument in plan]
+        action = self._oracle.act(observation)
+        while action.action_type == ActionType.DESCRIBE and action.argument.casefold() in described:
+            action = self._oracle.act(observation)
+        return action
 
 
 def first_mistakes(records: Iterable[EpisodeRecord]) -> dict[tuple[str, str], list[Actions]]:
@@ -64,9 +64,6 @@ def first_mistakes(records: Iterable[EpisodeRecord]) -> dict[tuple[str, str], li
         failed = next((number for number, turn in enumerate(record.turns) if turn["error"]), None)
         if failed is None or record.outcome in (Outcome.CORRECT, Outcome.FAILED):
             continue
-        actions = tuple(
-            SQLAction(action_type=turn["action_type"], argument=turn["argument"]) for turn in record.turns[: failed + 1]
-        )
-        same = tuple(normalize_action(action.action_type, action.argument) for action in actions)
-        found.setdefault((record.question_id, record.question), {}).setdefault(same, actions)
+        actions = actions_of(record.turns[: failed + 1])
+        found.setdefault((record.question_id, record.question), {}).setdefault(normalized(actions), actions)
     return {question: list(ways.values()) for question, ways in found.items()}

@@ -24,6 +24,7 @@ from pathlib import Path
 from env_server.cache import default_cache_dir
 from env_server.data.loading import load_dataset
 from env_server.dataset import Dataset, Hardness, Question, Split
+from env_server.environment import SQLEnvironment
 from env_server.episodes import question_text
 from env_server.factory import EnvironmentFactory
 from env_server.reward import normalize_action
@@ -36,7 +37,7 @@ from trainer.config import ConfigError
 from trainer.results.run_files import read_records
 from trainer.rollout.episodes import Episode, EpisodeRecord, Outcome
 from trainer.rollout.players import as_shown_to_players, play
-from trainer.warmup.correcting import Actions, CorrectingPlayer, first_mistakes
+from trainer.warmup.correcting import Actions, CorrectingPlayer, actions_of, first_mistakes, normalized
 
 
 @dataclass
@@ -99,36 +100,60 @@ def replay(
             suites = Suites(dataset.databases, settings.sandbox, default_cache_dir())
             judge = SQLJudge(factory.pool, suites, settings.judging, settings.sandbox)
             environment = factory.make()
+            own_judge = judge if answer_mode is AnswerMode.VALUE else None
             for question, ways in of_questions.items():
-                kept = 0
-                for actions in ways:
-                    if kept == most:
-                        replayed.left_out["more than enough of their question"] += 1
-                        continue
-                    episode, conversation = play(environment, question, RepeatingPlayer(actions))
-                    if not episode.correct:
-                        replayed.left_out["not right when played again"] += 1
-                    elif answer_mode is AnswerMode.VALUE and not _asked(episode, question, judge):
-                        replayed.left_out["right without a right query"] += 1
-                    else:
-                        kept += 1
-                        replayed.conversations.append(replace(conversation, unlearned=missteps(episode)))
-                if kept:
+                if _play_again(environment, question, ways, most, own_judge, replayed):
                     learned.add(question)
-            asked = [q for q in dataset.select(Split.TRAIN) if q.hardness in levels] if mistakes else []
-            for question in asked:
-                for actions in mistakes.get((question.question_id, question_text(question)), [])[:most]:
-                    player = CorrectingPlayer(as_shown_to_players(question, factory.pool), actions, answer_mode)
-                    episode, conversation = play(environment, question, player)
-                    if episode.correct:
+            for question in dataset.select(Split.TRAIN) if mistakes else ():
+                starts = mistakes.get((question.question_id, question_text(question)), [])[:most]
+                if starts and question.hardness in levels:
+                    shown = as_shown_to_players(question, factory.pool)
+                    players = [CorrectingPlayer(shown, actions, answer_mode) for actions in starts]
+                    if _correct(environment, question, players, replayed):
                         learned.add(question)
-                        replayed.corrected += 1
-                        replayed.left_out["not right"] -= 1
-                        replayed.conversations.append(replace(conversation, unlearned=player.unlearned))
         replayed.questions.update(question.hardness for question in learned)
     if not replayed.conversations:
         raise ConfigError(f"--replay: nothing to learn from {len(records):,} episodes: {replayed}")
     return replayed
+
+
+def _play_again(
+    environment: SQLEnvironment,
+    question: Question,
+    ways: Sequence[Actions],
+    most: int,
+    judge: QueryJudge | None,
+    replayed: Replayed,
+) -> bool:
+    """Play the ways to a right answer again, at most `most`; tell whether one is learned. `judge`: of the queries."""
+    kept = 0
+    for actions in ways:
+        if kept == most:
+            replayed.left_out["more than enough of their question"] += 1
+            continue
+        episode, conversation = play(environment, question, RepeatingPlayer(actions))
+        if not episode.correct:
+            replayed.left_out["not right when played again"] += 1
+        elif judge is not None and not _asked(episode, question, judge):
+            replayed.left_out["right without a right query"] += 1
+        else:
+            kept += 1
+            replayed.conversations.append(replace(conversation, unlearned=missteps(episode)))
+    return kept > 0
+
+
+def _correct(
+    environment: SQLEnvironment, question: Question, players: Sequence[CorrectingPlayer], replayed: Replayed
+) -> bool:
+    """Play the ways out of mistakes; tell whether one is learned."""
+    before = replayed.corrected
+    for player in players:
+        episode, conversation = play(environment, question, player)
+        if episode.correct:
+            replayed.corrected += 1
+            replayed.left_out["not right"] -= 1
+            replayed.conversations.append(replace(conversation, unlearned=player.unlearned))
+    return replayed.corrected > before
 
 
 def choose(
@@ -154,10 +179,8 @@ def choose(
             left_out["not right"] += 1
         else:
             number, question = home
-            actions = tuple(
-                SQLAction(action_type=turn["action_type"], argument=turn["argument"]) for turn in record.turns
-            )
-            same = tuple(normalize_action(action.action_type, action.argument) for action in actions)
+            actions = actions_of(record.turns)
+            same = normalized(actions)
             ways = found[number][question]
             if same in ways:
                 left_out["played the same way before"] += 1
