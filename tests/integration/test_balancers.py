@@ -22,7 +22,6 @@ from websockets.exceptions import InvalidStatus
 from benchmarks.server_process import ROOT, START_S, reserved_ports
 from env_server.client.errors import AuthenticationError, CertificateError
 from env_server.client.sync_client import SyncSQLEnvClient
-from env_server.data.loading import load_dataset
 from env_server.dataset import Dataset
 from env_server.environment import SQLEnvironment
 from env_server.settings import EnvSettings
@@ -33,7 +32,7 @@ from tests.env_server.serving import EPISODE, action
 from tests.fork_server import ForkedProcess, ForkServer
 from tests.integration.balancers import HOST, KINDS, balancing
 from tests.integration.conformance import check_the_client, check_validators_and_graders, replies, script
-from tests.integration.service import ask, connected, get_json, reset, until, write_data
+from tests.integration.service import ask, connected, get_json, reset, until
 from trainer.rollout.remote_environments import RemoteEnvironments, RemoteSettings
 
 TOKEN = "open-sesame"
@@ -82,16 +81,6 @@ class Served:
         flags = ["--port", str(self._port), "--data", str(self._data), "--lanes", "1,1", "--grace_s", "1"]
         with self._log.open("ab") as output:
             return self._forks.start([sys.executable, "-m", "sqlenv", "serve", *flags], output=output, folder=ROOT)
-
-
-@pytest.fixture(scope="module")
-def data(pets: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_data(pets, tmp_path_factory.mktemp("pets"))
-
-
-@pytest.fixture(scope="module")
-def dataset(data: Path) -> Dataset:
-    return load_dataset(str(data))
 
 
 @pytest.fixture(scope="module")

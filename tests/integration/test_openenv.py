@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.server_process import ServerProcess
-from env_server.data.loading import load_dataset
 from env_server.dataset import Dataset
 from tests.integration.conformance import (
     check_the_client,
@@ -22,17 +21,7 @@ from tests.integration.conformance import (
     script,
     upstream,
 )
-from tests.integration.service import complaints, metric, open_socket, serving, write_data
-
-
-@pytest.fixture(scope="module")
-def data(pets: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_data(pets, tmp_path_factory.mktemp("pets"))
-
-
-@pytest.fixture(scope="module")
-def dataset(data: Path) -> Dataset:
-    return load_dataset(str(data))
+from tests.integration.service import complaints, metric, open_socket, serving
 
 
 @pytest.fixture(scope="module")
