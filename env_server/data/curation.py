@@ -1,5 +1,7 @@
 """From raw questions to usable ones: every gold query is run once, and what cannot be used is left out and told.
 
+What a gold query gave is kept in the catalogue and not run again, unless the machine and not the query stopped it.
+
 Promises:
 - Nothing is lost: each raw question becomes one `Question` or one `Exclusion`, both in the source's order.
 - The same data and settings give the same data set: golds run in the sandbox under the agent's own limits.
@@ -15,17 +17,21 @@ One database is open at a time. Questions that share a database and a gold query
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from env_server.catalogue import Catalogue, fact_key
 from env_server.data.raw import RawDataset, RawQuestion
 from env_server.dataset import Dataset, Exclusion, ExclusionReason, Gold, Hardness, Question
 from env_server.errors import DataError, SQLError
 from env_server.judging.submissions import runnable_query
 from env_server.reward import normalize_action
+from env_server.rows_json import rows_from_json, rows_to_json
 from env_server.settings import DisplaySettings, SandboxSettings
 from env_server.sql.display import MAX_COLUMNS, format_result
 from env_server.sql.hardness import hardness, orders_at_top_level
@@ -55,6 +61,18 @@ class Unusable:
     detail: str
 
 
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """What trying a gold query gave. `lasting`: the query decided it, so that it would give the same again.
+
+    `hardness` is None where it is not graded: unusable, or graded by its source.
+    """
+
+    gold: Gold | Unusable
+    hardness: Hardness | None = None
+    lasting: bool = True
+
+
 def curate(
     raw: RawDataset,
     *,
@@ -62,13 +80,15 @@ def curate(
     sandbox: SandboxSettings | None = None,
     display: DisplaySettings | None = None,
     progress: Progress | None = None,
+    catalogue: Catalogue | None = None,
 ) -> Dataset:
     """Run every gold query; return the usable questions with their gold rows, and the excluded ones.
 
     The data set's `databases` are those that a usable question needs. Raises DataError when a question id occurs
     more than once, and NothingUsableError when no question is usable.
     """
-    curator = _Curator(sandbox or SandboxSettings(), display or DisplaySettings(), answer_mode)
+    limits = (sandbox or SandboxSettings(), display or DisplaySettings(), answer_mode)
+    curator = _Curator(*limits, catalogue or Catalogue(None), fact_key("golds", *limits))
     by_database: dict[str, list[RawQuestion]] = {}
     for question in raw.questions:
         runnable = replace(question, sql=runnable_query(question.sql))
@@ -127,39 +147,73 @@ class _Curator:
     sandbox: SandboxSettings
     display: DisplaySettings
     answer_mode: AnswerMode
+    catalogue: Catalogue
+    fact: str
 
     def curate(self, path: Path | None, missing: str, questions: Sequence[RawQuestion]) -> list[Question | Exclusion]:
         """Run each distinct gold query of a database once; `missing` says why `path` is None."""
         if path is None:
             return _all_excluded(questions, missing)
         try:
-            with closing(Sandbox(path, self.sandbox)) as sandbox:
-                golds = {sql: self._run_gold(sandbox, sql) for sql in dict.fromkeys(each.sql for each in questions)}
+            golds = self._golds(path, {each.sql: each.hardness is None for each in questions})
         except DataError as error:
             return _all_excluded(questions, str(error))
         return _outcomes(questions, golds)
 
-    def _run_gold(self, sandbox: Sandbox, sql: str) -> Gold | Unusable:
+    def _golds(self, path: Path, wanted: Mapping[str, bool]) -> dict[str, Tried]:
+        """Return what golds gave, by their SQL; `wanted` says which are to be graded."""
+        facts = self.catalogue.of(path)
+        known = golds_from_json(facts.recall(self.fact) or "{}")
+        if new := [sql for sql in wanted if sql not in known]:
+            with closing(Sandbox(path, self.sandbox)) as sandbox:
+                tried = {sql: self._try(sandbox, sql, wanted[sql]) for sql in new}
+            known |= tried
+            facts.remember(self.fact, golds_to_json({sql: each for sql, each in known.items() if each.lasting}))
+        return known
+
+    def _try(self, sandbox: Sandbox, sql: str, graded: bool) -> Tried:
         try:
             result = sandbox.query(sql, max_gold_rows(self.answer_mode, self.display))
         except SQLError as error:
             too_slow = error.kind == "budget"
-            return Unusable(ExclusionReason.GOLD_TOO_SLOW if too_slow else ExclusionReason.GOLD_FAILS, str(error))
-        problem = unusable(result, self.answer_mode, self.display)
-        return problem or Gold(rows=result.rows, ordered=orders_at_top_level(sql))
+            reason = ExclusionReason.GOLD_TOO_SLOW if too_slow else ExclusionReason.GOLD_FAILS
+            return Tried(Unusable(reason, str(error)), lasting=error.deterministic)
+        if problem := unusable(result, self.answer_mode, self.display):
+            return Tried(problem)
+        return Tried(Gold(rows=result.rows, ordered=orders_at_top_level(sql)), hardness(sql) if graded else None)
 
 
-def _outcomes(questions: Iterable[RawQuestion], golds: Mapping[str, Gold | Unusable]) -> list[Question | Exclusion]:
-    grades: dict[str, Hardness] = {}
+def golds_to_json(golds: Mapping[str, Tried]) -> str:
+    """Return what golds gave, by their SQL, as JSON text."""
+    return json.dumps({sql: _plain(each) for sql, each in golds.items()})
+
+
+def golds_from_json(text: str) -> dict[str, Tried]:
+    """Return what `golds_to_json` wrote. Raises ValueError."""
+    return {sql: _tried(plain) for sql, plain in json.loads(text).items()}
+
+
+def _plain(tried: Tried) -> dict[str, Any]:
+    if isinstance(tried.gold, Unusable):
+        return {"reason": tried.gold.reason, "detail": tried.gold.detail}
+    return {"rows": rows_to_json(tried.gold.rows), "ordered": tried.gold.ordered, "hardness": tried.hardness}
+
+
+def _tried(plain: Mapping[str, Any]) -> Tried:
+    if "reason" in plain:
+        return Tried(Unusable(ExclusionReason(plain["reason"]), plain["detail"]))
+    grade = plain["hardness"]
+    return Tried(Gold(rows_from_json(plain["rows"]), plain["ordered"]), grade and Hardness(grade))
+
+
+def _outcomes(questions: Iterable[RawQuestion], golds: Mapping[str, Tried]) -> list[Question | Exclusion]:
     first: dict[str, str] = {}
     outcomes: list[Question | Exclusion] = []
     for each in questions:
-        gold = golds[each.sql]
-        if isinstance(gold, Unusable):
-            outcomes.append(_excluded(each, gold))
+        tried = golds[each.sql]
+        if isinstance(tried.gold, Unusable):
+            outcomes.append(_excluded(each, tried.gold))
             continue
-        if each.sql not in grades:
-            grades[each.sql] = each.hardness or hardness(each.sql)
         earlier = first.setdefault(normalize_action(ActionType.QUERY, each.sql), each.question_id)
         outcomes.append(
             Question(
@@ -167,9 +221,9 @@ def _outcomes(questions: Iterable[RawQuestion], golds: Mapping[str, Gold | Unusa
                 text=each.text,
                 db_id=each.db_id,
                 gold_sql=each.sql,
-                hardness=grades[each.sql],
+                hardness=each.hardness or tried.hardness or hardness(each.sql),
                 split=each.split,
-                gold=gold,
+                gold=tried.gold,
                 family=each.family,
                 evidence=each.evidence,
                 duplicate_of="" if earlier == each.question_id else earlier,

@@ -8,7 +8,8 @@
 
 A name that is none of the others is a path when it holds a path separator or a folder is called so. Generated data
 sets, and databases that were made from tables, are kept in a cache directory and are the same every time. Every gold
-query is run at load (`env_server.data.curation`), under the settings of the environment that will play the questions.
+query is run at the first load (`env_server.data.curation`), under the settings of the environment that will play the
+questions; what it gave is kept in a catalogue (`env_server.catalogue`), for the later ones.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from env_server.cache import CACHE_VARIABLE, default_cache_dir
+from env_server.catalogue import Catalogue
 from env_server.data.bird import read_bird
 from env_server.data.curation import Progress, curate
 from env_server.data.folder import read_folder
@@ -45,14 +47,21 @@ def load_dataset(
 ) -> Dataset:
     """Load and curate the data set that `spec` names.
 
-    `answer_mode` and `settings` decide which golds can be answered. `cache_dir` is where generated data sets and
-    imported tables are kept, `default_cache_dir()` when None. Raises DataError when the name is unknown or the data
-    cannot be used.
+    `answer_mode` and `settings` decide which golds can be answered. `cache_dir` is where generated data sets, imported
+    tables and the catalogue are kept, `default_cache_dir()` when None. Raises DataError when the name is unknown or the
+    data cannot be used.
     """
     limits = settings or EnvSettings()
     limit_memory(limits.sandbox)
-    raw = read_source(spec, cache_dir or default_cache_dir())
-    return curate(raw, answer_mode=answer_mode, sandbox=limits.sandbox, display=limits.display, progress=progress)
+    cache = cache_dir or default_cache_dir()
+    return curate(
+        read_source(spec, cache),
+        answer_mode=answer_mode,
+        sandbox=limits.sandbox,
+        display=limits.display,
+        progress=progress,
+        catalogue=Catalogue(cache),
+    )
 
 
 def read_source(spec: str, cache_dir: Path) -> RawDataset:

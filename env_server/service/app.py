@@ -18,6 +18,7 @@ from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.routing import WebSocketRoute
 
+from env_server.catalogue import Catalogue
 from env_server.data.fingerprint import served_data
 from env_server.dataset import Dataset
 from env_server.episodes import Episodes
@@ -54,14 +55,15 @@ class Service:
         self._capacity = capacity
         self._metrics = metrics
         self._environment_settings = settings.environment
-        self.databases = ServiceDatabases(dataset.databases, self._environment_settings)
+        catalogue = Catalogue(settings.cache_dir)
+        self.databases = ServiceDatabases(dataset.databases, self._environment_settings, catalogue)
         self._scores = Scores()
         self.query_pool = QueryPool(
             dataset.databases, self._environment_settings, settings.answer_mode, settings.cache_dir, settings.lanes
         )
         token = settings.token.get_secret_value() if settings.token is not None else None
         self.access = Access(token, settings.allowed_origins)
-        served = served_data(dataset, settings.answer_mode, settings.step_budget)
+        served = served_data(dataset, settings.answer_mode, settings.step_budget, catalogue)
         self.data = served.model_dump(mode="json")
         self.sockets = Sockets(settings, self.access, capacity, metrics, self._new_session, served.mark)
         # All HTTP requests share one account.
@@ -70,7 +72,7 @@ class Service:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Start the query pool and what runs in the background; end them."""
-        await asyncio.to_thread(self._read_schemas)
+        await asyncio.to_thread(self.databases.learn_schemas)
         async with self.query_pool:
             background = [asyncio.ensure_future(self.sockets.close_idle()), asyncio.ensure_future(self._gauge())]
             try:
@@ -122,11 +124,6 @@ class Service:
 
     def _new_session(self) -> Session:
         return Session(self._new_episodes(), self._new_jobs(), self._metrics)
-
-    def _read_schemas(self) -> None:
-        """Read every schema before the first session: it counts rows, which takes long in a large database."""
-        for db_id in self._dataset.databases:
-            self.databases.schema(db_id)
 
     async def _gauge(self) -> None:
         while True:

@@ -1,8 +1,8 @@
 """Sandboxes on demand: opened when needed, kept when idle, one thread at a time each.
 
 Promises: a leased sandbox has one holder; no more than `max_idle` idle ones are kept, over all databases, the
-least recently used closed first; each database's schema is read once. Every method may be called from any
-thread.
+least recently used closed first; each database's schema is read once, and not at all where the catalogue has it. Every
+method may be called from any thread.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from env_server.catalogue import Catalogue, fact_key
 from env_server.errors import DataError, SQLError
 from env_server.jobs import QueryJob
 from env_server.settings import SandboxSettings
 from env_server.sql.sandbox import QueryResult, Sandbox
-from env_server.sql.schema import Schema, read_schema
+from env_server.sql.schema import Schema, read_schema, schema_from_json, schema_to_json
 
 
 class Databases(Protocol):
@@ -34,9 +35,18 @@ class Databases(Protocol):
 class DatabasePool:
     """The databases of a data set, open as sandboxes."""
 
-    def __init__(self, databases: Mapping[str, Path], settings: SandboxSettings, max_idle: int = 64) -> None:
+    def __init__(
+        self,
+        databases: Mapping[str, Path],
+        settings: SandboxSettings,
+        max_idle: int = 64,
+        catalogue: Catalogue | None = None,
+    ) -> None:
         self._databases = dict(databases)
         self._settings = settings
+        self._catalogue = catalogue or Catalogue(None)
+        # A row is counted within the sandbox's bounds, so they decide what a schema says.
+        self._fact = fact_key("schema", settings)
         self._max_idle = max_idle
         self._lock = threading.Lock()
         self._idle: OrderedDict[Sandbox, str] = OrderedDict()
@@ -63,13 +73,24 @@ class DatabasePool:
             known = self._schemas.get(db_id)
         if known is not None:
             return known
-        try:
-            with self.lease(db_id) as sandbox:
-                schema = read_schema(sandbox)
-        except SQLError as error:
-            raise DataError(f"the schema of database {db_id!r} cannot be read: {error}") from error
+        facts = self._catalogue.of(self._path(db_id))
+        text = facts.recall(self._fact)
+        if text is not None:
+            schema = schema_from_json(text)
+        else:
+            schema = self._read_schema(db_id)
+            facts.remember(self._fact, schema_to_json(schema))
         with self._lock:
             return self._schemas.setdefault(db_id, schema)
+
+    def learn_schemas(self) -> None:
+        """Read the schemas that the catalogue does not have; then `schema` waits for no rows to be counted.
+
+        Raises DataError.
+        """
+        for db_id, path in self._databases.items():
+            if self._catalogue.of(path).recall(self._fact) is None:
+                self.schema(db_id)
 
     def close(self) -> None:
         """Close every idle sandbox, and the leased ones as they come back. Leasing then raises DataError."""
@@ -80,10 +101,21 @@ class DatabasePool:
         for sandbox in idle:
             sandbox.close()
 
-    def _take(self, db_id: str) -> Sandbox:
+    def _read_schema(self, db_id: str) -> Schema:
+        try:
+            with self.lease(db_id) as sandbox:
+                return read_schema(sandbox)
+        except SQLError as error:
+            raise DataError(f"the schema of database {db_id!r} cannot be read: {error}") from error
+
+    def _path(self, db_id: str) -> Path:
         path = self._databases.get(db_id)
         if path is None:
             raise DataError(f"no database {db_id!r}; there are {len(self._databases)}")
+        return path
+
+    def _take(self, db_id: str) -> Sandbox:
+        path = self._path(db_id)
         with self._lock:
             if self._closed:
                 raise DataError("the pool of databases is closed")

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pydantic import TypeAdapter
+
 from env_server.dataset import Row
 from env_server.errors import SQLError, UnknownTableError
 from env_server.sql.sandbox import Sandbox
@@ -72,6 +74,19 @@ class Schema:
                 if table.name.casefold() == name:
                     return table
         raise UnknownTableError(" ".join(argument.split())[:80], self.table_names)
+
+
+_AS_JSON = TypeAdapter(Schema)
+
+
+def schema_to_json(schema: Schema) -> str:
+    """Return the schema as JSON text."""
+    return _AS_JSON.dump_json(schema).decode()
+
+
+def schema_from_json(text: str) -> Schema:
+    """Return the schema that `schema_to_json` wrote. Raises ValueError."""
+    return _AS_JSON.validate_json(text)
 
 
 def candidate_names(argument: str) -> list[str]:

@@ -19,9 +19,10 @@ from typing import cast
 
 import apsw
 
-from env_server.dataset import Gold, Question, SQLValue
+from env_server.dataset import Gold, Question
 from env_server.errors import DataError, NoVariantsError
 from env_server.lru import LRUCache
+from env_server.rows_json import rows_from_json, rows_to_json
 from env_server.settings import SandboxSettings
 from env_server.sql.sandbox import Sandbox
 from env_server.test_suites.database_profile import read_profile
@@ -105,7 +106,11 @@ class Suites:
                 "SELECT image, gold, ordered, strictness FROM variants WHERE key = ? ORDER BY place", (key,)
             ).fetchall()
         variants = (
-            Variant(zlib.decompress(image), Gold(_decoded(gold), bool(ordered)), Strictness(strictness))
+            Variant(
+                zlib.decompress(image),
+                Gold(rows_from_json(zlib.decompress(gold)), bool(ordered)),
+                Strictness(strictness),
+            )
             for image, gold, ordered, strictness in cast("list[tuple[bytes, bytes, int, str]]", rows)
         )
         mutants, killed, untested, problem = cast("tuple[int, int, str, str]", found[0])
@@ -114,7 +119,10 @@ class Suites:
     def _save(self, db_id: str, sql: str, suite: Suite) -> None:
         key = _key(sql)
         rows = [
-            (key, place, zlib.compress(each.image), _encoded(each.gold), each.gold.ordered, each.strictness.value)
+            (
+                *(key, place, zlib.compress(each.image), zlib.compress(rows_to_json(each.gold.rows).encode())),
+                *(each.gold.ordered, each.strictness.value),
+            )
             for place, each in enumerate(suite.variants)
         ]
         with self._cache(db_id) as cache, cache:
@@ -168,17 +176,3 @@ def fingerprint(path: Path) -> str:
 
 def _key(sql: str) -> str:
     return hashlib.sha256(sql.encode()).hexdigest()[:32]
-
-
-def _encoded(gold: Gold) -> bytes:
-    rows = [[_plain(value) for value in row] for row in gold.rows]
-    return zlib.compress(json.dumps(rows).encode())
-
-
-def _plain(value: SQLValue) -> object:
-    return {"blob": value.hex()} if isinstance(value, bytes) else value
-
-
-def _decoded(data: bytes) -> tuple[tuple[SQLValue, ...], ...]:
-    rows = json.loads(zlib.decompress(data))
-    return tuple(tuple(bytes.fromhex(v["blob"]) if isinstance(v, dict) else v for v in row) for row in rows)

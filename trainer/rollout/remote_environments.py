@@ -24,6 +24,8 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
+from env_server.cache import default_cache_dir
+from env_server.catalogue import Catalogue
 from env_server.client.async_client import reset_arguments, reset_on, step_on
 from env_server.client.connection import Connection, Timeouts
 from env_server.client.errors import (
@@ -88,7 +90,8 @@ class RemoteEnvironments:
         token: str | None = None,
         deadlines: RemoteSettings | None = None,
     ) -> None:
-        self._wanted = served_data(dataset, answer_mode, (settings or EnvSettings()).step_budget)
+        step_budget = (settings or EnvSettings()).step_budget
+        self._wanted = served_data(dataset, answer_mode, step_budget, Catalogue(default_cache_dir()))
         self._deadlines = deadlines or RemoteSettings()
         timeouts = Timeouts(self._deadlines.connect_s, self._deadlines.request_s)
         self._pool = SessionPool(

@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from env_server.catalogue import Catalogue
 from env_server.errors import DataError, SQLError
 from env_server.jobs import Job, JudgeJob, QueryJob
 from env_server.judging.verdict import Judgement
@@ -100,9 +101,11 @@ def _size(result: QueryResult | None) -> int:
 class ServiceDatabases:
     """The databases of one worker, and what statements on them gave; see the module's promises."""
 
-    def __init__(self, databases: Mapping[str, Path], settings: EnvSettings) -> None:
+    def __init__(
+        self, databases: Mapping[str, Path], settings: EnvSettings, catalogue: Catalogue | None = None
+    ) -> None:
         sandbox = settings.sandbox
-        self._pool = DatabasePool(databases, sandbox, max_idle=1)
+        self._pool = DatabasePool(databases, sandbox, max_idle=1, catalogue=catalogue)
         self._paths = dict(databases)
         self._display = settings.display
         self._trial = sandbox.model_copy(
@@ -117,6 +120,10 @@ class ServiceDatabases:
         self._too_long: LRUCache[tuple[str, str], bool] = LRUCache(MAX_SHAPES)
         self.outcomes = OutcomeCache()
         """What statements gave."""
+
+    def learn_schemas(self) -> None:
+        """See to it that `schema` takes a millisecond: a large database's rows are counted here. Raises DataError."""
+        self._pool.learn_schemas()
 
     def schema(self, db_id: str) -> Schema:
         """Return the database's schema, read once. Raises DataError."""

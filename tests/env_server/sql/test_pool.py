@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import apsw
 import pytest
 
+from env_server.catalogue import Catalogue
 from env_server.errors import DataError
 from env_server.settings import SandboxSettings
 from env_server.sql.pool import DatabasePool
@@ -86,6 +88,21 @@ def test_the_schema_is_read_once_and_shared(databases: dict[str, Path]) -> None:
     assert pool.schema("db1").table_names == ("t",)
     assert pool.schema("db1") is pool.schema("db1")
     pool.close()
+
+
+def test_a_schema_that_the_catalogue_has_is_not_read(databases: dict[str, Path], tmp_path: Path) -> None:
+    settings = SandboxSettings()
+    with closing(DatabasePool(databases, settings, catalogue=Catalogue(tmp_path / "cache"))) as first:
+        first.learn_schemas()
+        learned = {db_id: first.schema(db_id) for db_id in databases}
+    with closing(DatabasePool(databases, settings, catalogue=Catalogue(tmp_path / "cache"))) as second:
+        second.close()  # it lends no sandbox any more
+        second.learn_schemas()
+        assert {db_id: second.schema(db_id) for db_id in databases} == learned
+    other = DatabasePool(databases, SandboxSettings(vm_steps=99), catalogue=Catalogue(tmp_path / "cache"))
+    other.close()
+    with pytest.raises(DataError, match="closed"):
+        other.schema("db1")
 
 
 def test_many_threads_never_share_a_sandbox_and_get_the_right_rows(databases: dict[str, Path]) -> None:

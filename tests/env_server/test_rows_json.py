@@ -1,0 +1,18 @@
+"""Rows as JSON: what comes back is what went in, value by value and type by type."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from env_server.rows_json import rows_from_json, rows_to_json
+
+VALUES = st.none() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text() | st.binary()
+ROWS = st.lists(st.lists(VALUES, max_size=4).map(tuple), max_size=4).map(tuple)
+
+
+@given(rows=ROWS)
+def test_rows_come_back_as_they_were(rows: tuple[tuple[int | float | str | bytes | None, ...], ...]) -> None:
+    back = rows_from_json(rows_to_json(rows))
+    assert back == rows
+    assert [[type(value) for value in row] for row in back] == [[type(value) for value in row] for row in rows]
