@@ -3,12 +3,12 @@
     python -m benchmarks.many_databases [--databases 1000] [--total_gb 100] [--full_mb 200]
 
 A folder of generated databases, each with a few tables and small rows, ten questions each. Their files are as large as
---total_gb says, but sparse: the tail is a hole, which takes no disk, and which no query reads. One more is full of rows,
---full_mb of them. Measured is `sqlenv serve` with one worker on a tenth of the databases and on all: its first start,
-with an empty cache, which runs every gold query and counts every row, and a later one, which does not; both until it
-answers, with the resident memory of its processes. Then, on all, one episode on a database that is in nobody's cache:
-the operating system is asked to forget the files first. Prints one JSON line; `ratio` is the later start on all
-databases to the one on a tenth of them.
+--total_gb says, but sparse: the tail is a hole, which takes no disk, and which no query reads. One more is full of
+rows, --full_mb of them. Measured is `sqlenv serve` with one worker on a tenth of the databases and on all: its first
+start, with an empty cache, which runs every gold query and counts every row, and a later one, which does not; both
+until it answers, with the memory of all its processes, what they share counted once. Then, on all, one episode on a
+database that is in nobody's cache: the operating system is asked to forget the files first. Prints one JSON line;
+`ratio` is the later start on all databases to the one on a tenth of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import sqlite3
 import tempfile
 import time
@@ -79,8 +78,14 @@ def measure(folder: Path, cache: Path, log: Path) -> dict[str, float]:
     began = time.perf_counter()
     with start(folder, cache, log) as server:
         seconds = time.perf_counter() - began
-        pages = int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[1])
-        return {"seconds": seconds, "mb": pages * resource.getpagesize() / 1e6, "all_mb": server.rss() / 1e6}
+        return {"seconds": seconds, "mb": sum(map(proportional_mb, server.pids()))}
+
+
+def proportional_mb(pid: int) -> float:
+    """Return the memory of a process, of what it shares only its part."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    (line,) = (line for line in lines if line.startswith("Pss:"))
+    return int(line.split()[1]) * 1024 / 1e6
 
 
 def forget(folder: Path) -> None:
