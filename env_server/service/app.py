@@ -93,12 +93,11 @@ class Service:
 
     async def authorize(self, request: Request) -> None:
         """Let a request in, or raise HTTPException; a FastAPI dependency."""
-        headers = request.headers
-        refusal = self.access.refusal(headers.get("authorization"), headers.get("origin"), headers.get("host"))
-        if refusal is not None:
-            self._metrics.refused(refusal.reason)
-            challenge = {"WWW-Authenticate": "Bearer"} if refusal.status == 401 else None
-            raise HTTPException(refusal.status, refusal.text, challenge)
+        self._admit(request)
+
+    async def authorize_page(self, request: Request) -> None:
+        """Let a request for what only the playground reads in, or raise HTTPException; a FastAPI dependency."""
+        self._admit(request, page=True)
 
     def ready(self) -> dict[str, Any]:
         """Return the load, over all workers."""
@@ -109,6 +108,15 @@ class Service:
             "waiting": self._capacity.waiting(),
             "data": self.data,
         }
+
+    def _admit(self, request: Request, *, page: bool = False) -> None:
+        headers = request.headers
+        sent = headers.get("authorization"), headers.get("origin"), headers.get("host")
+        refusal = self.access.refusal(*sent, page=page)
+        if refusal is not None:
+            self._metrics.refused(refusal.reason)
+            challenge = {"WWW-Authenticate": "Bearer"} if refusal.status == 401 else None
+            raise HTTPException(refusal.status, refusal.text, challenge)
 
     def _new_episodes(self) -> Episodes:
         return Episodes(
@@ -180,7 +188,7 @@ def create_app(
         "documentation_url": None,
     }
     app.include_router(http.router(service.throw_away, service.authorize, service.ready, metadata, metrics.render))
-    app.include_router(pages.router(dataset, service.authorize, settings.answer_mode, policies))
+    app.include_router(pages.router(dataset, service.authorize_page, settings.answer_mode, policies))
     app.router.routes.append(WebSocketRoute("/ws", service.sockets))
     app.add_middleware(BodyLimit, max_bytes=settings.max_frame_bytes)
     return app

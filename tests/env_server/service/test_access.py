@@ -58,8 +58,6 @@ def test_the_subprotocol_of_a_browser(subprotocols: tuple[str, ...], expected: i
     ("origin", "expected"),
     [
         (None, 200),
-        ("http://env.example.org:8000", 200),
-        ("https://ENV.example.org:8000", 200),
         ("https://lab.example.org", 200),
         ("https://lab.example.org.evil.com", 403),
         ("http://evil.com", 403),
@@ -70,6 +68,48 @@ def test_the_subprotocol_of_a_browser(subprotocols: tuple[str, ...], expected: i
 def test_the_origin(origin: str | None, expected: int) -> None:
     access = Access(None, ["https://lab.example.org"])
     assert status(access, None, origin) == expected
+
+
+@pytest.mark.parametrize(
+    ("host", "without_token"),
+    [
+        ("127.0.0.1:8000", 200),
+        ("10.0.0.7:8000", 200),
+        ("[::1]:8000", 200),
+        ("localhost:8000", 200),
+        ("LOCALHOST", 200),
+        ("sqlenv.localhost:8000", 200),
+        ("env.example.org:8000", 403),
+        ("ENV.example.org:8000", 403),
+        ("127.0.0.1.evil.com", 403),
+        ("localhost.evil.com", 403),
+        ("[", 403),
+        ("lab.example.org", 200),
+    ],
+)
+@pytest.mark.parametrize("named", [True, False])
+def test_a_page_of_the_servers_own_needs_a_token_or_a_host_that_nobody_can_rebind(
+    host: str, without_token: int, named: bool
+) -> None:
+    """A browser names the origin when a page opens a socket or posts, and leaves it out when it reads."""
+    origin = f"https://{host}" if named and host != "[" else None
+
+    def status_of(access: Access, authorization: str | None) -> int:
+        refusal = access.refusal(authorization, origin, host, page=not named or origin is None)
+        return 200 if refusal is None else refusal.status
+
+    assert status_of(Access(None, ["https://lab.example.org"]), None) == without_token
+    assert status_of(Access(TOKEN), f"Bearer {TOKEN}") == 200
+
+
+def test_a_program_may_call_a_server_what_it_likes() -> None:
+    assert Access(None).refusal(None, None, "env.example.org:8000") is None
+
+
+def test_a_page_by_a_name_is_told_what_to_do() -> None:
+    refusal = Access(None).refusal(None, "http://box:8000", "box:8000")
+    assert refusal is not None
+    assert "start it with a token or --allowed_origins http://box:8000" in refusal.text
 
 
 def test_a_right_token_does_not_open_the_door_to_another_origin() -> None:
