@@ -38,6 +38,10 @@ DIFFICULTY_HELP = (
     "Train on questions of these levels alone, separated by commas: easy, medium, hard, extra (Spider's hardness; "
     "default: all). What is evaluated on stays all."
 )
+FOLDS_HELP = (
+    "Train on a part of the training databases alone: '1,2/3' deals them into three parts, by their names, and takes "
+    "the first two, so that '3/3' is left for GRPO after a warm-up. What is evaluated on stays all."
+)
 THINKING_HELP = (
     "Tokens that a thought may have in each turn, beside --max_turn_length; then it is closed and the action follows. "
     "0 closes it at once. (512 where the chat template knows of thoughts, unless said otherwise.)"
@@ -98,6 +102,7 @@ class EpisodeArguments:
     action_format: str = field(default="text", metadata={"help": ACTION_FORMAT_HELP})
     system_prompt: str | None = field(default=None, metadata={"help": SYSTEM_PROMPT_HELP})
     difficulty: str | None = field(default=None, metadata={"help": DIFFICULTY_HELP})
+    folds: str | None = field(default=None, metadata={"help": FOLDS_HELP})
 
     def __post_init__(self) -> None:
         modes, formats = [mode.value for mode in AnswerMode], [each.value for each in ActionFormat]
@@ -107,7 +112,7 @@ class EpisodeArguments:
             raise ConfigError(f"--answer_mode must be one of {modes}, not {self.answer_mode!r}")
         if self.system_prompt is not None:
             prompt_in(self.system_prompt)  # a file that is not there is told before a model is loaded
-        _ = self.difficulties
+        _ = self.difficulties, self.kept_folds
 
     @property
     def difficulties(self) -> tuple[Hardness, ...]:
@@ -119,6 +124,20 @@ class EpisodeArguments:
         if unknown := [name for name in names if name not in known]:
             raise ConfigError(f"--difficulty takes {', '.join(known)}, separated by commas, not {unknown[0]!r}")
         return tuple(level for level in Hardness if level in names)
+
+    @property
+    def kept_folds(self) -> tuple[frozenset[int], int]:
+        """`folds`: the numbers of those that are kept, from 1, and how many there are. Raises ConfigError."""
+        if self.folds is None:
+            return frozenset((1,)), 1
+        kept, _, count = (part.strip() for part in self.folds.partition("/"))
+        numbers = [number.strip() for number in (*kept.split(","), count)]
+        if not all(number.isascii() and number.isdigit() for number in numbers):
+            raise ConfigError(f"--folds takes those that are kept and their number, as in 1,2/3, not {self.folds!r}")
+        *chosen, total = map(int, numbers)
+        if not all(1 <= number <= total for number in chosen):
+            raise ConfigError(f"--folds {self.folds}: the folds are 1 to {total}")
+        return frozenset(chosen), total
 
 
 @dataclass
@@ -314,6 +333,13 @@ class WarmupArguments(EpisodeArguments):
             "not learned."
         },
     )
+    survey: int = field(
+        default=0,
+        metadata={
+            "help": "The oracle describes all tables of a database with at most so many, and of a larger one those "
+            "that its query names. Which those are it knows from the query; who learns from it has to guess."
+        },
+    )
     max_episodes: int = field(
         default=2_000,
         metadata={
@@ -375,6 +401,8 @@ class WarmupArguments(EpisodeArguments):
             raise ConfigError("--step_budget and --replay_per_question must be positive")
         if self.max_episodes < -1 or (self.max_episodes == 0 and not self.replay):
             raise ConfigError("--max_episodes must be positive, -1 for all questions, or 0 beside --replay")
+        if self.survey < 0:
+            raise ConfigError(f"--survey is a number of tables and must not be negative, not {self.survey}")
         if self.correct_mistakes and not self.replay:
             raise ConfigError("--correct_mistakes goes with --replay, whose episodes it corrects")
         for file in self.replay or ():

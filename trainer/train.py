@@ -64,7 +64,7 @@ from trainer.training.health_watch import HealthWatch, watched
 from trainer.training.learnt import Kept, SaveLearnt
 from trainer.training.out_of_memory import memory_errors
 from trainer.training.provenance import provenance
-from trainer.training.questions import of_difficulty, question_order
+from trainer.training.questions import QuestionFilter, question_order
 from trainer.training.reward_weights import AdaptiveWeights
 from trainer.training.run_log import RunLog
 from trainer.training.trackers import writing_into
@@ -135,7 +135,7 @@ class Training:
         with ranks.one_goes_first():
             self._dataset = load_dataset(arguments.data, answer_mode=self._answer_mode)
         self._examples = Examples.play(self._dataset, arguments.few_shot, self._answer_mode, arguments.step_budget)
-        asked = of_difficulty(self._dataset.select(Split.TRAIN), arguments.difficulties, arguments.data)
+        asked = QuestionFilter.of(arguments).asked(self._dataset, arguments.data)
         self._questions = self._examples.without(asked)
         require_questions(len(self._questions), grpo)
         self._chat = ChatSettings.of(arguments, grpo.chat_template_kwargs)

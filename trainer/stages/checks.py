@@ -20,7 +20,7 @@ from rich.console import Console
 from trl import ModelConfig, get_peft_config
 
 from env_server.data.loading import load_dataset
-from env_server.dataset import Dataset, Question, Split
+from env_server.dataset import Dataset, Question
 from env_server.errors import SQLEnvError
 from env_server.types import AnswerMode
 from trainer.config import EpisodeArguments
@@ -30,7 +30,7 @@ from trainer.stages.plan import DRY_RUN, OUTPUT, RESUME, START, Kind, Plan, Stag
 from trainer.tiny import BASE_CHECKPOINT
 from trainer.training.arguments import last_checkpoint, parse_arguments, parse_warmup_arguments, require_questions
 from trainer.training.dry_run import dry_run
-from trainer.training.questions import of_difficulty
+from trainer.training.questions import QuestionFilter
 
 
 def write_config(plan: Plan, stage: Stage, policy: str | None, folder: Path) -> Path:
@@ -156,4 +156,4 @@ class Checks:
 
 
 def _asked(dataset: Dataset, arguments: EpisodeArguments, data: str) -> list[Question]:
-    return of_difficulty(dataset.select(Split.TRAIN), arguments.difficulties, data)
+    return QuestionFilter.of(arguments).asked(dataset, data)

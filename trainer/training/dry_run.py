@@ -52,7 +52,7 @@ from trainer.training.engines import server_urls
 from trainer.training.memory import GIB, Estimate, estimate, shape_of
 from trainer.training.memory_plan import bits_of, device_of, load_of, memory_table, remedy
 from trainer.training.prerequisites import DryRunError, compiler, unprepared
-from trainer.training.questions import of_difficulty
+from trainer.training.questions import QuestionFilter
 from trainer.training.transport_choice import choose_weight_sync
 
 SERVER_S = 60.0
@@ -180,7 +180,7 @@ class _Run:
         return dataset
 
     def _asked(self, dataset: Dataset) -> list[Question]:
-        return of_difficulty(dataset.select(Split.TRAIN), self._arguments.difficulties, self._arguments.data)
+        return QuestionFilter.of(self._arguments).asked(dataset, self._arguments.data)
 
     def _check_model(self) -> tuple[PretrainedConfig, PeftConfig | None]:
         name = str(self._model_config.model_name_or_path)

@@ -27,8 +27,8 @@ from typing import Any, Protocol
 from trl import GRPOConfig
 from trl.trainer.utils import RepeatSampler
 
-from env_server.dataset import Hardness, Question
-from trainer.config import ConfigError, SQLEnvArguments
+from env_server.dataset import Dataset, Hardness, Question, Split
+from trainer.config import ConfigError, EpisodeArguments, SQLEnvArguments
 from trainer.rollout.client import derive_seed
 
 EXPLORATION = 0.1
@@ -210,15 +210,47 @@ def _key(chance: float, weight: float) -> tuple[float, float]:
     return (math.log(max(chance, 5e-324)) / weight, chance) if weight > 0 else (-math.inf, chance)
 
 
-def of_difficulty(questions: Sequence[Question], levels: Sequence[Hardness], data: str) -> list[Question]:
-    """The training questions of a data set that are of these levels. Raises ConfigError when none is."""
-    kept = [question for question in questions if question.hardness in levels]
-    if questions and not kept:
-        there = Counter(question.hardness for question in questions)
-        counts = ", ".join(f"{there[level]:,} {level.value}" for level in Hardness)
-        named = ",".join(level.value for level in levels)
-        raise ConfigError(f"--difficulty {named} leaves no training question of {data}, which has {counts}")
-    return kept
+@dataclass(frozen=True, slots=True)
+class QuestionFilter:
+    """Which training questions are asked: of these levels, about databases of these folds out of so many.
+
+    A database's fold follows from its name alone, so that it stays the same when others come or go.
+    """
+
+    levels: tuple[Hardness, ...] = tuple(Hardness)
+    folds: frozenset[int] = frozenset((1,))
+    of_folds: int = 1
+
+    @classmethod
+    def of(cls, arguments: EpisodeArguments) -> QuestionFilter:
+        """What the flags ask for. Raises ConfigError."""
+        return cls(arguments.difficulties, *arguments.kept_folds)
+
+    def admits(self, question: Question) -> bool:
+        """Whether a question is asked, if it is one for training."""
+        return question.hardness in self.levels and fold_of(question.db_id, self.of_folds) in self.folds
+
+    def asked(self, dataset: Dataset, data: str) -> list[Question]:
+        """The training questions of a data set that are asked. Raises ConfigError when there are some, and none is."""
+        questions = dataset.select(Split.TRAIN)
+        kept = [question for question in questions if self.admits(question)]
+        if questions and not kept:
+            there = Counter(question.hardness for question in questions)
+            counts = ", ".join(f"{there[level]:,} {level.value}" for level in Hardness)
+            named = ",".join(level.value for level in self.levels)
+            parts = ",".join(map(str, sorted(self.folds)))
+            folds = "" if self.of_folds == 1 else f" with --folds {parts}/{self.of_folds}"
+            raise ConfigError(f"--difficulty {named}{folds} leaves no training question of {data}, which has {counts}")
+        return kept
+
+
+ALL_QUESTIONS = QuestionFilter()
+"""No training question is left out."""
+
+
+def fold_of(db_id: str, count: int) -> int:
+    """The fold of a database, 1 to `count`."""
+    return 1 + derive_seed("fold", db_id) % count
 
 
 def question_order(

@@ -13,14 +13,14 @@ from rich.console import Console
 from rich.progress import track
 
 from env_server.data.loading import load_dataset
-from env_server.dataset import Hardness, Split, in_turn
+from env_server.dataset import in_turn
 from env_server.factory import EnvironmentFactory
 from env_server.settings import EnvSettings, JudgingSettings
 from env_server.types import AnswerMode
 from trainer.chat.format import ChatFormat, Conversation
 from trainer.config import ConfigError
 from trainer.rollout.players import as_shown_to_players
-from trainer.training.questions import of_difficulty
+from trainer.training.questions import ALL_QUESTIONS, QuestionFilter
 from trainer.warmup.demonstrations import demonstrate
 
 IGNORED = -100
@@ -43,12 +43,13 @@ def play_demonstrations(
     step_budget: int = 15,
     limit: int = -1,
     explore: float = 0.0,
-    levels: Sequence[Hardness] = tuple(Hardness),
+    survey: int = 0,
+    kept: QuestionFilter = ALL_QUESTIONS,
 ) -> list[Conversation]:
     """Play training questions of the data sets once, `good` of them well: `limit` of each data set, or all for -1.
 
-    `explore` is the share of the good episodes that take other ways than the shortest, `levels` are the difficulties of
-    the questions.
+    `explore` is the share of the good episodes that take other ways than the shortest; in databases with at most
+    `survey` tables, good play describes all of them. `kept` says which questions are played.
 
     A limit is spread evenly over the databases. Raises ConfigError when a data set has no such training questions.
     """
@@ -57,13 +58,13 @@ def play_demonstrations(
     conversations: list[Conversation] = []
     for spec in specs:
         dataset = load_dataset(spec, answer_mode=answer_mode)
-        everything = of_difficulty(dataset.select(Split.TRAIN), levels, spec)
+        everything = kept.asked(dataset, spec)
         questions = everything if limit < 0 else in_turn(everything)[:limit]
         if not questions:
             raise ConfigError(f"--data {spec} has no usable question for training")
         with EnvironmentFactory(dataset, settings, answer_mode) as factory:
             shown_to = [as_shown_to_players(question, factory.pool) for question in questions]
-            playing = demonstrate(factory.make(), shown_to, good, seed, answer_mode, explore)
+            playing = demonstrate(factory.make(), shown_to, good, seed, answer_mode, explore, survey)
             quiet = not console.is_terminal
             shown = track(playing, f"playing {spec}", len(questions), console=console, transient=True, disable=quiet)
             played = list(shown)

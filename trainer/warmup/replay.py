@@ -37,6 +37,7 @@ from trainer.config import ConfigError
 from trainer.results.run_files import read_records
 from trainer.rollout.episodes import Episode, EpisodeRecord, Outcome
 from trainer.rollout.players import as_shown_to_players, play
+from trainer.training.questions import ALL_QUESTIONS, QuestionFilter
 from trainer.warmup.correcting import Actions, CorrectingPlayer, actions_of, first_mistakes, normalized
 
 
@@ -80,18 +81,18 @@ def replay(
     answer_mode: AnswerMode,
     step_budget: int,
     most: int,
-    levels: Sequence[Hardness] = tuple(Hardness),
+    kept: QuestionFilter = ALL_QUESTIONS,
     correct: bool = False,
 ) -> Replayed:
     """Play the episodes of the files again and keep what is worth learning. Raises SQLEnvError.
 
-    `levels` are the difficulties of the questions; `correct`: learn the way out of mistakes, too. ConfigError when
+    `kept` says which questions are played; `correct`: learn the way out of mistakes, too. ConfigError when
     there is nothing to learn.
     """
     datasets = [load_dataset(spec, answer_mode=answer_mode) for spec in specs]
     replayed = Replayed()
     records = [record for file in files for record in read_records(Path(file))]
-    chosen = choose(records, datasets, replayed.left_out, levels)
+    chosen = choose(records, datasets, replayed.left_out, kept)
     mistakes = first_mistakes(records) if correct else {}
     for dataset, of_questions in zip(datasets, chosen, strict=True):
         learned: set[Question] = set()
@@ -106,7 +107,7 @@ def replay(
                     learned.add(question)
             for question in dataset.select(Split.TRAIN) if mistakes else ():
                 starts = mistakes.get((question.question_id, question_text(question)), [])[:most]
-                if starts and question.hardness in levels:
+                if starts and kept.admits(question):
                     shown = as_shown_to_players(question, factory.pool)
                     players = [CorrectingPlayer(shown, actions, answer_mode) for actions in starts]
                     if _correct(environment, question, players, replayed):
@@ -160,7 +161,7 @@ def choose(
     records: Iterable[EpisodeRecord],
     datasets: Sequence[Dataset],
     left_out: Counter[str],
-    levels: Sequence[Hardness] = tuple(Hardness),
+    kept: QuestionFilter = ALL_QUESTIONS,
 ) -> list[Mapping[Question, Sequence[Actions]]]:
     """Return what was played right of each data set's training questions, best first; counts what is left out."""
     homes = {
@@ -173,8 +174,8 @@ def choose(
         home = homes.get((record.question_id, record.question))
         if home is None:
             left_out["of no training question"] += 1
-        elif home[1].hardness not in levels:
-            left_out["of another difficulty"] += 1
+        elif not kept.admits(home[1]):
+            left_out["of another difficulty or fold"] += 1
         elif record.outcome != Outcome.CORRECT:
             left_out["not right"] += 1
         else:

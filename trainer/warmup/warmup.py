@@ -49,6 +49,7 @@ from trainer.tiny.model import build_model
 from trainer.tiny.tokenizer import build_tokenizer
 from trainer.training.arguments import last_checkpoint, parse_warmup_arguments
 from trainer.training.optimizers import MuonAdamW
+from trainer.training.questions import QuestionFilter
 from trainer.warmup.data import encode, play_demonstrations
 from trainer.warmup.replay import replay
 from trainer.warmup.training import WarmupTrainer
@@ -170,6 +171,7 @@ def _warm_up(
     target = Path(sft.output_dir)
     if RunFolder(target).evaluations_path.is_dir():
         raise ConfigError(f"--output_dir {target} holds a run of sqlenv train, and its files would be overwritten")
+    kept = QuestionFilter.of(arguments)
     with ranks.one_goes_first():
         conversations = []
         if arguments.max_episodes:
@@ -182,7 +184,8 @@ def _warm_up(
                 step_budget=arguments.step_budget,
                 limit=arguments.max_episodes,
                 explore=arguments.explore,
-                levels=arguments.difficulties,
+                survey=arguments.survey,
+                kept=kept,
             )
         if arguments.replay:
             replayed = replay(
@@ -191,7 +194,7 @@ def _warm_up(
                 answer_mode,
                 arguments.step_budget,
                 arguments.replay_per_question,
-                arguments.difficulties,
+                kept,
                 arguments.correct_mistakes,
             )
             console.print(str(replayed), highlight=False, soft_wrap=True)

@@ -20,6 +20,7 @@ from trainer.config import ConfigError
 from trainer.results.run_files import RunFolderError
 from trainer.rollout.episodes import EpisodeRecord, record
 from trainer.rollout.players import play
+from trainer.training.questions import QuestionFilter
 from trainer.warmup.replay import RepeatingPlayer, choose, missteps, replay
 
 CATS = "SELECT COUNT(*) FROM pets WHERE species = 'cat'"
@@ -133,8 +134,8 @@ def test_a_question_is_known_by_its_words_too(environment: SQLEnvironment, pets:
     assert [question.question_id for question in first] == ["cats"]
     assert not second
     assert left_out == {"of no training question": 1}
-    assert not any(choose([found], [pets], left_out, [Hardness.EXTRA]))
-    assert left_out["of another difficulty"] == 1
+    assert not any(choose([found], [pets], left_out, QuestionFilter((Hardness.EXTRA,))))
+    assert left_out["of another difficulty or fold"] == 1
 
 
 def test_repeats_and_errors_are_missteps(environment: SQLEnvironment, pets: Dataset) -> None:
