@@ -43,6 +43,7 @@ from trainer.rollout.players import OraclePlayer, play
 from trainer.rollout.transcript import TokenBudget
 from trainer.tiny import BASE_CHECKPOINT
 from trainer.tiny.tokenizer import build_tokenizer
+from trainer.training.questions import QuestionFilter
 from trainer.warmup.data import IGNORED, encode, play_demonstrations
 from trainer.warmup.training import EpochsByLength, WarmupTrainer
 from trainer.warmup.warmup import Deadline, ProgressLine, _stop_where_turns_end, scoring_labels_alone
@@ -282,7 +283,7 @@ def test_an_epoch_has_an_order_of_its_own_whatever_was_drawn_before() -> None:
 
 
 def test_the_questions_of_some_levels_are_played(cache: None, capsys: pytest.CaptureFixture[str]) -> None:
-    play_demonstrations(["synthetic"], 1.0, 0, Console(file=sys.stderr), limit=3, levels=[Hardness.HARD])
+    play_demonstrations(["synthetic"], 1.0, 0, Console(file=sys.stderr), limit=3, kept=QuestionFilter((Hardness.HARD,)))
     assert "on 3 of 450 questions" in capsys.readouterr().err
 
 
