@@ -65,15 +65,17 @@ class Host:
         self._processes.append(process)
         return process
 
-    def answers(self, url: str) -> bool:
-        """Whether a URL answers with 200, asked from this host."""
-        command = ["curl", "--silent", "--fail", "--output", os.devnull, "--max-time", "5", url]
-        return subprocess.run(["ip", "netns", "exec", self.namespace, *command], check=False).returncode == 0
+    def get(self, url: str, token: str = "") -> str | None:
+        """What a URL answers, asked from this host; None unless that is a 200."""
+        command = ["curl", "--silent", "--fail", "--max-time", "5", "--header", f"Authorization: Bearer {token}", url]
+        inside = ["ip", "netns", "exec", self.namespace, *command]
+        done = subprocess.run(inside, check=False, capture_output=True, text=True)
+        return done.stdout if done.returncode == 0 else None
 
     def wait_for(self, url: str, process: subprocess.Popen[bytes], log: Path, seconds: float) -> None:
         """Wait until a process that was started here answers at a URL. Raises AssertionError with its log's end."""
         deadline = time.monotonic() + seconds
-        while not self.answers(url):
+        while self.get(url) is None:
             said = log.read_text(errors="replace")[-4000:]
             assert process.poll() is None, f"{self.name}: status {process.returncode}:\n{said}"
             assert time.monotonic() < deadline, f"{self.name}: {url} does not answer:\n{said}"

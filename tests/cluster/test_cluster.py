@@ -2,7 +2,8 @@
 
 `make cluster-test` runs it, as root. The hosts are network namespaces, 50 ms from the trainers and back; one
 environment host is cut off, the inference host is lost for half a minute, and one rank's host dies. The run completes
-with exact groups. At the end it prints how many steps a second it took, beside the same run on one host.
+with exact groups. At the end it prints how many steps a second it took, beside the same run on one host. In another run
+all environment servers are replaced, one after the other, as a rolling update does it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ ONE_WAY_S = 0.025
 """Of each server's host: 50 ms there and back."""
 PARTITION_S = 20.0
 LOSS_S = 30.0
-STEPS, STEPS_ALONE = 12, 4
+STEPS, STEPS_ALONE, UPDATED_STEPS = 12, 4, 16
 GROUPS, GROUP = 8, 8
 EPISODES = GROUPS * GROUP
 """Of a step, on both ranks."""
@@ -51,6 +52,7 @@ FLAGS = (
 START_S = 600.0
 RUN_S = 1_800.0
 POLL_S = 0.2
+DRAIN_S = 90.0
 
 
 @dataclass
@@ -118,17 +120,21 @@ class Run:
 
 def serve(folder: Path, environments: Sequence[Host], inference: Host) -> None:
     """Start the servers on their hosts, and wait until they answer."""
-    waits = []
     for host in environments:
-        command = [*SQLENV, "serve", "--host", "0.0.0.0", "--port", str(PORT), "--data", "synthetic"]
-        log = folder / f"{host.name}.log"
-        waits.append((host, f"http://127.0.0.1:{PORT}/health", host.start(command, log, {"SQLENV_TOKEN": TOKEN}), log))
+        serve_environments(folder, host)
     command = [*SQLENV, "inference", "--model", str(BASE_CHECKPOINT), "--device", "cpu", "--weight_sync", "disk"]
     command += ["--host", "0.0.0.0", "--trusted_network", "--port", str(INFERENCE_PORT), "--max_model_len", "2048"]
     log = folder / f"{inference.name}-vllm.log"
-    waits.append((inference, f"http://127.0.0.1:{INFERENCE_PORT}/health", inference.start(command, log, {}), log))
-    for host, url, process, log in waits:
-        host.wait_for(url, process, log, START_S)
+    inference.wait_for(f"http://127.0.0.1:{INFERENCE_PORT}/health", inference.start(command, log, {}), log, START_S)
+
+
+def serve_environments(folder: Path, host: Host) -> subprocess.Popen[bytes]:
+    """Start an environment server on a host, and wait until it answers."""
+    command = [*SQLENV, "serve", "--host", "0.0.0.0", "--port", str(PORT), "--data", "synthetic"]
+    log = folder / f"{host.name}.log"
+    process = host.start(command, log, {"SQLENV_TOKEN": TOKEN})
+    host.wait_for(f"http://127.0.0.1:{PORT}/health", process, log, START_S)
+    return process
 
 
 @pytest.fixture(scope="module")
@@ -194,3 +200,32 @@ def test_the_run_completes_whatever_is_cut_off(cluster: Run, alone: Run, network
     seconds = {"alone": alone.step_seconds(), "cluster": undisturbed}
     result = {"step_seconds": seconds, "ratio": seconds["cluster"] / seconds["alone"], "step_of_the_kill": lost}
     sys.stderr.write(f"{json.dumps({'benchmark': 'cluster', **result})}\n")
+
+
+def test_a_rolling_update_of_the_environment_servers_loses_nothing(
+    network: Network, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A server is asked to stop as Kubernetes does it, and a new one takes its place, with episodes in flight."""
+    folder = tmp_path_factory.mktemp("update")
+    for host in network.hosts.values():
+        host.stop()
+    network.resolve({"env": ENVIRONMENTS})
+    serve(folder, [], network["inference"])
+    servers = {name: serve_environments(folder, network[name]) for name in ENVIRONMENTS}
+    run = run_on(network, folder, RANKS, "env", "inference")
+    run.start("--max_steps", str(UPDATED_STEPS))
+    updated = []
+    for name, old in servers.items():
+        reached = run.steps
+        run.until(lambda reached=reached: run.steps > reached)  # type: ignore[misc]
+        old.terminate()
+        assert old.wait(DRAIN_S) == 0, "no episode was cut short"
+        serve_environments(folder, network[name])
+        updated.append(run.steps)
+    assert run.ended() == [0, 0], run.log(0).read_text()[-6000:]
+    assert updated[-1] < UPDATED_STEPS, "the servers were replaced in mid run"
+    run.assert_exact(UPDATED_STEPS)
+    for name in ENVIRONMENTS:
+        metrics = network[name].get(f"http://127.0.0.1:{PORT}/metrics", TOKEN) or ""
+        (opened,) = (line for line in metrics.splitlines() if line.startswith("sqlenv_sessions_opened"))
+        assert float(opened.split()[-1]) > 0, "the new one was played on, too"
