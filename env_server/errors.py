@@ -1,7 +1,7 @@
 """The errors that the environment raises to its caller.
 
 What an agent does wrong is never an exception: it is an observation with `error` set. These classes are for
-the caller's own mistakes (an unknown question, a broken data set) and for the machinery.
+the caller's own mistakes (an unknown question, a broken data set) and for the infrastructure.
 """
 
 from __future__ import annotations

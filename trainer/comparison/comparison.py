@@ -216,7 +216,7 @@ def _warnings(a: SideFacts, b: SideFacts, n: int, settings: Sequence[str]) -> li
     if settings:
         found.append(f"they were not played alike: {', '.join(settings)}")
     if a.failed or b.failed:
-        found.append(f"episodes that the machinery lost are left out: {a.failed} of A, {b.failed} of B")
+        found.append(f"episodes that the infrastructure lost are left out: {a.failed} of A, {b.failed} of B")
     return found
 
 

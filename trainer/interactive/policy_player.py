@@ -49,7 +49,7 @@ class PolicyPlayer:
     async def play(
         self, question: Question, environments: Environments, on_turn: Callable[[Turn], None], key: int = 0
     ) -> Episode:
-        """Play a question; `on_turn` is called after each turn. What the machinery fails at is a failed episode.
+        """Play a question; `on_turn` is called after each turn. What the infrastructure fails at is a failed episode.
 
         `key` tells the plays apart that are under way at once.
         """

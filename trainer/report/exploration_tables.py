@@ -10,7 +10,7 @@ from trainer.results.failure_kinds import FailureKind, count_failures
 
 
 def failure_table(played: Mapping[str, Played]) -> Table:
-    """Return why episodes of each evaluation failed, those that the machinery lost left out."""
+    """Return why episodes of each evaluation failed, those that the infrastructure lost left out."""
     counts = {label: count_failures(one.records) for label, one in played.items()}
     kinds = [kind for kind in FailureKind if any(kind in each for each in counts.values())]
     rows = [[kind.meaning, *(str(each.get(kind, 0)) for each in counts.values())] for kind in kinds]

@@ -24,7 +24,7 @@ OUTCOMES = {
     Outcome.WRONG: "wrong answer",
     Outcome.OUT_OF_BUDGET: "out of steps",
     Outcome.OUT_OF_TOKENS: "out of tokens",
-    Outcome.FAILED: "failed (machinery; not counted)",
+    Outcome.FAILED: "failed (infrastructure; not counted)",
 }
 _TURN = TypeAdapter(Turn)
 

@@ -313,7 +313,7 @@ def not_finite(metrics: Sequence[Mapping[str, float]]) -> list[str]:
 
 
 def failures(episodes: Sequence[TrainingEpisode]) -> list[str]:
-    """Return how many training episodes the machinery lost, by kind of error."""
+    """Return how many training episodes the infrastructure lost, by kind of error."""
     failed = [e.record for e in episodes if e.record.outcome == Outcome.FAILED]
     if not failed:
         return []

@@ -1,6 +1,6 @@
 """How an evaluation's policy explored, and what that cost: shares and means over its episodes' records. Pure.
 
-Promises: episodes that the machinery lost are left out. A share that is of nothing is None, and so are tokens that
+Promises: episodes that the infrastructure lost are left out. A share that is of nothing is None, and so are tokens that
 nobody counted. Intervals are 95%, with the database as the unit that was sampled.
 """
 

@@ -11,7 +11,7 @@ Promises:
 2. Clustering only ever widens: an interval is at least as wide as the same number of independent questions
    would give (a design effect below 1, estimated from a dozen clusters, is noise). Several episodes of one
    question are no more questions.
-3. A failed episode (the machinery broke) is not counted as an attempt, and its number is reported.
+3. A failed episode (the infrastructure broke) is not counted as an attempt, and its number is reported.
 
 Method. With about 12 clusters the usual robust standard error (CR1) and the percentile bootstrap over clusters
 are too narrow (Cameron, Gelbach & Miller, Review of Economics and Statistics 2008). The jackknife variance that

@@ -192,7 +192,7 @@ class RolloutClient:
 
         `on_episode` is called as each one ends (progress). A batch that other ranks, or further calls, play a part of
         has `failures` of its own, and `first` numbers the requests of this call on. Raises RolloutError; anything that
-        is not a failure of the machinery is a bug and comes out in an ExceptionGroup.
+        is not a failure of the infrastructure is a bug and comes out in an ExceptionGroup.
         """
         failures = failures or Failures(len(requests), self.max_failure_share)
         slots = self._slots()

@@ -24,7 +24,7 @@ class Outcome(StrEnum):
     OUT_OF_TOKENS = "out_of_tokens"
     """The row's token budget was used up before an ANSWER; counts as unsuccessful."""
     FAILED = "failed"
-    """The machinery failed (see `failure`); the row is masked and carries no reward."""
+    """The infrastructure failed (see `failure`); the row is masked and carries no reward."""
 
 
 def outcome_of(last: SQLObservation) -> Outcome:

@@ -7,8 +7,8 @@ Promises:
 
 1. Whatever the policy says is its one query: a reply without one is a QUERY of the whole text, not parseable.
 2. A query that fails has nothing to answer with: the episode is wrong, and has no ANSWER.
-3. A schema that does not fit into the context is a failure of the method and not of the machinery: the episode is out
-   of tokens, and counts.
+3. A schema that does not fit into the context is a failure of the method and not of the infrastructure: the episode is
+   out of tokens, and counts.
 4. Servers never tell a schema. It is read from the data set's own files, and so are the rows of an answer, since a
    QUERY shows them cut.
 """

@@ -137,7 +137,7 @@ def check_batches(grpo: GRPOConfig, settings: BatchSettings) -> None:
 
 
 class StaleError(Exception):
-    """A token is older than allowed; a bug of the machinery, since a batch is not begun before its time."""
+    """A token is older than allowed; a bug of ours, since a batch is not begun before its time."""
 
 
 @dataclass(frozen=True, slots=True)

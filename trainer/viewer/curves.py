@@ -113,7 +113,7 @@ def evaluation_point(evaluation: Evaluation) -> dict[str, Any]:
 def failures_over(counts: Sequence[tuple[int, str | None, str, int]]) -> list[dict[str, Any]]:
     """Return how often each kind of failure occurred over training, from counts of each step, kind and outcome.
 
-    Steps are put together so that there are at most BARS of them; episodes that the machinery lost are left out.
+    Steps are put together so that there are at most BARS of them; episodes that the infrastructure lost are left out.
     """
     steps = sorted({step for step, _, outcome, _ in counts if outcome != Outcome.FAILED})
     if not steps:

@@ -112,7 +112,7 @@ def test_what_players_play_has_a_kind_where_it_is_not_right(environment: SQLEnvi
     assert {FailureKind.NEVER_QUERIED, FailureKind.RIGHT_ROWS, FailureKind.WRONG_QUERY} <= counts.keys()
 
 
-def test_a_failure_of_the_machinery_is_none_of_the_policy() -> None:
+def test_a_failure_of_the_infrastructure_is_none_of_the_policy() -> None:
     assert failure_kind(make_record("q", "failed")) is None
     assert count_failures([make_record("q", "failed"), make_record("q", "correct")]) == {}
 

@@ -143,7 +143,7 @@ def test_on_a_server_it_is_the_same_episode_and_its_token_is_shown(pets: Dataset
             pass
 
 
-def test_what_the_machinery_does_wrong_is_no_reward(pets: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_infrastructure_does_wrong_is_no_reward(pets: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     impatient = RemoteSettings(connect_s=1.0, request_s=1.0, call_s=1.0)
     monkeypatch.setattr("trainer.rollout.remote_environments.RemoteSettings", lambda: impatient)
     with running_server(pets) as server, TRLEnvironments(pets, server.url) as environments:
