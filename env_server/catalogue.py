@@ -52,7 +52,8 @@ class Catalogue:
     """Facts about database files, in a file of the cache directory; None keeps nothing."""
 
     def __init__(self, cache_dir: Path | None) -> None:
-        name = f"catalogue-v{VERSION}-sqlite{apsw.sqlite_lib_version()}.sqlite"
+        # Not called as databases are: the cache directory may be a folder of data, too.
+        name = f"catalogue-v{VERSION}-sqlite{apsw.sqlite_lib_version()}.facts"
         self._file = None if cache_dir is None else cache_dir / name
         self._tidied = False
         self._warned = False

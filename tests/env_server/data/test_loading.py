@@ -238,3 +238,10 @@ def test_a_damaged_database_is_told(own_folder: OwnFolder) -> None:
         load_dataset(str(folder))
     assert "no usable question. 1 of 1 are left out as no_database" in str(raised.value)
     assert "shop.sqlite cannot be opened as a SQLite database: database disk image is malformed" in str(raised.value)
+
+
+def test_a_folder_of_data_may_be_the_cache_directory_too(own_folder: OwnFolder) -> None:
+    folder = own_folder("CREATE TABLE t (a); INSERT INTO t VALUES (1);", "SELECT a FROM t")
+    first, second = (load_dataset(str(folder), cache_dir=folder) for _ in range(2))
+    assert first == second
+    assert list(second.databases) == ["shop"]
