@@ -333,13 +333,6 @@ class WarmupArguments(EpisodeArguments):
             "not learned."
         },
     )
-    survey: int = field(
-        default=0,
-        metadata={
-            "help": "The oracle describes all tables of a database with at most so many, and of a larger one those "
-            "that its query names. Which those are it knows from the query; who learns from it has to guess."
-        },
-    )
     max_episodes: int = field(
         default=2_000,
         metadata={
@@ -401,8 +394,6 @@ class WarmupArguments(EpisodeArguments):
             raise ConfigError("--step_budget and --replay_per_question must be positive")
         if self.max_episodes < -1 or (self.max_episodes == 0 and not self.replay):
             raise ConfigError("--max_episodes must be positive, -1 for all questions, or 0 beside --replay")
-        if self.survey < 0:
-            raise ConfigError(f"--survey is a number of tables and must not be negative, not {self.survey}")
         if self.correct_mistakes and not self.replay:
             raise ConfigError("--correct_mistakes goes with --replay, whose episodes it corrects")
         for file in self.replay or ():

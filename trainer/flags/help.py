@@ -87,7 +87,7 @@ TRAIN_GROUPS: Mapping[str, str] = {
 }
 WARMUP_GROUPS: Mapping[str, str] = {
     "the policy": "model_name_or_path new_tiny_policy use_peft lora_r output_dir resume_from_checkpoint",
-    "what is learned": "data difficulty folds max_episodes good explore survey replay correct_mistakes "
+    "what is learned": "data difficulty folds max_episodes good explore replay correct_mistakes "
     "replay_per_question answer_mode action_format step_budget system_prompt chat_template_kwargs",
     "learning": "learning_rate muon_learning_rate num_train_epochs max_minutes per_device_train_batch_size "
     "gradient_accumulation_steps max_length seed",

@@ -53,15 +53,11 @@ def _action(kind: ActionType, argument: str) -> SQLAction:
 
 
 class OraclePlayer:
-    """Knows the gold: describes the tables it uses, runs it, and answers with its rows (or with the SQL itself).
+    """Knows the gold: describes the tables it uses, runs it, and answers with its rows (or with the SQL itself)."""
 
-    Where a database has at most `survey` tables, it describes all of them.
-    """
-
-    def __init__(self, question: Question, answer_mode: AnswerMode = AnswerMode.VALUE, survey: int = 0) -> None:
+    def __init__(self, question: Question, answer_mode: AnswerMode = AnswerMode.VALUE) -> None:
         self._question = question
         self._answer_mode = answer_mode
-        self._survey = survey
         self._plan: Iterator[SQLAction] | None = None
 
     def act(self, observation: SQLObservation) -> SQLAction:
@@ -74,7 +70,7 @@ class OraclePlayer:
         sql = self._question.gold_sql
         by_value = self._answer_mode is AnswerMode.VALUE
         return [
-            *(_action(ActionType.DESCRIBE, table) for table in tables_to_describe(sql, tables, self._survey)),
+            *(_action(ActionType.DESCRIBE, table) for table in mentioned_tables(sql, tables)),
             _action(ActionType.QUERY, sql),
             _action(ActionType.ANSWER, format_answer(self._question.gold.rows) if by_value else sql),
         ]
@@ -91,11 +87,6 @@ def mentioned_tables(sql: str, tables: Sequence[str]) -> list[str]:
     words = (match.group("name") or match.group("quoted") for match in _NAME.finditer(sql) if match.lastgroup)
     mentioned = dict.fromkeys(names[word.casefold()] for word in words if word.casefold() in names)
     return list(mentioned) or list(tables)
-
-
-def tables_to_describe(sql: str, tables: Sequence[str], survey: int) -> list[str]:
-    """The tables that a query names, or all where there are at most `survey`."""
-    return list(tables) if len(tables) <= survey else mentioned_tables(sql, tables)
 
 
 class RandomPlayer:

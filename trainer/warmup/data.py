@@ -43,13 +43,12 @@ def play_demonstrations(
     step_budget: int = 15,
     limit: int = -1,
     explore: float = 0.0,
-    survey: int = 0,
     kept: QuestionFilter = ALL_QUESTIONS,
 ) -> list[Conversation]:
     """Play training questions of the data sets once, `good` of them well: `limit` of each data set, or all for -1.
 
-    `explore` is the share of the good episodes that take other ways than the shortest; in databases with at most
-    `survey` tables, good play describes all of them. `kept` says which questions are played.
+    `explore` is the share of the good episodes that take other ways than the shortest, `kept` says which questions are
+    played.
 
     A limit is spread evenly over the databases. Raises ConfigError when a data set has no such training questions.
     """
@@ -64,7 +63,7 @@ def play_demonstrations(
             raise ConfigError(f"--data {spec} has no usable question for training")
         with EnvironmentFactory(dataset, settings, answer_mode) as factory:
             shown_to = [as_shown_to_players(question, factory.pool) for question in questions]
-            playing = demonstrate(factory.make(), shown_to, good, seed, answer_mode, explore, survey)
+            playing = demonstrate(factory.make(), shown_to, good, seed, answer_mode, explore)
             quiet = not console.is_terminal
             shown = track(playing, f"playing {spec}", len(questions), console=console, transient=True, disable=quiet)
             played = list(shown)

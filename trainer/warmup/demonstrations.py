@@ -93,13 +93,11 @@ def demonstrate(
     seed: int,
     answer_mode: AnswerMode = AnswerMode.VALUE,
     explore: float = 0.0,
-    survey: int = 0,
 ) -> Iterator[tuple[Episode, Conversation]]:
     """Play each question once, a share `good` of them well, the others by the stumbling player.
 
-    Of the good ones a share `explore` is played by the exploring player, the others by the oracle; both describe all
-    tables of a database with at most `survey`. `answer_mode` is the environment's. What the environment does not judge
-    correct of good play is left out: it would teach a wrong answer.
+    Of the good ones a share `explore` is played by the exploring player, the others by the oracle. `answer_mode` is the
+    environment's. What the environment does not judge correct of good play is left out: it would teach a wrong answer.
     """
     for name, share in (("good", good), ("explore", explore)):
         if not 0.0 <= share <= 1.0:
@@ -111,18 +109,18 @@ def demonstrate(
             continue
         # Of its own, so that the play of a question depends on no other one.
         ways = random.Random(f"{seed} {question.question_id}")
-        found = _explored(environment, question, ways, answer_mode, survey) if ways.random() < explore else None
-        episode, conversation = found or play(environment, question, OraclePlayer(question, answer_mode, survey))
+        found = _explored(environment, question, ways, answer_mode) if ways.random() < explore else None
+        episode, conversation = found or play(environment, question, OraclePlayer(question, answer_mode))
         if episode.correct:
             yield episode, conversation
 
 
 def _explored(
-    environment: SQLEnvironment, question: Question, rng: random.Random, answer_mode: AnswerMode, survey: int
+    environment: SQLEnvironment, question: Question, rng: random.Random, answer_mode: AnswerMode
 ) -> tuple[Episode, Conversation] | None:
     """Play a question by a way that comes out as it was meant; None where none of some does."""
     for _ in range(TRIES):
-        player = ExploringPlayer(question, rng, answer_mode, survey)
+        player = ExploringPlayer(question, rng, answer_mode)
         episode, conversation = play(environment, question, player)
         if player.convincing(episode):
             return episode, replace(conversation, unlearned=player.unlearned)

@@ -20,7 +20,7 @@ from env_server.dataset import Question
 from env_server.judging.answers import format_answer
 from env_server.types import ActionType, AnswerMode, SQLAction, SQLObservation
 from trainer.rollout.episodes import Episode, Turn
-from trainer.rollout.players import mentioned_tables, table_names, tables_to_describe
+from trainer.rollout.players import mentioned_tables, table_names
 from trainer.warmup.nearby import damage, lookups, misnamed, misplaced, misquoted, parts
 
 STUMBLE = 0.6
@@ -39,15 +39,12 @@ class _Move(NamedTuple):
 
 
 class ExploringPlayer:
-    """Knows the gold, and takes a way that `rng` draws; describes all tables where there are at most `survey`."""
+    """Knows the gold, and takes a way that `rng` draws."""
 
-    def __init__(
-        self, question: Question, rng: random.Random, answer_mode: AnswerMode = AnswerMode.VALUE, survey: int = 0
-    ) -> None:
+    def __init__(self, question: Question, rng: random.Random, answer_mode: AnswerMode = AnswerMode.VALUE) -> None:
         self._question = question
         self._rng = rng
         self._answer_mode = answer_mode
-        self._survey = survey
         self._moves: list[_Move] = []
         self._plan: Iterator[_Move] = iter(())
 
@@ -77,14 +74,13 @@ class ExploringPlayer:
     def _make_plan(self, tables: Sequence[str]) -> list[_Move]:
         rng, sql = self._rng, self._question.gold_sql
         needed = mentioned_tables(sql, tables)
-        looked_at = tables_to_describe(sql, tables, self._survey)
-        rng.shuffle(looked_at)
-        others = [table for table in tables if table not in looked_at]
-        moves = [_Move(ActionType.DESCRIBE, table) for table in looked_at]
+        rng.shuffle(needed)
+        others = [table for table in tables if table not in needed]
+        moves = [_Move(ActionType.DESCRIBE, table) for table in needed]
         if rng.random() < SAMPLE:
             # Some time after it was described.
-            at = rng.randrange(len(looked_at))
-            moves.insert(rng.randint(at + 1, len(moves)), _Move(ActionType.SAMPLE, looked_at[at]))
+            at = rng.randrange(len(needed))
+            moves.insert(rng.randint(at + 1, len(moves)), _Move(ActionType.SAMPLE, needed[at]))
         if others and rng.random() < DETOUR:
             moves.insert(rng.randint(0, len(moves)), _Move(ActionType.DESCRIBE, rng.choice(others), needless=True))
         steps = [*lookups(sql), *parts(sql)]

@@ -184,7 +184,6 @@ def _warm_up(
                 step_budget=arguments.step_budget,
                 limit=arguments.max_episodes,
                 explore=arguments.explore,
-                survey=arguments.survey,
                 kept=kept,
             )
         if arguments.replay:

@@ -12,7 +12,7 @@ from env_server.factory import EnvironmentFactory
 from env_server.settings import EnvSettings, JudgingSettings
 from env_server.types import AnswerMode
 from trainer.chat.format import Conversation
-from trainer.rollout.players import play, table_names
+from trainer.rollout.players import play
 from trainer.warmup.demonstrations import StumblingPlayer, demonstrate
 
 
@@ -87,17 +87,3 @@ def test_a_question_explores_alike_whatever_is_played_beside_it(environment: SQL
 def test_shares_outside_the_unit_interval_are_refused(environment: SQLEnvironment, good: float, explore: float) -> None:
     with pytest.raises(ValueError, match="must lie in"):
         list(demonstrate(environment, [], good=good, seed=0, explore=explore))
-
-
-@pytest.mark.parametrize("explore", [0.0, 1.0])
-def test_in_a_small_database_all_tables_are_described(
-    environment: SQLEnvironment, pets: Dataset, explore: float
-) -> None:
-    def described(survey: int) -> list[set[str]]:
-        played = demonstrate(environment, pets.questions, good=1.0, seed=0, explore=explore, survey=survey)
-        return [{t.argument for t in e.turns if t.action_type == "DESCRIBE" and not t.error} for e, _ in played]
-
-    tables = set(table_names(environment.reset(question_id="oslo")))
-    assert all(found == tables for found in described(len(tables)))
-    assert described(len(tables) - 1) == described(0)
-    assert any(found < tables for found in described(0))
