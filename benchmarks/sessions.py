@@ -6,7 +6,8 @@ Three servers of one process, one after the other: ours with --sessions and with
 `benchmarks/env_server.py`, with that tenth (where `make openenv` has installed it). All sessions connect and reset at
 once; then each plays whole episodes, a step every --interval_s, for --seconds, as policies do that think in between. A
 step's latency counts from when it was due. Printed are the milliseconds of steps, the seconds until all sessions had
-the reply to their first reset, and the memory of the server's processes above what it was after its start.
+the reply to their first reset, and the memory of the server's processes above what it was after its start: with all
+sessions open, and after they have played, which includes the results that the server keeps.
 
 Then ours with one worker and with two, 64 sessions without pauses: steps a second, and steps for each second of
 processor time that the server used. The load generator needs a processor, too: with fewer than three the second number
@@ -56,14 +57,15 @@ def measure(server: ServerProcess, load: Load, folder: Path) -> dict[str, float]
         generator.start()
         outcome = generator.outcome()
         cpu = server.cpu_s() - cpu
-        most = max(grown, server.rss() - before)
+        played = server.rss() - before
     finally:
         generator.stop()
     if outcome.failures or outcome.lost:
         raise SystemExit(f"{outcome.failures} replies were no observation, {outcome.lost} sessions were lost")
     found = {
         "connect_s": ready.connect_s,
-        "mb_above_start": most / 1e6,
+        "mb_open": grown / 1e6,
+        "mb_played": played / 1e6,
         "p50_ms": outcome.p50_s * 1e3,
         "p99_ms": outcome.p99_s * 1e3,
         "steps_per_s": outcome.steps / outcome.seconds,
