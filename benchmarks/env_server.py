@@ -36,6 +36,7 @@ from benchmarks.server_process import ROOT, SERVE, Generator, ServerProcess
 from env_server.data.loading import load_dataset
 
 OURS, UPSTREAM, ECHO = "ours", "upstream", "echo"
+UPSTREAM_PYTHON = ROOT / ".venv-openenv/bin/python"
 SESSIONS = (64, 1_000)
 HEADROOM = 1.1
 """The servers admit this many times the sessions."""
@@ -64,14 +65,14 @@ class Measurement(NamedTuple):
     """Sessions that ran out of messages and began again."""
 
 
-def serve(name: str, data: str, sessions: int, log: Path, upstream: Path) -> ServerProcess:
-    """Start one of the servers."""
+def serve(name: str, data: str, sessions: int, log: Path, upstream: Path, workers: int = 1) -> ServerProcess:
+    """Start one of the servers; `workers` are of ours."""
     limit = str(math.ceil(sessions * HEADROOM))
     match name:
         case "ours":
             # The limit on messages stays on, beyond what a session can send.
             settings = {"SQLENV_MAX_SESSIONS": limit, "SQLENV_MESSAGES_PER_S": "100000"}
-            return ServerProcess([*SERVE, "--data", data], log, settings)
+            return ServerProcess([*SERVE, "--data", data, "--workers", str(workers)], log, settings)
         case "upstream":
             command = [str(upstream), "-m", "benchmarks.env_server_upstream", "{port}", data, limit]
             return ServerProcess(command, log)
@@ -154,7 +155,7 @@ def main() -> None:
     parser.add_argument("--traffic", nargs="+", choices=traffic.KINDS, default=traffic.KINDS)
     parser.add_argument("--seconds", type=float, default=8.0, help="of each measurement")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--upstream", type=Path, default=ROOT / ".venv-openenv/bin/python", help="its Python")
+    parser.add_argument("--upstream", type=Path, default=UPSTREAM_PYTHON, help="its Python")
     parser.add_argument("--quick", action="store_true", help="one short round: shows that it runs, measures little")
     args = parser.parse_args()
     seconds, count = (2.0, 1) if args.quick else (args.seconds, args.rounds)

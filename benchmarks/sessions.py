@@ -26,9 +26,9 @@ import tempfile
 from pathlib import Path
 
 from benchmarks import traffic
-from benchmarks.env_server import HEADROOM, rounded
+from benchmarks.env_server import OURS, UPSTREAM, UPSTREAM_PYTHON, rounded, serve
 from benchmarks.load_generator import Load
-from benchmarks.server_process import ROOT, SERVE, Generator, ServerProcess
+from benchmarks.server_process import Generator, ServerProcess
 from env_server.data.loading import load_dataset
 from env_server.dataset import Dataset
 
@@ -36,16 +36,6 @@ UNPACED_SESSIONS = 64
 UNPACED_STEPS = 12_000
 """Steps per second that the messages are written for."""
 WARMUP_S = 1.0
-
-
-def serve(name: str, data: str, sessions: int, log: Path, workers: int = 1) -> ServerProcess:
-    """Start ours or upstream's."""
-    limit = str(math.ceil(sessions * HEADROOM))
-    if name == "upstream":
-        command = [str(ROOT / ".venv-openenv/bin/python"), "-m", "benchmarks.env_server_upstream", "{port}"]
-        return ServerProcess([*command, data, limit], log)
-    settings = {"SQLENV_MAX_SESSIONS": limit, "SQLENV_MESSAGES_PER_S": "100000", "SQLENV_WORKERS": str(workers)}
-    return ServerProcess([*SERVE, "--data", data], log, settings)
 
 
 def measure(server: ServerProcess, load: Load, folder: Path) -> dict[str, float]:
@@ -82,7 +72,7 @@ def paced(name: str, dataset: Dataset, args: argparse.Namespace, sessions: int, 
     steps = math.ceil((args.seconds + WARMUP_S) / args.interval_s) + 1
     texts = traffic.scripts(dataset, "groups", sessions, math.ceil(steps / traffic.EPISODE) + 1)
     messages.write_text(json.dumps(texts))
-    with serve(name, args.data, sessions, folder / "server.log") as server:
+    with serve(name, args.data, sessions, folder / "server.log", UPSTREAM_PYTHON) as server:
         load = Load(port=server.port, messages_file=messages, episode=traffic.EPISODE, seconds=args.seconds)
         return measure(server, load.model_copy(update={"interval_s": args.interval_s}), folder)
 
@@ -92,7 +82,7 @@ def unpaced(dataset: Dataset, args: argparse.Namespace, workers: int, folder: Pa
     messages = folder / "messages.json"
     episodes = math.ceil(UNPACED_STEPS * (args.seconds + WARMUP_S) / traffic.STEPS / UNPACED_SESSIONS) + 1
     messages.write_text(json.dumps(traffic.scripts(dataset, "groups", UNPACED_SESSIONS, episodes)))
-    with serve("ours", args.data, UNPACED_SESSIONS, folder / "server.log", workers) as server:
+    with serve(OURS, args.data, UNPACED_SESSIONS, folder / "server.log", UPSTREAM_PYTHON, workers) as server:
         load = Load(port=server.port, messages_file=messages, episode=traffic.EPISODE, seconds=args.seconds)
         return measure(server, load, folder)
 
@@ -111,9 +101,9 @@ def main() -> None:
         args.sessions, args.interval_s, args.seconds = 100, 0.5, 2.0
     dataset = load_dataset(args.data)
     tenth = max(1, args.sessions // 10)
-    sides = [("ours", args.sessions), ("ours", tenth)]
-    if (ROOT / ".venv-openenv/bin/python").exists():
-        sides.append(("upstream", tenth))
+    sides = [(OURS, args.sessions), (OURS, tenth)]
+    if UPSTREAM_PYTHON.exists():
+        sides.append((UPSTREAM, tenth))
     else:
         print("upstream is left out: `make openenv` installs it", file=sys.stderr)
     with tempfile.TemporaryDirectory() as scratch:
@@ -123,12 +113,12 @@ def main() -> None:
             print(f"{name}, {sessions} sessions", file=sys.stderr)
             found[f"{name}/{sessions}"] = paced(name, dataset, args, sessions, place)
         workers = {count: unpaced(dataset, args, count, place) for count in (1, 2)}
-    beside = found.get(f"upstream/{tenth}")
+    beside = found.get(f"{UPSTREAM}/{tenth}")
     result = {
         "benchmark": "sessions",
         "data": dataset.name,
         "interval_s": args.interval_s,
-        "ratio": beside and rounded(found[f"ours/{args.sessions}"]["p99_ms"] / beside["p99_ms"]),
+        "ratio": beside and rounded(found[f"{OURS}/{args.sessions}"]["p99_ms"] / beside["p99_ms"]),
         **found,
         "workers": workers,
         "two_workers_to_one": {
