@@ -43,7 +43,7 @@ def test_shipped_trials_are_taken_by_the_command(tmp_path: Path) -> None:
         (tmp_path / "keys.yaml").write_text(yaml.safe_dump(together), encoding="utf-8")
         _, grpo, _ = parse_arguments(["--config", str(tmp_path / "keys.yaml"), *begin, *server])
         assert grpo.max_steps == trials.steps
-        assert grpo.generation_batch_size == 64, f"{name}: episodes a step"
+        assert grpo.generation_batch_size == 48, f"{name}: episodes a step"
 
 
 @pytest.mark.parametrize(
