@@ -16,7 +16,6 @@ from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
-from starlette.types import Receive, Scope, Send
 
 from env_server.catalogue import Catalogue
 from env_server.data.fingerprint import served_data
@@ -34,7 +33,7 @@ from env_server.service.logs import log
 from env_server.service.metrics import Metrics
 from env_server.service.session import Session
 from env_server.service.settings import ServiceSettings
-from env_server.service.socket import Sockets
+from env_server.service.socket import Sockets, SocketsFirst
 from env_server.sql.sandbox import limit_memory
 
 DESCRIPTION = (
@@ -147,26 +146,6 @@ class Service:
             self._metrics.set_gauges(**gauges)
 
 
-class Application(FastAPI):
-    """The routes, and beside them `/ws`, which goes straight to the sockets.
-
-    The middleware around a route is a stack of suspended calls. A session would keep them as long as its socket is
-    open, 4 kB of them, and none does anything for a WebSocket.
-    """
-
-    def __init__(self, service: Service, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.state.service = service
-        self._sockets = service.sockets
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request, or a session."""
-        if scope["type"] == "websocket" and scope["path"].removeprefix(scope.get("root_path", "")) == "/ws":
-            await self._sockets(scope, receive, send)
-        else:
-            await super().__call__(scope, receive, send)
-
-
 def create_app(
     settings: ServiceSettings,
     dataset: Dataset,
@@ -188,8 +167,7 @@ def create_app(
             yield
 
     documented = settings.docs or settings.token is None
-    app = Application(
-        service,
+    app = FastAPI(
         title="SQLEnv",
         version=API_VERSION,
         description=DESCRIPTION,
@@ -199,6 +177,7 @@ def create_app(
         openapi_url="/openapi.json" if documented else None,
         exception_handlers={RequestValidationError: http.invalid_request},
     )
+    app.state.service = service
     metadata = {
         "name": "sqlenv",
         "description": DESCRIPTION,
@@ -210,4 +189,5 @@ def create_app(
     app.include_router(http.router(service.throw_away, service.authorize, service.ready, metadata, metrics.render))
     app.include_router(pages.router(dataset, service.authorize_page, settings.answer_mode, policies))
     app.add_middleware(BodyLimit, max_bytes=settings.max_frame_bytes)
+    app.add_middleware(SocketsFirst, sockets=service.sockets)
     return app

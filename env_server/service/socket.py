@@ -191,6 +191,25 @@ class Sockets:
                 return "drain"
 
 
+class SocketsFirst:
+    """An ASGI application in front of another one: `/ws` goes straight to the sockets.
+
+    What is behind it is a stack of suspended calls, and does nothing for a WebSocket; a session would keep them as long
+    as its socket is open, some kilobytes of them.
+    """
+
+    def __init__(self, app: Any, sockets: Sockets) -> None:
+        self._app = app
+        self._sockets = sockets
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Serve a request, or a session."""
+        if scope["type"] == "websocket" and scope["path"].removeprefix(scope.get("root_path", "")) == "/ws":
+            await self._sockets(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+
 class _Link:
     """One socket: its frames, in order, and the ways in which it ends."""
 

@@ -101,6 +101,24 @@ async def test_without_a_token_no_other_name_leads_here(reciting: Reciting, pets
         assert (await http.get("/questions")).status_code == 400
 
 
+async def test_nor_to_a_session(pets: Dataset) -> None:
+    """A session goes past what is around routes, and not past this."""
+    capacity = Capacity(1, 0)
+    app = with_policies(ServiceSettings(port=0), pets, [], capacity=capacity, metrics=Metrics(capacity))
+    scope = {"type": "websocket", "path": "/ws", "headers": [(b"host", b"evil.example")], "subprotocols": []}
+    sent: list[str] = []
+
+    async def receive() -> dict[str, str]:
+        return {"type": "websocket.connect" if not sent else "websocket.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message["type"])
+
+    await app(scope, receive, send)
+    assert sent
+    assert "websocket.accept" not in sent
+
+
 def test_other_machines_need_a_token(reciting: Reciting, pets: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SQLENV_TOKEN", raising=False)
     with pytest.raises(ConfigError, match="lets other machines in: set SQLENV_TOKEN"):
