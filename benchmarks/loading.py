@@ -2,9 +2,9 @@
 
 Each side runs in a process of its own, in both answer modes, after its imports. Ours is `load_dataset`: files checked,
 golds run in the sandbox, hardness graded, duplicates found. Again is the same with what an earlier load left in the
-cache. The bare side is what a script would do: read the JSON,
-run each gold with Python's sqlite3, keep the rows. `mb` is how much the peak of the resident memory grew, `process_mb`
-is the peak itself. `questions` are the usable ones; of the bare side, the golds with rows. Prints one JSON line.
+cache. The bare side is what a script would do: read the JSON, run each gold with Python's sqlite3, keep the rows. `mb`
+is how much the peak of the resident memory grew, `process_mb` is the peak itself. `questions` are the usable ones; of
+the bare side, the golds with rows. Prints one JSON line.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from benchmarks.server_process import SQLENV, ServerProcess
+from benchmarks.server_process import SERVE, ServerProcess
 from env_server.client.sync_client import SyncSQLEnvClient
 from env_server.types import ActionType, SQLAction
 
@@ -69,7 +69,7 @@ def _fill(file: Path, megabytes: int) -> None:
 
 def start(folder: Path, cache: Path, log: Path) -> ServerProcess:
     """Return a server that is not waited for yet."""
-    command = [*SQLENV, "serve", "--data", str(folder), "--port", "{port}", "--max_sessions", "64"]
+    command = [*SERVE, "--data", str(folder), "--max_sessions", "64"]
     return ServerProcess(command, log, {"SQLENV_CACHE_DIR": str(cache)}, start_s=START_S)
 
 
