@@ -90,11 +90,22 @@ class Ranks:
         """The items of every rank, rank by rank, on every rank. Collective: every rank calls it."""
         if self._group is None:
             return list(items)
-        # Every rank gets them, though only the main one needs them: so all go on together, and a slow rank is
+        # Every rank gets them, also where only the main one needs them: so all go on together, and a slow rank is
         # waited for here rather than in a collective of the trainer, which has less patience.
         gathered: list[Any] = [None] * self.count
         torch.distributed.all_gather_object(gathered, list(items), group=self._group)
         return [item for part in gathered for item in part]
+
+    def gather_on_main(self, item: T) -> list[T]:
+        """The item of every rank, rank by rank, on the main one; nothing on the others.
+
+        Collective: every rank calls it. For what is large, and only the main one needs.
+        """
+        if self._group is None:
+            return [item]
+        gathered: list[Any] | None = [None] * self.count if self.is_main else None
+        torch.distributed.gather_object(item, gathered, group=self._group)
+        return gathered or []
 
     def broadcast(self, value: T) -> T:
         """The main rank's value, on every rank. Collective: every rank calls it."""

@@ -47,6 +47,7 @@ from trainer.results.summary_table import difficulty_table, summary_table
 from trainer.rollout.background import RolloutLoop
 from trainer.rollout.client import RolloutClient, RolloutSettings
 from trainer.rollout.environments import AnyEnvironments, open_environments
+from trainer.rollout.episodes import Episode
 from trainer.rollout.examples import Examples
 from trainer.rollout.rewards import REWARD_NAMES
 from trainer.rollout.trace import Trace
@@ -66,7 +67,7 @@ from trainer.training.out_of_memory import memory_errors
 from trainer.training.provenance import provenance
 from trainer.training.questions import QuestionFilter, question_order
 from trainer.training.reward_weights import AdaptiveWeights
-from trainer.training.run_log import RunLog
+from trainer.training.run_log import RunLog, episode_lines
 from trainer.training.trackers import writing_into
 
 Evaluate = Callable[[str, str], EvaluationSummary | None]
@@ -195,7 +196,14 @@ class Training:
             trainer.add_callback(SaveLearnt(*learnt))
             trainer.add_callback(SavePlaySettings(play))  # the last one: it marks a checkpoint as whole
             client = RolloutClient(policy.engine, environments, chat, settings, trace)
-            batches.play_with(client, log and log.write_batch)
+
+            def keep(step: int, episodes: Sequence[Episode]) -> None:
+                # Each rank makes the lines of its own: the main one would take longer over all than a step takes.
+                for lines in self._ranks.gather_on_main(episode_lines(step, episodes)):
+                    if log is not None:
+                        log.write_episodes(lines)
+
+            batches.play_with(client, keep)
             greedy = RolloutClient(policy.engine, environments, chat, replace(settings, temperature=0.0), trace)
 
             def evaluate(label: str, name: str) -> EvaluationSummary | None:

@@ -42,6 +42,7 @@ with ending_together("sqlenv train"):
         (folder / "cache").write_text("whole")
     mine = ranks.share("abcde")
     (folder / f"met-{ranks.index}").write_text(f"{found} {mine!r} {ranks.gather(list(mine))} {ranks.gather([])}")
+    (folder / f"on-main-{ranks.index}").write_text(str(ranks.gather_on_main(mine)))
     torch.save(torch.ones(2), folder / f"tensor-{ranks.index}")
     torch.load(folder / f"tensor-{ranks.index}", map_location=arguments.device)
 
@@ -89,6 +90,7 @@ def test_a_process_that_is_alone_waits_for_nobody() -> None:
     with ranks.one_goes_first():
         assert ranks.is_main
     assert ranks.gather(["a", "b"]) == ["a", "b"]
+    assert ranks.gather_on_main("ab") == ["ab"]
     ranks.disconnect()
     assert not torch.distributed.is_initialized()
 
@@ -97,6 +99,7 @@ def test_two_ranks_meet(two_ranks: TwoRanks) -> None:
     folder, ended = two_ranks
     assert (folder / "met-0").read_text() == "False 'ab' ['a', 'b', 'c', 'd', 'e'] []", ended.stderr
     assert (folder / "met-1").read_text() == "True 'cde' ['a', 'b', 'c', 'd', 'e'] []", "the second finds the cache"
+    assert [(folder / f"on-main-{rank}").read_text() for rank in (0, 1)] == ["['ab', 'cde']", "[]"]
 
 
 def test_ranks_stop_together_when_one_is_told(two_ranks: TwoRanks) -> None:

@@ -29,7 +29,11 @@ class JsonlWriter:
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Append one object."""
-        self._file.write(json_line(row))
+        self.write_lines(json_line(row))
+
+    def write_lines(self, lines: str) -> None:
+        """Append lines that `json_line` made."""
+        self._file.write(lines)
 
     def close(self) -> None:
         """Close the file; closing twice is allowed."""

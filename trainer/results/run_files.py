@@ -98,6 +98,11 @@ _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 ABOUT = ".evaluation.json"
 
 
+def episode_line(step: int, record: EpisodeRecord) -> str:
+    """Return the line of an episode that was played for this training step."""
+    return json_line({"step": step, **asdict(record)})
+
+
 def versions() -> dict[str, str]:
     """Return the versions of SQLEnv and of what its training is built on."""
     found = {}
@@ -112,7 +117,7 @@ class EpisodeWriter(JsonlWriter):
 
     def write_episode(self, step: int, record: EpisodeRecord) -> None:
         """Append the episode that was played for this training step."""
-        self.write({"step": step, **asdict(record)})
+        self.write_lines(episode_line(step, record))
 
 
 class RunFolder:

@@ -11,7 +11,7 @@ exactly one row for each row that TRL asks for. Promises:
 3. A batch's questions and the seeds of its episodes depend on the run's seed, its number, and results of batches that
    had ended when it may have been begun. So a run that resumes asks for the same batches under the same seeds, those
    that were in flight when it stopped among them.
-4. Every rank plays its own rows. What is told about a batch is about the episodes of all ranks.
+4. Every rank plays its own rows. What the trainer logs about a batch is about the episodes of all ranks.
 5. A batch's groups are judged under the reward weights that TRL then adds its rewards up with, adaptive ones too.
 """
 
@@ -38,10 +38,19 @@ from trainer.rollout.background import RolloutLoop
 from trainer.rollout.client import EpisodeRequest, RolloutClient, derive_seed, request_for
 from trainer.rollout.episodes import Episode, Outcome
 from trainer.rollout.failures import Failures, FailureWindow
-from trainer.rollout.groups import Group, PlayedGroups, most_spread, play_groups
+from trainer.rollout.groups import PlayedGroups, most_spread, play_groups
 from trainer.rollout.rewards import REWARD_NAMES, reward_columns, reward_fields
 from trainer.rollout.timings import Part, split
-from trainer.training.questions import GroupResult, QuestionOrder
+from trainer.training.batch_summary import (
+    BatchSummary,
+    EpisodeGroup,
+    columns_of,
+    groups_of,
+    of_all_ranks,
+    result_of,
+    summaries,
+)
+from trainer.training.questions import QuestionOrder
 from trainer.training.reward_weights import AdaptiveWeights
 from trainer.training.rollout_metrics import BatchTimes, drawn_metrics, rollout_metrics
 
@@ -49,7 +58,7 @@ SAME_REWARD = 1e-6
 """Rewards that are nearer to each other than this are the same."""
 
 OnBatch = Callable[[int, Sequence[Episode]], None]
-"""Called with the training step and the episodes of all ranks."""
+"""Called on each rank with the training step and the episodes that the rank played."""
 Teaches = Callable[[Sequence[Episode]], bool]
 """Whether a group's rewards differ."""
 
@@ -148,8 +157,8 @@ class _Played:
     """Those that are trained on."""
     groups: PlayedGroups | None
     """Where groups were judged; else the rows are all there is, and a group may have some on another rank."""
-    left_out: list[Episode]
-    """Of the groups that were kept, the episodes that are not trained on."""
+    others: list[Episode]
+    """Those that are not: of groups that were kept, then of groups that were replaced."""
     began: float
     ended: float
 
@@ -195,7 +204,7 @@ class Batches:
         self._rows: list[Episode] = []
 
     def play_with(self, client: RolloutClient, on_batch: OnBatch | None) -> None:
-        """Play with `client`, and tell `on_batch` of each batch; None on ranks that keep no log."""
+        """Play with `client`, and tell `on_batch` of each batch."""
         self._client, self._on_batch = client, on_batch
         self._failures = FailureWindow(client.max_failure_share)
 
@@ -289,7 +298,8 @@ class Batches:
             chosen = set(most_spread(total_rewards(self._rewards, weights, group.episodes), size))
             for place, episode in enumerate(group.episodes):
                 (rows if place in chosen else left_out).append(episode)
-        return _Played(rows, groups, left_out, began, time.perf_counter())
+        others = [*left_out, *(episode for group in groups.replaced for episode in group.episodes)]
+        return _Played(rows, groups, others, began, time.perf_counter())
 
     def _failures_of_batch(self, client: RolloutClient) -> Failures:
         """Those of a batch of all ranks."""
@@ -312,33 +322,23 @@ class Batches:
         )
 
     def _tell(self, trainer: GRPOTrainer, batch: int, played: _Played, times: BatchTimes) -> None:
-        """Gather the episodes of all ranks, check them, learn from them, and keep them."""
-        step, size = trainer.state.global_step, self._shape.generations
-        kept = self._ranks.gather(played.rows)
-        replaced: list[Group] = []
-        left_out: list[Episode] = []
-        trained = drawn = [kept[row : row + size] for row in range(0, len(kept), size)]
-        if played.groups is not None:
-            replaced = self._ranks.gather(played.groups.replaced)
-            left_out = self._ranks.gather(played.left_out)
-            groups = [*self._ranks.gather(played.groups.kept), *replaced]
-            own = self._shape.rows // size
-            drawn = [list(group.episodes) for group in groups if group.number < own]
-            self._order.observe(batch, [_result(group.episodes) for group in groups])
-        else:
-            self._order.observe(batch, [_result(group) for group in drawn])
-        first = [episode for group in drawn for episode in group]
-        others = [*left_out, *(episode for group in replaced for episode in group.episodes)]
-        causes = [e.failure for e in (*kept, *others) if e.outcome is Outcome.FAILED]
-        self._failures.add(causes, len(kept) + len(others))
-        metrics = {**rollout_metrics(kept, times, step), **drawn_metrics(first), "rollout/replaced": len(replaced)}
-        teaches = self._teaches(self._weights_of(batch))
-        self.without_signal = fmean(not teaches(group) for group in trained)
+        """Check the batch of all ranks, learn from it, and have this rank's episodes kept."""
+        step = trainer.state.global_step
+        whole = of_all_ranks(self._ranks.gather([self._summed_up(played)]), self._shape.generations)
+        drawn = whole.drawn_first
+        self._order.observe(batch, [result_of(group) for group in (*drawn, *whole.drawn_later)])
+        self._failures.add(whole.failures, len(whole.rows) + len(whole.others))
+        metrics = rollout_metrics(whole.rows, times, step)
+        metrics |= drawn_metrics([episode for group in drawn for episode in group])
+        metrics["rollout/replaced"] = whole.replaced
+        weights = self._weights_of(batch)
+        trained = groups_of(whole.rows, self._shape.generations)
+        self.without_signal = fmean(not columns_differ(columns_of(g), weights, self._each_counts) for g in trained)
         if self._adaptive is not None:
             weights = self._adaptive.of(batch)
             trainer.reward_weights = torch.tensor(weights, dtype=torch.float32)
             metrics |= {f"reward_weights/{n}": weight for n, weight in zip(REWARD_NAMES, weights, strict=True)}
-            self._adaptive.observe(batch, [reward_columns(group, self._rewards) for group in drawn])
+            self._adaptive.observe(batch, [columns_of(group) for group in drawn])
         if metrics["rollout/staleness/max"] > self._settings.staleness:
             raise StaleError(
                 f"a token of step {step + 1} was sampled {metrics['rollout/staleness/max']:g} updates before it, and "
@@ -349,7 +349,18 @@ class Batches:
             trainer._metrics["train"][name].append(value)
         if self._on_batch is not None:
             # The trainer logs a step under the number it has after its update.
-            self._on_batch(step + 1, [*kept, *others])
+            self._on_batch(step + 1, [*played.rows, *played.others])
+
+    def _summed_up(self, played: _Played) -> BatchSummary:
+        rows, others = (summaries(episodes, self._rewards) for episodes in (played.rows, played.others))
+        if played.groups is None:
+            return BatchSummary(rows, others)
+        first: list[EpisodeGroup] = []
+        later: list[EpisodeGroup] = []
+        for group in (*played.groups.kept, *played.groups.replaced):
+            drawn_first = group.number < self._shape.rows // self._shape.generations
+            (first if drawn_first else later).append(summaries(group.episodes, self._rewards))
+        return BatchSummary(rows, others, first, later, len(played.groups.replaced))
 
 
 def prompt_of(question: Question) -> list[dict[str, str]]:
@@ -364,24 +375,27 @@ def group_teaches(
 
     `each_counts`: each reward is scaled by its own spread, so a difference in any one is enough.
     """
-    weighted = _weighted_columns(rewards, weights, episodes)
-    columns = weighted if each_counts else [[sum(row) for row in zip(*weighted, strict=True)]]
-    return any(max(column) - min(column) > SAME_REWARD for column in columns if column)
+    return columns_differ(reward_columns(episodes, rewards), weights, each_counts)
+
+
+def columns_differ(columns: Sequence[Sequence[float]], weights: Sequence[float] | None, each_counts: bool) -> bool:
+    """`group_teaches`, by the rewards of a group: a column for each reward function."""
+    weighted = _weighted(columns, weights)
+    compared = weighted if each_counts else [[sum(row) for row in zip(*weighted, strict=True)]]
+    return any(max(column) - min(column) > SAME_REWARD for column in compared if column)
 
 
 def total_rewards(rewards: RewardSettings, weights: Sequence[float] | None, episodes: Sequence[Episode]) -> list[float]:
     """Return each episode's weighted sum of rewards; of a failed one, the median, at neither end."""
-    totals = iter([sum(row) for row in zip(*_weighted_columns(rewards, weights, episodes), strict=True)])
+    weighted = _weighted(reward_columns(episodes, rewards), weights)
+    totals = iter([sum(row) for row in zip(*weighted, strict=True)])
     known = [None if episode.outcome is Outcome.FAILED else next(totals) for episode in episodes]
     middle = median([total for total in known if total is not None] or [0.0])
     return [middle if total is None else total for total in known]
 
 
-def _weighted_columns(
-    rewards: RewardSettings, weights: Sequence[float] | None, episodes: Sequence[Episode]
-) -> list[list[float]]:
-    """The rewards of the episodes that did not fail, a list for each reward function, times its weight."""
-    columns = reward_columns(episodes, rewards)
+def _weighted(columns: Sequence[Sequence[float]], weights: Sequence[float] | None) -> list[list[float]]:
+    """Each reward function's values, times its weight."""
     return [
         [weight * value for value in values]
         for weight, values in zip(weights or [1.0] * len(columns), columns, strict=True)
@@ -398,8 +412,3 @@ def trl_rows(episodes: Sequence[Episode], rewards: RewardSettings) -> dict[str, 
         "env_mask": [row.env_mask for row in rows],
         **reward_fields(episodes, rewards),
     }
-
-
-def _result(episodes: Sequence[Episode]) -> GroupResult:
-    played = [episode for episode in episodes if episode.outcome is not Outcome.FAILED]
-    return GroupResult(episodes[0].question_id, sum(episode.correct for episode in played), len(played))

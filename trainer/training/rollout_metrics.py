@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from trainer.rollout.episodes import Episode, Outcome
+from trainer.rollout.episodes import Outcome
+from trainer.training.batch_summary import EpisodeSummary
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,7 @@ class BatchTimes:
     """That it lay there, complete, before the trainer asked for it."""
 
 
-def rollout_metrics(episodes: Sequence[Episode], times: BatchTimes, step: int) -> dict[str, float]:
+def rollout_metrics(episodes: Sequence[EpisodeSummary], times: BatchTimes, step: int) -> dict[str, float]:
     """Numbers of the batch that is trained on, at a step; shares are of all episodes, means of those that did not fail.
 
     Staleness counts the updates between a turn's weights and those that it is trained on.
@@ -28,14 +29,14 @@ def rollout_metrics(episodes: Sequence[Episode], times: BatchTimes, step: int) -
     count = len(episodes)
     played = [e for e in episodes if e.outcome is not Outcome.FAILED]
     outcomes = Counter(e.outcome for e in episodes)
-    ages = [step - turn.policy_version for e in played for turn in e.turns]
+    ages = [step - version for e in played for version in e.policy_versions]
     return {
-        "rollout/steps": fmean(len(e.turns) for e in played) if played else 0.0,
+        "rollout/steps": fmean(len(e.policy_versions) for e in played) if played else 0.0,
         "rollout/out_of_budget": outcomes[Outcome.OUT_OF_BUDGET] / count,
         "rollout/out_of_tokens": outcomes[Outcome.OUT_OF_TOKENS] / count,
         "rollout/failed": outcomes[Outcome.FAILED],
         "rollout/truncated": sum(e.truncated_turns > 0 for e in episodes),
-        "rollout/trained_tokens": sum(sum(e.row.env_mask) for e in episodes),
+        "rollout/trained_tokens": sum(e.trained_tokens for e in episodes),
         "rollout/staleness/mean": fmean(ages) if ages else 0.0,
         "rollout/staleness/max": max(ages, default=0),
         "rollout/seconds": times.seconds,
@@ -44,7 +45,7 @@ def rollout_metrics(episodes: Sequence[Episode], times: BatchTimes, step: int) -
     }
 
 
-def drawn_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
+def drawn_metrics(episodes: Sequence[EpisodeSummary]) -> dict[str, float]:
     """How well the policy did in the groups that were drawn first, whether they were kept or replaced.
 
     Those that are trained on were chosen by their results, and would tell another rate.

@@ -7,13 +7,13 @@ like to them, `evaluating` logs evaluations. On several ranks, the main one alon
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich.console import Console
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from trainer.results.run_files import RunFolder
+from trainer.results.run_files import RunFolder, episode_line
 from trainer.results.step_text import WIDTH, step_text
 from trainer.rollout.episodes import Episode, record
 from trainer.training.evaluating import BEST, PREFIX
@@ -30,10 +30,9 @@ class RunLog(TrainerCallback):  # type: ignore[misc]  # transformers carries no 
         self._started = time.monotonic()
         self._first_step = 0
 
-    def write_batch(self, step: int, episodes: Sequence[Episode]) -> None:
-        """Keep a batch of training episodes; called by the rollout."""
-        for episode in episodes:
-            self._episodes.write_episode(step, record(episode, with_versions=True))
+    def write_episodes(self, lines: str) -> None:
+        """Keep training episodes, in the lines that `episode_lines` made."""
+        self._episodes.write_lines(lines)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -72,6 +71,11 @@ class RunLog(TrainerCallback):  # type: ignore[misc]  # transformers carries no 
         """Close the files."""
         self._metrics.close()
         self._episodes.close()
+
+
+def episode_lines(step: int, episodes: Iterable[Episode]) -> str:
+    """Return the lines of a training step's episodes, as they are kept."""
+    return "".join(episode_line(step, record(episode, with_versions=True)) for episode in episodes)
 
 
 def _shown(logs: Mapping[str, float]) -> dict[str, float]:

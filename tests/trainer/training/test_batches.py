@@ -32,6 +32,7 @@ from trainer.rollout.failures import RolloutError
 from trainer.rollout.rewards import REWARD_FUNCTIONS, REWARD_NAMES
 from trainer.rollout.transcript import TokenBudget
 from trainer.tiny.tokenizer import build_tokenizer
+from trainer.training.batch_summary import BatchSummary, summaries
 from trainer.training.batches import (
     Batches,
     BatchSettings,
@@ -479,14 +480,14 @@ def test_adaptive_weights_are_those_that_groups_are_judged_and_trained_under(loo
 
 def test_ranks_weigh_by_the_episodes_of_all(loop: RolloutLoop) -> None:
     """Each of two ranks plays one group; whichever it is, both learn of both."""
-    played: dict[int, list[Episode]] = {}
+    parts: dict[int, BatchSummary] = {}
 
     class Rank(Ranks):
         def gather(self, items: Sequence[Any]) -> list[Any]:
-            if not items or not isinstance(items[0], Episode):
+            if not isinstance(items[0], BatchSummary):
                 return list(items)
-            played[self.index] = list(items)
-            return [*played.get(0, items), *played.get(1, items)]
+            parts[self.index] = items[0]
+            return [parts.get(0, items[0]), parts.get(1, items[0])]
 
     def play(request: EpisodeRequest) -> Episode:
         return episode_of(request.question_id, request.seed, correct=bool(request.seed % 2))
@@ -499,7 +500,7 @@ def test_ranks_weigh_by_the_episodes_of_all(loop: RolloutLoop) -> None:
 
     weights_of(0)  # so that rank 0's are there when rank 1 gathers, and the other way round
     assert weights_of(1) == weights_of(0)
-    assert {episode.question_id for group in played.values() for episode in group} == {"q0", "q1"}
+    assert {episode.question_id for part in parts.values() for episode in part.rows} == {"q0", "q1"}
 
 
 def test_failed_episodes_neither_teach_nor_hide_that_others_do() -> None:
@@ -645,14 +646,14 @@ def test_failed_episodes_are_rows_without_rewards_until_there_are_too_many(
 
 
 def test_a_batch_is_that_of_all_ranks_and_as_slow_as_the_slowest(loop: RolloutLoop) -> None:
-    peers = [episode_of("peer", seed) for seed in range(4)]
+    peers = BatchSummary(summaries([episode_of("peer", seed) for seed in range(4)], RewardSettings()))
 
     class SecondOfTwo(Ranks):
         """A rank whose peer has had its episodes already, in 1000 seconds."""
 
         def gather(self, items: Sequence[Any]) -> list[Any]:
-            if items and isinstance(items[0], Episode):
-                return [*peers, *items]
+            if isinstance(items[0], BatchSummary):
+                return [peers, *items]
             return [(1000.0, {}, 1000.0), *items]
 
     told: list[Told] = []
@@ -662,7 +663,7 @@ def test_a_batch_is_that_of_all_ranks_and_as_slow_as_the_slowest(loop: RolloutLo
     prompts = batches.prepare(trainer)
     assert questions_of(prompts) == ["q2", "q2", "q3", "q3"], "TRL gets the rows of this rank alone"
     ((_, episodes),) = told
-    assert episodes[:4] == peers
+    assert [e.question_id for e in episodes] == questions_of(prompts), "each rank keeps its own episodes"
     metrics = trainer._metrics["train"]
     assert metrics["rollout/seconds"] == [1000.0]
     assert metrics["rollout/trained_tokens"] == [8]

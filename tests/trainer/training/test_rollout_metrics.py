@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from env_server.settings import RewardSettings
 from env_server.types import ActionType, RewardComponents
 from trainer.rollout.episodes import Episode, Outcome, TokenRow, Turn
+from trainer.training.batch_summary import EpisodeSummary
 from trainer.training.rollout_metrics import BatchTimes, drawn_metrics, rollout_metrics
 
 TIMES = BatchTimes(seconds=2.0, idle=0.0)
@@ -19,13 +21,14 @@ def episode_with(
     truncated: int = 0,
     mask: Sequence[int] = (),
     versions: Sequence[int] = (3, 3, 3),
-) -> Episode:
+) -> EpisodeSummary:
     turns = tuple(
         Turn("", ActionType.QUERY, "", True, "", "", RewardComponents(total=r), version)
         for r, version in zip(rewards, versions, strict=False)
     )
     row = TokenRow([1], [2] * len(mask), [0.0] * len(mask), list(mask))
-    return Episode("e", "q", "d", "", "easy", "f", outcome, turns, row, truncated)
+    episode = Episode("e", "q", "d", "", "easy", "f", outcome, turns, row, truncated)
+    return EpisodeSummary.of(episode, RewardSettings())
 
 
 def test_metrics_of_a_batch() -> None:

@@ -16,7 +16,7 @@ from env_server.types import ActionType, RewardComponents
 from tests.clock import Clock
 from trainer.results.run_files import RunFolder
 from trainer.rollout.episodes import Episode, Outcome, TokenRow, Turn, record
-from trainer.training.run_log import RunLog
+from trainer.training.run_log import RunLog, episode_lines
 
 TURN = Turn("QUERY x", ActionType.QUERY, "x", True, "", "no such table: x", RewardComponents(total=-0.02))
 EPISODE = Episode("e#1", "e", "db", "?", "easy", "f", Outcome.WRONG, (TURN,), TokenRow([1], [2], [-0.1], [1]))
@@ -57,7 +57,7 @@ def logged(tmp_path: Path, clock: Clock) -> Iterator[Logged]:
 
 def test_a_line_holds_what_the_trainer_logs(logged: Logged) -> None:
     logged.begin()
-    logged.log.write_batch(1, [EPISODE, OTHER])
+    logged.log.write_episodes(episode_lines(1, [EPISODE, OTHER]))
     logged.step(1, {"loss": 0.5, "reward": 0.1, **ROLLOUT})
     assert logged.folder.metrics() == [{"step": 1, "loss": 0.5, "reward": 0.1, **ROLLOUT}]
     assert [(row.step, row.record) for row in logged.folder.episodes()] == [
@@ -100,7 +100,7 @@ def test_a_run_that_goes_on_counts_its_own_steps_and_cuts_off_those_that_it_take
 ) -> None:
     logged.begin()
     for step in (6, 7):
-        logged.log.write_batch(step, [EPISODE])
+        logged.log.write_episodes(episode_lines(step, [EPISODE]))
         logged.step(step, {"loss": 0.25})
     logged.begin(step=6)
     clock.now += 30

@@ -1,0 +1,115 @@
+"""What the ranks of a run tell each other of a batch. Pure.
+
+Every rank needs the results of all: the metrics, the questions that are drawn next, adaptive weights and the limit of
+failures are the same everywhere. None needs the others' tokens and texts, which are a hundred times as large, and which
+with hundreds of ranks would take each of them longer to read than a step takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from env_server.settings import RewardSettings
+from trainer.rollout.episodes import Episode, Outcome
+from trainer.rollout.rewards import REWARD_FUNCTIONS, reward_columns
+from trainer.training.questions import GroupResult
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeSummary:
+    """An episode in numbers."""
+
+    question_id: str
+    outcome: Outcome
+    failure: str
+    reward: float
+    """Total environment reward."""
+    rewards: tuple[float, ...]
+    """What each of REWARD_FUNCTIONS gives; empty where the episode failed."""
+    policy_versions: tuple[int, ...]
+    """Of each turn."""
+    truncated_turns: int
+    trained_tokens: int
+
+    @classmethod
+    def of(cls, episode: Episode, settings: RewardSettings) -> EpisodeSummary:
+        """Sum up an episode."""
+        return cls(
+            question_id=episode.question_id,
+            outcome=episode.outcome,
+            failure=episode.failure,
+            reward=episode.reward,
+            rewards=tuple(value for column in reward_columns([episode], settings) for value in column),
+            policy_versions=tuple(turn.policy_version for turn in episode.turns),
+            truncated_turns=episode.truncated_turns,
+            trained_tokens=sum(episode.row.env_mask),
+        )
+
+    @property
+    def correct(self) -> bool:
+        """True when the ANSWER was judged correct."""
+        return self.outcome is Outcome.CORRECT
+
+
+EpisodeGroup = Sequence[EpisodeSummary]
+"""The episodes of one question."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSummary:
+    """A batch, or a rank's part of one."""
+
+    rows: list[EpisodeSummary]
+    """Those that are trained on, in the order of the rows."""
+    others: list[EpisodeSummary] = field(default_factory=list)
+    """Those that were played beside them."""
+    drawn_first: list[EpisodeGroup] = field(default_factory=list)
+    """Whole groups, as many as the batch has, chosen by no result. Empty where no group was judged."""
+    drawn_later: list[EpisodeGroup] = field(default_factory=list)
+    """In the place of such as teach nothing."""
+    replaced: int = 0
+    """Groups that were played in vain."""
+
+    @property
+    def failures(self) -> list[str]:
+        """The causes of the episodes that failed."""
+        return [each.failure for each in (*self.rows, *self.others) if each.outcome is Outcome.FAILED]
+
+
+def of_all_ranks(parts: Sequence[BatchSummary], generations: int) -> BatchSummary:
+    """Put the ranks' parts together, in the order of the ranks.
+
+    Where no group was judged, a group of `generations` rows may have some on one rank and some on the next.
+    """
+    rows = [row for part in parts for row in part.rows]
+    return BatchSummary(
+        rows=rows,
+        others=[other for part in parts for other in part.others],
+        drawn_first=[group for part in parts for group in part.drawn_first] or groups_of(rows, generations),
+        drawn_later=[group for part in parts for group in part.drawn_later],
+        replaced=sum(part.replaced for part in parts),
+    )
+
+
+def groups_of(rows: Sequence[EpisodeSummary], generations: int) -> list[EpisodeGroup]:
+    """Cut a batch's rows into its groups."""
+    return [rows[first : first + generations] for first in range(0, len(rows), generations)]
+
+
+def summaries(episodes: Iterable[Episode], settings: RewardSettings) -> list[EpisodeSummary]:
+    """Sum up each of `episodes`."""
+    return [EpisodeSummary.of(episode, settings) for episode in episodes]
+
+
+def columns_of(group: EpisodeGroup) -> list[list[float]]:
+    """Return `reward_columns` of a group."""
+    return [list(column) for column in zip(*(each.rewards for each in group if each.rewards), strict=True)] or [
+        [] for _ in REWARD_FUNCTIONS
+    ]
+
+
+def result_of(group: EpisodeGroup) -> GroupResult:
+    """Return how a group's question was answered."""
+    played = [each for each in group if each.outcome is not Outcome.FAILED]
+    return GroupResult(group[0].question_id, sum(each.correct for each in played), len(played))
