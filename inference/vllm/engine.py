@@ -80,7 +80,7 @@ class VLLMEngine:
     """An `Engine` on vLLM servers.
 
     `stop_ids` end a turn; ids of prompts are below `vocab_size`. `max_context` is in tokens, and defaults to what the
-    servers allow.
+    servers allow. `pressure` is told how hard servers are pressed, where anybody wants to know: it costs them a little.
     """
 
     def __init__(
@@ -91,10 +91,11 @@ class VLLMEngine:
         vocab_size: int,
         max_context: int | None = None,
         settings: VLLMSettings | None = None,
+        pressure: PressureGauge | None = None,
     ) -> None:
         self.fleet = Fleet.of(urls)
         self.settings = settings or VLLMSettings()
-        self.pressure = PressureGauge()
+        self.pressure = pressure
         self._stop_ids = tuple(stop_ids)
         self._vocab_size = vocab_size
         self._max_context = max_context
@@ -360,8 +361,9 @@ class _LoopState:
             for task in self._requests[replica]:
                 task.cancel()
             return
-        with suppress(ReplicaError):  # one that does not tell is as well as others
-            self._engine.pressure.add(replica.url, await server.metrics(timeout_s))
+        if (pressure := self._engine.pressure) is not None:
+            with suppress(ReplicaError):  # one that does not tell is as well as others
+                pressure.add(replica.url, await server.metrics(timeout_s))
 
 
 class _Session:

@@ -19,6 +19,7 @@ from env_server.data.loading import load_dataset
 from env_server.dataset import Dataset, Split
 from inference.engine import Sampling
 from inference.vllm.engine import VLLMEngine, VLLMSettings
+from inference.vllm.pressure import PressureGauge
 from inference.weights.disk import DiskTransport
 from inference.weights.gather import full_weights
 from inference.weights.probe import token_logprobs
@@ -81,8 +82,13 @@ class Playing:
         self._dataset = dataset
         self._environments = LocalEnvironments(dataset, threads=1)
         chat = ChatFormat(tokenizer)
+        self.gauge = PressureGauge()
         self.engine = VLLMEngine(
-            urls, stop_ids=chat.stop_ids, vocab_size=self.model.config.vocab_size, settings=settings
+            urls,
+            stop_ids=chat.stop_ids,
+            vocab_size=self.model.config.vocab_size,
+            settings=settings,
+            pressure=self.gauge,
         )
         accelerator = Accelerator(cpu=True)
         self.pusher = WeightPusher(
@@ -162,7 +168,7 @@ def test_servers_tell_how_hard_they_are_pressed(playing: Callable[..., Playing],
     player = playing(servers, replace(PATIENT, health_interval_s=0.05))
     player.pusher.push(1)
     player.play()
-    pressure = player.engine.pressure.take()
+    pressure = player.gauge.take()
     assert pressure is not None
     assert 0 < pressure.kv_cache <= 1
     assert pressure.preemptions == 0

@@ -35,6 +35,7 @@ from inference.launch.plan import WeightSyncMode
 from inference.vllm.addresses import every_server
 from inference.vllm.engine import VLLMEngine, VLLMSettings
 from inference.vllm.fleet import split_urls
+from inference.vllm.pressure import PressureGauge
 from inference.weights.device import DeviceTransport
 from inference.weights.device_facts import (
     Sender,
@@ -124,8 +125,8 @@ class VLLMPolicy:
 class LogPressure(TrainerCallback):  # type: ignore[misc]  # transformers carries no types
     """Adds what the servers said of themselves in each step to TRL's metrics, where anybody looked."""
 
-    def __init__(self, engine: VLLMEngine, trainer: GRPOTrainer) -> None:
-        self._gauge = engine.pressure
+    def __init__(self, gauge: PressureGauge, trainer: GRPOTrainer) -> None:
+        self._gauge = gauge
         self._trainer = trainer
 
     def on_step_begin(
@@ -236,12 +237,15 @@ def vllm_policy(setup: RolloutSetup, say: Callable[[str], None]) -> VLLMPolicy:
     trainer, chat, arguments, ranks = setup.trainer, setup.chat, setup.arguments, setup.ranks
     grpo = trainer.args
     urls = every_server(server_urls(grpo))
+    # The main rank's metrics are those that are logged. Many ranks that asked would keep a server's front end busy.
+    gauge = PressureGauge() if ranks.is_main else None
     engine = VLLMEngine(
         urls,
         stop_ids=chat.stop_ids,
         vocab_size=trainer.model.config.get_text_config(decoder=True).vocab_size,
         max_context=setup.settings.budget.max_context,
         settings=VLLMSettings(server_timeout_s=grpo.vllm_server_timeout),
+        pressure=gauge,
     )
     accelerator = trainer.accelerator
 
@@ -267,7 +271,8 @@ def vllm_policy(setup: RolloutSetup, say: Callable[[str], None]) -> VLLMPolicy:
         has_weights=ranks.is_main or accelerator.distributed_type is not DistributedType.FSDP,
     )
     engine.restore_with(pusher.restore)
-    trainer.add_callback(LogPressure(engine, trainer))
+    if gauge is not None:
+        trainer.add_callback(LogPressure(gauge, trainer))
     return VLLMPolicy(engine, pusher, trainer)
 
 

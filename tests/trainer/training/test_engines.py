@@ -11,7 +11,7 @@ import pytest
 from transformers import TrainerControl, TrainerState
 from trl import GRPOConfig, ModelConfig
 
-from inference.vllm.engine import VLLMEngine
+from inference.vllm.pressure import PressureGauge
 from trainer.config import ConfigError, SQLEnvArguments
 from trainer.training.engines import LogPressure, check_vllm_flags, server_urls
 
@@ -47,16 +47,16 @@ def test_what_works_is_not_refused(grpo: GRPOConfig) -> None:
 
 
 def test_what_servers_said_in_a_step_is_logged_with_it(grpo: GRPOConfig) -> None:
-    engine = VLLMEngine(["http://127.0.0.1:9"], stop_ids=[1], vocab_size=10)
+    gauge = PressureGauge()
     metrics: dict[str, list[float]] = defaultdict(list)
     trainer: Any = SimpleNamespace(_metrics={"train": metrics})
-    log = LogPressure(engine, trainer)
+    log = LogPressure(gauge, trainer)
 
     def look(waiting: int, queries: int) -> None:
         names = ("num_requests_waiting", "kv_cache_usage_perc", "num_preemptions_total")
         texts = [f'vllm:{name}{{engine="0"}} {waiting}' for name in names]
         texts += [f'vllm:prefix_cache_{name}_total{{engine="0"}} {queries}' for name in ("queries", "hits")]
-        engine.pressure.add("a", "\n".join(texts))
+        gauge.add("a", "\n".join(texts))
 
     look(waiting=9, queries=0)
     log.on_step_begin(grpo, TrainerState(), TrainerControl())
