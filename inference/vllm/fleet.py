@@ -5,7 +5,8 @@ a pause that doubles, and becomes ready only when somebody who brought it to the
 
 Promises:
 - A request goes to a ready replica or to none.
-- An episode stays where its prefix is cached as long as that replica is ready; a new one goes where least is in flight.
+- An episode stays where its prefix is cached as long as that replica is ready; a new one goes where least is in flight,
+  at random among equals: ranks with fewer episodes than there are replicas would all take the first ones.
 - Nobody is asked in a tight loop, and not all at the same moment: pauses have jitter.
 """
 
@@ -83,7 +84,7 @@ class Fleet:
         """Return who gets a request; None when nobody may."""
         if preferred is not None and preferred.is_ready:
             return preferred
-        return min(self.ready, key=lambda replica: replica.in_flight, default=None)
+        return min(self.ready, key=lambda replica: (replica.in_flight, self.chance.random()), default=None)
 
     def joined(self, replica: Replica, version: int, fingerprint: str | None) -> bool:
         """Note that a replica holds the weights of `version`. Returns whether it was away before."""

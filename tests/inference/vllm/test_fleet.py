@@ -23,8 +23,8 @@ def fleet() -> Fleet:
 
 
 def test_an_episode_stays_where_it_is(fleet: Fleet) -> None:
-    one, two, _ = fleet.replicas
-    two.in_flight = 50
+    one, two, three = fleet.replicas
+    two.in_flight = three.in_flight = 50
     assert fleet.choose(two) is two
     assert fleet.choose() is one
 
@@ -35,6 +35,23 @@ def test_new_episodes_go_where_least_is_in_flight(fleet: Fleet) -> None:
         assert chosen is not None
         chosen.in_flight += 1
     assert [replica.in_flight for replica in fleet.replicas] == [10, 10, 10]
+
+
+def test_ranks_that_know_nothing_of_each_other_use_all_replicas() -> None:
+    begun = [0] * 100
+    for rank in range(50):
+        fleet = Fleet.of(f"http://host-{number}:1" for number in range(len(begun)))
+        fleet.chance = random.Random(rank)
+        for replica in fleet.replicas:
+            fleet.joined(replica, 1, None)
+        for _ in range(20):
+            chosen = fleet.choose()
+            assert chosen is not None
+            chosen.in_flight += 1
+        for number, replica in enumerate(fleet.replicas):
+            begun[number] += replica.in_flight
+    assert sum(begun) == 1_000
+    assert 1 <= min(begun) <= max(begun) <= 25, "ten each, give or take"
 
 
 def test_an_episode_moves_when_its_replica_is_lost_and_nobody_is_chosen_when_all_are(fleet: Fleet) -> None:
