@@ -21,12 +21,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 
 from env_server.dataset import Question
 from env_server.errors import SQLEnvError
+from env_server.open_files import allow_open_files
 from env_server.types import ActionType, SQLAction, SQLObservation
 from inference.engine import Completion, ContextOverflowError, Engine, EngineError, Sampling, Session
 from trainer.chat.format import ChatFormat
@@ -39,6 +41,11 @@ from trainer.rollout.timings import Stopwatch, Wait
 from trainer.rollout.trace import Trace
 from trainer.rollout.transcript import TokenBudget, Transcript, masked_row
 from trainer.rollout.turns import generate_turn
+
+logger = logging.getLogger(__name__)
+
+SOCKETS = 2
+"""Of an episode in flight: a session, and a request to an inference server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +181,15 @@ class RolloutClient:
         self._trace = trace
         self._loop: asyncio.AbstractEventLoop | None = None
         self._free = asyncio.Semaphore(settings.max_concurrency)
+        needed = SOCKETS * settings.max_concurrency
+        if (allowed := allow_open_files(needed)) < needed:
+            logger.warning(
+                "--max_concurrency %d may need %d sockets, and this process may have %d: raise its limit of open "
+                "files (ulimit -Hn), or lower --max_concurrency",
+                settings.max_concurrency,
+                needed,
+                allowed,
+            )
 
     @property
     def max_failure_share(self) -> float:

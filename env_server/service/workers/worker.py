@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import resource
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
@@ -25,6 +24,7 @@ import uvicorn
 import uvloop
 
 from env_server.errors import SQLEnvError
+from env_server.open_files import allow_open_files
 from env_server.service.capacity import Capacity
 from env_server.service.http_protocol import DeadlineProtocol
 from env_server.service.logs import log, log_loop_errors
@@ -36,8 +36,6 @@ CLOSE_S = 5.0
 """What open connections get after the drain to finish a reply."""
 DRAIN_MARGIN_S = 5.0
 """What the application's drain gets beyond the grace period to close sessions in."""
-SPARE_FILES = 256
-"""Files that a worker has open besides connections."""
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -187,11 +185,8 @@ def _orphaned(loop: asyncio.AbstractEventLoop, lifeline: int, server: ServiceSer
 
 
 def _allow_files(settings: ServiceSettings) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = settings.max_sessions + settings.queue_size + SPARE_FILES
-    allowed = hard if hard != resource.RLIM_INFINITY else max(soft, 2 * needed)
-    wanted = min(allowed, max(soft, 2 * needed))
-    if wanted > soft:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    if wanted < needed:
-        log(logging.WARNING, "too_few_files", limit=wanted, needed=needed, fix="ulimit -n, or fewer --max_sessions")
+    needed = settings.max_sessions + settings.queue_size
+    # Twice: a session that ends has its socket until both sides have said so.
+    allowed = allow_open_files(2 * needed)
+    if allowed < needed:
+        log(logging.WARNING, "too_few_files", limit=allowed, needed=needed, fix="ulimit -n, or fewer --max_sessions")
