@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -95,15 +94,20 @@ class Playing:
             lambda: self.model,
             self.engine,
             DiskTransport(lambda: full_weights(self.model, accelerator), folder / "weights"),
-            partial(token_logprobs, self.model),
+            self._logprobs,
             chat.renderer.prompt_ids([{"role": "user", "content": "Which tables are there?"}]),
         )
+        self.compared = 0
         self.engine.restore_with(self.pusher.restore)
         budget = TokenBudget(1_024, 2_048, 64)
         self._client = RolloutClient(
             self.engine, self._environments, chat, RolloutSettings(budget, max_concurrency=EPISODES)
         )
         self.finished = 0
+
+    def _logprobs(self, prompt_ids: Sequence[int], token_ids: Sequence[int], temperature: float) -> torch.Tensor:
+        self.compared += 1
+        return token_logprobs(self.model, prompt_ids, token_ids, temperature)
 
     def play(self, episodes: int = EPISODES) -> list[Episode]:
         self.finished = 0
@@ -162,6 +166,19 @@ def all_whole(playing: Playing, episodes: list[Episode]) -> bool:
     return len(episodes) == EPISODES and all(
         each.outcome is not Outcome.FAILED and playing.is_whole(each) for each in episodes
     )
+
+
+def test_servers_that_are_alike_cost_one_comparison(playing: Callable[..., Playing], servers: list[VLLMHandle]) -> None:
+    player = playing(servers, PATIENT)
+    player.pusher.push(1)
+    player.compared = 0
+    player.pusher.push(2)
+    assert len(servers) > 1
+    assert player.compared == 1, "they draw the same tokens from the same weights"
+    for parameter in player.model.parameters():
+        parameter.data.mul_(0.99)
+    player.pusher.push(3)
+    assert player.compared == 2, "other weights are compared anew"
 
 
 def test_servers_tell_how_hard_they_are_pressed(playing: Callable[..., Playing], servers: list[VLLMHandle]) -> None:
