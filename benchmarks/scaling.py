@@ -8,7 +8,8 @@ had to wait for a disk: on a machine of few processors that is what makes the se
 that they share with everything else. A server has --sessions places, so that there are as many episodes in flight as
 places. The simulation is that of `sqlenv simulate`, with calls as long and engine and client the same. Prints one JSON
 line: turns a second at each number of servers, measured and simulated, what a turn costs the client's event loop, its
-sockets included, and `ratio`, the least gain of a doubling.
+sockets included, and `ratio`, the least gain of a doubling. One server with many --sessions shows where the client
+itself is full.
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ def main() -> None:
             }
     rates = [found[servers]["turns_per_s"] for servers in args.servers]
     gains = [later / earlier for earlier, later in pairwise(rates)]
-    print(json.dumps({"benchmark": "scaling", "ratio": min(gains), "gains": gains, "servers": found}))
+    print(json.dumps({"benchmark": "scaling", "ratio": min(gains, default=None), "gains": gains, "servers": found}))
 
 
 if __name__ == "__main__":

@@ -87,6 +87,14 @@ def test_an_evaluation_is_the_runs_own(
     assert "the run had" not in said
 
 
+def test_an_evaluation_keeps_the_context_that_the_model_allows(base: Path, tmp_path: Path) -> None:
+    evaluate(base, tmp_path / "e.jsonl", "--episodes", "1", "--step_budget", "2")
+    (about,) = tmp_path.glob("*.evaluation.json")
+    settings = json.loads(about.read_text(encoding="utf-8"))["settings"]
+    allowed = json.loads((base / "config.json").read_text(encoding="utf-8"))["max_position_embeddings"]
+    assert settings["max_context_length"] == allowed, "as training saves it: the same play compares as the same"
+
+
 def test_a_flag_that_differs_is_said_and_obeyed(
     run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

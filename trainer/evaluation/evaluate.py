@@ -214,7 +214,9 @@ def run(argv: Sequence[str]) -> int:
         if args.policy in SCRIPTED:
             episodes = play_scripted(args.policy, environments, questions, chosen.answer_mode, chosen.seed, advance)
         else:
-            episodes = _play_policy(args, chosen, environments, questions, examples, baseline, advance)
+            episodes, room = _play_policy(args, chosen, environments, questions, examples, baseline, advance)
+            # As training saves it: what the model allows, where nothing was said.
+            chosen = replace(chosen, max_context_length=room.max_context)
     records = [record(episode) for episode in episodes]
     summary = summarize(records, excluded_by_reason(dataset))
     rows = [(args.policy, summary)]
@@ -297,7 +299,8 @@ def _play_policy(
     examples: Examples,
     baseline: TextToSQL | None,
     advance: Callable[[Episode], None],
-) -> list[Episode]:
+) -> tuple[list[Episode], TokenBudget]:
+    """Play with a model; return the episodes, and the room that each had."""
     from trainer.policy.loading import load_policy
     from trainer.policy.served import ServedPolicy
 
@@ -319,9 +322,10 @@ def _play_policy(
         model, tokenizer = load_policy(args.policy, trust_remote_code=args.trust_remote_code)
         chat = chat_of(tokenizer)
         room = settings(model.config.max_position_embeddings, chat)
-        return play_model(model, tokenizer, environments, questions, room, chosen.seed, advance, chat, baseline)
+        played = play_model(model, tokenizer, environments, questions, room, chosen.seed, advance, chat, baseline)
+        return played, room.budget
     served = ServedPolicy.load(args.policy, trust_remote_code=args.trust_remote_code)
     chat = chat_of(served.tokenizer)
     engine = served.engine(args.vllm_server_base_url or VLLM_URL, chat)
     room = settings(served.context, chat)
-    return play_on(engine, chat, environments, questions, room, chosen.seed, advance, baseline)
+    return play_on(engine, chat, environments, questions, room, chosen.seed, advance, baseline), room.budget
