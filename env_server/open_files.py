@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import resource
+import sys
 
 SPARE_FILES = 256
-"""Beside what is counted: libraries, logs, databases."""
+"""What a process has open besides the connections that it counts: libraries, logs, databases."""
 
 
 def allow_open_files(needed: int) -> int:
-    """Let this process have `needed` files open and SPARE_FILES more, as far as it may decide that itself.
+    """Let this process have `needed` files open, as far as it may decide that itself; return how many it may have."""
+    soft, hard = (sys.maxsize if limit == resource.RLIM_INFINITY else limit for limit in _limits())
+    allowed = max(soft, min(needed, hard))
+    if allowed > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, _limits()[1]))
+    return allowed
 
-    Returns how many of `needed` it may have.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = needed + SPARE_FILES
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return needed if soft == resource.RLIM_INFINITY else max(0, min(needed, soft - SPARE_FILES))
+
+def _limits() -> tuple[int, int]:
+    return resource.getrlimit(resource.RLIMIT_NOFILE)

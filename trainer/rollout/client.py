@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 
 from env_server.dataset import Question
 from env_server.errors import SQLEnvError
-from env_server.open_files import allow_open_files
+from env_server.open_files import SPARE_FILES, allow_open_files
 from env_server.types import ActionType, SQLAction, SQLObservation
 from inference.engine import Completion, ContextOverflowError, Engine, EngineError, Sampling, Session
 from trainer.chat.format import ChatFormat
@@ -181,11 +181,11 @@ class RolloutClient:
         self._trace = trace
         self._loop: asyncio.AbstractEventLoop | None = None
         self._free = asyncio.Semaphore(settings.max_concurrency)
-        needed = SOCKETS * settings.max_concurrency
+        needed = SOCKETS * settings.max_concurrency + SPARE_FILES
         if (allowed := allow_open_files(needed)) < needed:
             logger.warning(
-                "--max_concurrency %d may need %d sockets, and this process may have %d: raise its limit of open "
-                "files (ulimit -Hn), or lower --max_concurrency",
+                "--max_concurrency %d may need %d open files, and this process may have %d: raise its limit (ulimit "
+                "-Hn), or lower --max_concurrency",
                 settings.max_concurrency,
                 needed,
                 allowed,

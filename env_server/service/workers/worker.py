@@ -24,7 +24,7 @@ import uvicorn
 import uvloop
 
 from env_server.errors import SQLEnvError
-from env_server.open_files import allow_open_files
+from env_server.open_files import SPARE_FILES, allow_open_files
 from env_server.service.capacity import Capacity
 from env_server.service.http_protocol import DeadlineProtocol
 from env_server.service.logs import log, log_loop_errors
@@ -185,7 +185,7 @@ def _orphaned(loop: asyncio.AbstractEventLoop, lifeline: int, server: ServiceSer
 
 
 def _allow_files(settings: ServiceSettings) -> None:
-    needed = settings.max_sessions + settings.queue_size
+    needed = settings.max_sessions + settings.queue_size + SPARE_FILES
     # Twice: a session that ends has its socket until both sides have said so.
     allowed = allow_open_files(2 * needed)
     if allowed < needed:
