@@ -198,7 +198,7 @@ class Training:
             client = RolloutClient(policy.engine, environments, chat, settings, trace)
 
             def keep(step: int, episodes: Sequence[Episode]) -> None:
-                # Each rank makes the lines of its own: the main one would take longer over all than a step takes.
+                # Each rank makes the lines of its own: the main one alone would be the slower the more ranks there are.
                 for lines in self._ranks.gather_on_main(episode_lines(step, episodes)):
                     if log is not None:
                         log.write_episodes(lines)

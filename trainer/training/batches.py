@@ -355,11 +355,13 @@ class Batches:
         rows, others = (summaries(episodes, self._rewards) for episodes in (played.rows, played.others))
         if played.groups is None:
             return BatchSummary(rows, others)
+        # The same objects, so that they are sent once.
+        known = dict(zip(map(id, (*played.rows, *played.others)), (*rows, *others), strict=True))
         first: list[EpisodeGroup] = []
         later: list[EpisodeGroup] = []
         for group in (*played.groups.kept, *played.groups.replaced):
             drawn_first = group.number < self._shape.rows // self._shape.generations
-            (first if drawn_first else later).append(summaries(group.episodes, self._rewards))
+            (first if drawn_first else later).append([known[id(episode)] for episode in group.episodes])
         return BatchSummary(rows, others, first, later, len(played.groups.replaced))
 
 
