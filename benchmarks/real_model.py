@@ -53,10 +53,10 @@ WIDTH = 120
 SERVER_START_S = 900.0
 """A large checkpoint on a busy machine."""
 ESTIMATES = """\
-What a phase takes with SmolLM2-135M on two CPU cores, estimated and not measured as a whole: evaluations of 330
-questions on vLLM about 4 minutes each, text-to-SQL more, since schemas are long; warm-up on 1,590 episodes 25 to 30
-(450 tokens a second); GRPO --grpo_minutes (about 2 a step of 64 episodes); the control as long again; each of six
-servers about 1 to start. With --grpo_minutes 60 that is about three hours, with 75 three and a half.
+What a phase takes with SmolLM2-135M on two CPU cores without AMX: evaluations of a trained policy, 330 questions on
+vLLM, 3 to 5 minutes; of the model as it comes half an hour or more, for it talks until its tokens are used up (an
+estimate, as is that text-to-SQL takes longer than the first); warm-up 30; GRPO --grpo_minutes, at 90 s a step; the
+control as long again; each of six servers about 1 to start.
 """
 
 
