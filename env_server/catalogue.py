@@ -20,10 +20,10 @@ from hashlib import sha256
 from pathlib import Path
 
 import apsw
-from pydantic import BaseModel
 
 from env_server.cache import CACHE_VARIABLE
 from env_server.errors import DataError
+from env_server.settings import DisplaySettings, SandboxSettings
 
 VERSION = 1
 """Of what facts mean: another one where curation, schemas or fingerprints come out differently."""
@@ -42,10 +42,9 @@ _FORGET = "DELETE FROM facts WHERE day < ?"
 _LOG = logging.getLogger(__name__)
 
 
-def fact_key(kind: str, *settings: BaseModel | str) -> str:
+def fact_key(kind: str, *settings: SandboxSettings | DisplaySettings | str) -> str:
     """Return a key that is another one when any of the settings is."""
-    texts = [each if isinstance(each, str) else each.model_dump_json() for each in settings]
-    return f"{kind} {sha256(repr(texts).encode()).hexdigest()[:16]}"
+    return f"{kind} {sha256(repr(settings).encode()).hexdigest()[:16]}"
 
 
 class Catalogue:

@@ -30,13 +30,6 @@ class AnswerMode(StrEnum):
     SQL = "sql"
 
 
-class SQLRule(StrEnum):
-    """How the rows of a submitted query are compared with the gold's: as Spider's evaluation does, or as BIRD's."""
-
-    SPIDER = "spider"
-    BIRD = "bird"
-
-
 class Verdict(StrEnum):
     """How an episode ended, as the last observation's metadata tells it."""
 

@@ -174,6 +174,15 @@ def test_the_client_needs_nothing_of_the_server() -> None:
     assert not loaded & {"apsw", "sqlglot", "fastapi", "uvicorn", "prometheus_client"}
 
 
+def test_a_query_process_holds_no_more_than_it_uses() -> None:
+    loaded = loaded_by(
+        "import sys, env_server.service.execution.query_process as _; "
+        'print(*{name.partition(".")[0] for name in sys.modules})'
+    )
+    assert {"env_server", "apsw"} <= loaded
+    assert not loaded & {"pydantic", "sqlglot", "fastapi", "asyncio"}, "a server has several of these processes"
+
+
 def test_trainer_imports_both() -> None:
     assert {"env_server", "inference"} <= set().union(*imported_in_source("trainer").values())
 

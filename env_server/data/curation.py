@@ -136,7 +136,7 @@ def _shown_whole(result: QueryResult, display: DisplaySettings) -> bool:
     width = len(result.columns)
     nameless = replace(result, columns=("",) * width)
     size = sum(len(str(value)) for row in result.rows for value in row)
-    unbounded = display.model_copy(update={"max_chars": 10 * size + 1_000_000, "max_cell_chars": 10 * size + 1_000})
+    unbounded = replace(display, max_chars=10 * size + 1_000_000, max_cell_chars=10 * size + 1_000)
     return width <= MAX_COLUMNS and format_result(nameless, display) == format_result(nameless, unbounded)
 
 

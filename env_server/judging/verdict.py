@@ -49,8 +49,8 @@ from env_server.dataset import Gold, Row, SQLValue
 from env_server.judging.answers import NULL_WORDS, Cell, format_answer, normalize_text, parse_answer
 from env_server.judging.tables import TooCostlyError, Work, same_table
 from env_server.judging.typed_tables import stands_for
+from env_server.settings import SQLRule
 from env_server.sql.display import shortened
-from env_server.types import SQLRule
 
 _RELATIVE_TOLERANCE = Decimal("0.01")
 _ROUNDING_NOISE = Decimal("1e-9")

@@ -19,12 +19,11 @@ from env_server.errors import SQLError
 from env_server.jobs import QueryJob
 from env_server.judging.submissions import submitted_query
 from env_server.judging.verdict import Judgement, judge_rows
-from env_server.settings import JudgingSettings, SandboxSettings
+from env_server.settings import JudgingSettings, SandboxSettings, SQLRule
 from env_server.sql.pool import Databases, run_query
 from env_server.sql.sandbox import QueryResult
 from env_server.test_suites.store import Suites
 from env_server.test_suites.suite import Variant
-from env_server.types import SQLRule
 
 BIRD_ROWS = 20_000
 """Rows of the largest result that is compared under BIRD's rule, which lets a query repeat rows."""

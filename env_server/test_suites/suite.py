@@ -27,7 +27,7 @@ from sqlglot import exp
 from env_server.dataset import Gold, Row
 from env_server.errors import SQLError
 from env_server.judging.verdict import judge_rows
-from env_server.settings import SandboxSettings
+from env_server.settings import SandboxSettings, SQLRule
 from env_server.sql.hardness import orders_at_top_level
 from env_server.sql.sandbox import Sandbox
 from env_server.sql.schema import Schema, quote_identifier
@@ -38,7 +38,6 @@ from env_server.test_suites.generation import AIMED_STYLES, CLOSE_STYLES, STYLES
 from env_server.test_suites.images import MAX_RESULT_ROWS, ImageBuilder, opened, run
 from env_server.test_suites.mutants import mutants
 from env_server.test_suites.selection import KILLS_WANTED, choose
-from env_server.types import SQLRule
 
 SUITE_VERSION = 8
 """Counts up when the same question would get another suite."""

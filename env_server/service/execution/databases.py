@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -108,12 +109,11 @@ class ServiceDatabases:
         self._pool = DatabasePool(databases, sandbox, max_idle=1, catalogue=catalogue)
         self._paths = dict(databases)
         self._display = settings.display
-        self._trial = sandbox.model_copy(
-            update={
-                "vm_steps": min(TRIAL_STEPS, sandbox.vm_steps),
-                "deadline_s": TRIAL_S,
-                "value_bytes": min(TRIAL_VALUE_BYTES, sandbox.value_bytes),
-            }
+        self._trial = replace(
+            sandbox,
+            vm_steps=min(TRIAL_STEPS, sandbox.vm_steps),
+            deadline_s=TRIAL_S,
+            value_bytes=min(TRIAL_VALUE_BYTES, sandbox.value_bytes),
         )
         self._open: LRUCache[str, Sandbox] = LRUCache(MAX_IDLE)
         self._small: dict[str, bool] = {}

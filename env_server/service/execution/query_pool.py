@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -72,15 +73,16 @@ class QueryPool:
     ) -> None:
         files, sandbox = dict(databases), settings.sandbox
         judging = settings.judging if answer_mode is AnswerMode.SQL else None
-        bounds = {
-            "vm_steps": min(MEDIUM_VM_STEPS, sandbox.vm_steps),
-            "deadline_s": min(MEDIUM_DEADLINE_S, sandbox.deadline_s),
-            "value_bytes": min(MEDIUM_VALUE_BYTES, sandbox.value_bytes),
-        }
-        medium = ProcessSetup(files, sandbox.model_copy(update=bounds), trial=True, judging=judging)
+        bounded = replace(
+            sandbox,
+            vm_steps=min(MEDIUM_VM_STEPS, sandbox.vm_steps),
+            deadline_s=min(MEDIUM_DEADLINE_S, sandbox.deadline_s),
+            value_bytes=min(MEDIUM_VALUE_BYTES, sandbox.value_bytes),
+        )
+        medium = ProcessSetup(files, bounded, trial=True, judging=judging)
         kept = sizes[0] // 2
         slots = [Slot(KEPT_NICENESS, kept=True)] * kept + [Slot(NICENESS)] * (sizes[0] - kept)
-        self._medium = QueryQueue("medium", medium, slots, CROWDED * bounds["deadline_s"])
+        self._medium = QueryQueue("medium", medium, slots, CROWDED * bounded.deadline_s)
         slow = ProcessSetup(files, sandbox, judging=judging)
         self._slow = QueryQueue("slow", slow, [Slot(SLOW_NICENESS)] * sizes[1], CROWDED * sandbox.deadline_s)
         self._queues = [self._medium, self._slow]

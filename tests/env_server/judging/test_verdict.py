@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from env_server.dataset import Gold, Row, SQLValue
 from env_server.judging.answers import format_answer, normalize_text
 from env_server.judging.verdict import floats_agree, judge_rows, judge_value
-from env_server.types import SQLRule
+from env_server.settings import SQLRule
 
 
 def gold(*rows: Row, ordered: bool = False) -> Gold:

@@ -24,10 +24,9 @@ from env_server.dataset import Gold, Row, SQLValue
 from env_server.errors import SQLError
 from env_server.judging.submissions import submitted_query
 from env_server.judging.verdict import judge_rows
-from env_server.settings import SandboxSettings
+from env_server.settings import SandboxSettings, SQLRule
 from env_server.sql.hardness import orders_at_top_level
 from env_server.sql.sandbox import Sandbox
-from env_server.types import SQLRule
 
 MAX_REFERENCE_WIDTH = 6
 FETCHED_ROWS = 100_000

@@ -12,7 +12,31 @@ from hypothesis import strategies as st
 from env_server.errors import UnknownTableError
 from env_server.settings import SandboxSettings
 from env_server.sql.sandbox import Sandbox
-from env_server.sql.schema import Column, ForeignKey, Schema, Table, quote_identifier, read_schema, unquoted
+from env_server.sql.schema import (
+    Column,
+    ForeignKey,
+    Schema,
+    Table,
+    quote_identifier,
+    read_schema,
+    schema_from_json,
+    schema_to_json,
+    unquoted,
+)
+
+NAMES = st.text(max_size=5)
+COLUMNS = st.builds(Column, NAMES, NAMES, st.booleans(), st.booleans())
+NAME_LISTS = st.lists(NAMES, max_size=2).map(tuple)
+KEYS = st.builds(ForeignKey, NAME_LISTS, NAMES, NAME_LISTS)
+TABLES = st.builds(
+    Table,
+    NAMES,
+    st.lists(COLUMNS, max_size=3).map(tuple),
+    st.lists(KEYS, max_size=2).map(tuple),
+    st.none() | st.integers(0, 2**60),
+    st.booleans(),
+    st.booleans(),
+)
 
 
 def schema_of(path: Path, script: str, settings: SandboxSettings | None = None) -> Schema:
@@ -160,3 +184,14 @@ def test_any_argument_finds_a_table_or_says_that_there_is_none(argument: str) ->
     except UnknownTableError as error:
         name = error.name
     assert len(name) <= 80
+
+
+@given(st.lists(TABLES, max_size=3).map(tuple).map(Schema))
+def test_a_schema_is_the_same_when_it_was_written_and_read(schema: Schema) -> None:
+    assert schema_from_json(schema_to_json(schema)) == schema
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"tables": [{}]}', '{"tables": [{"name": "pets"}]}'])
+def test_what_is_no_schema_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="not a schema"):
+        schema_from_json(text)

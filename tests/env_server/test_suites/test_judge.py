@@ -11,11 +11,11 @@ from env_server.data.loading import load_dataset
 from env_server.dataset import Dataset
 from env_server.environment import SQLEnvironment
 from env_server.factory import EnvironmentFactory
-from env_server.settings import EnvSettings, JudgingSettings, SandboxSettings
+from env_server.settings import EnvSettings, JudgingSettings, SandboxSettings, SQLRule
 from env_server.sql.pool import DatabasePool
 from env_server.test_suites.judge import SQLJudge
 from env_server.test_suites.store import Suites
-from env_server.types import AnswerMode, SQLAction, SQLRule
+from env_server.types import AnswerMode, SQLAction
 
 LUCKY = "SELECT 2"
 """The number of cats, by luck."""

@@ -10,7 +10,7 @@ import pytest
 
 from env_server.dataset import Gold, Row
 from env_server.judging.verdict import judge_rows
-from env_server.settings import SandboxSettings
+from env_server.settings import SandboxSettings, SQLRule
 from env_server.sql.hardness import orders_at_top_level
 from env_server.sql.sandbox import Sandbox
 from env_server.test_suites.suite import (
@@ -23,7 +23,6 @@ from env_server.test_suites.suite import (
     Variant,
     as_variant,
 )
-from env_server.types import SQLRule
 from tests.env_server.test_suites.databases import database, profile_of
 
 SHOP = """
