@@ -119,13 +119,17 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where vLLM will run: its interpreter, where that looks for modules, what its vLLM is built for, its GPUs."""
+    """Where vLLM will run: its interpreter, where that looks for modules, what its vLLM is built for, its GPUs.
+
+    `threads`: OMP_NUM_THREADS of whoever starts it, "" where it is not set.
+    """
 
     python: str
     python_path: tuple[str, ...]
     built_for: Device
     gpus: tuple[str, ...] = ()
     cores: int = 1
+    threads: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +344,7 @@ def _environment(settings: LaunchSettings, model: ModelFacts, machine: Machine, 
         found["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         # One core is left to the API server and the trainer: threads that wait for each other spin, and starve where
         # another process has their core.
-        found["OMP_NUM_THREADS"] = str(max(1, (machine.cores - 1) // settings.replicas))
+        found["OMP_NUM_THREADS"] = machine.threads or str(max(1, (machine.cores - 1) // settings.replicas))
         # A helper of vLLM's sampler is compiled even with --enforce-eager; where there is no C++ compiler, as in slim
         # images, the first request would kill the engine.
         found["TORCH_COMPILE_DISABLE"] = "1"

@@ -116,6 +116,7 @@ def see_machine(python: str, environment: Mapping[str, str]) -> Machine:
         built_for=built_for,
         gpus=_visible_gpus(environment) if built_for is Device.CUDA else (),
         cores=len(os.sched_getaffinity(0)),
+        threads=environment.get("OMP_NUM_THREADS", ""),
     )
 
 

@@ -81,6 +81,8 @@ def test_a_cpu_replica_compiles_nothing_is_unpinned_and_has_its_share_of_the_cor
         assert replica.environment["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
         assert replica.environment["TORCH_COMPILE_DISABLE"] == "1"
     assert one(LaunchSettings("m")).environment["OMP_NUM_THREADS"] == "3"
+    told = replace(ON_CPU, threads="4")
+    assert one(LaunchSettings("m"), machine=told).environment["OMP_NUM_THREADS"] == "4", "the user has the last word"
 
 
 @pytest.mark.parametrize(
