@@ -24,10 +24,10 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar, cast
+from typing import TypeVar, cast
 
 import httpx
 import torch
@@ -38,9 +38,10 @@ from inference.vllm.api import ReplicaUnavailableError, VLLMServer
 from inference.vllm.engine import EngineUnavailableError, VLLMEngine
 from inference.vllm.fleet import Replica
 from inference.weights.gather import is_shared_out
-from inference.weights.perturb import PerturbError, perturbed
+from inference.weights.perturb import Perturbation, PerturbError, perturbed
 from inference.weights.probe import gap
 from inference.weights.proof import HARMLESS, PROBE_TEMPERATURE, PROOF_TOKENS, Evidence, Logprobs, Prover, Sample
+from inference.weights.ranks import Loop, OneRank, OwnLoop, Ranks
 from inference.weights.transport import Pause, Transport, WeightSyncError
 
 logger = logging.getLogger(__name__)
@@ -53,49 +54,6 @@ LOOK_S = 0.5
 """Between two looks for a server, when there is none."""
 NOISE_MARGIN = 5.0
 """How many times the noise of the start later samples may show: they are shorter, and single tokens stand out."""
-
-
-class Ranks(Protocol):
-    """The processes that train together."""
-
-    @property
-    def is_main(self) -> bool:
-        """Whether this is the one that speaks to servers."""
-
-    def broadcast(self, value: T) -> T:
-        """Return the main process's value, on every rank."""
-
-
-class OneRank:
-    """A single process."""
-
-    is_main = True
-
-    def broadcast(self, value: T) -> T:
-        """Return the value."""
-        return value
-
-
-class Loop(Protocol):
-    """The event loop that requests are made on, seen from the thread that trains."""
-
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run the coroutine there and wait for it."""
-
-    def caller_waits(self) -> AbstractContextManager[bool]:
-        """Tell whether that thread waits in `run`, so that the model is at rest; it does until the block ends."""
-
-
-class OwnLoop:
-    """A loop for each coroutine, in the calling thread."""
-
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run the coroutine."""
-        return asyncio.run(coroutine)
-
-    def caller_waits(self) -> AbstractContextManager[bool]:
-        """It always does: it is the caller that runs the coroutine."""
-        return nullcontext(True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +167,8 @@ class WeightPusher:
                 samples = self._push(version, "perturbed")
                 found = self._agreed(
                     lambda: [
-                        self._blaming(sample, lambda one: prover.examine(one, noise, changes)) for sample in samples
+                        self._blaming(sample, lambda one: self._examine(prover, one, noise, changes))
+                        for sample in samples
                     ]
                 )
         except PerturbError as error:
@@ -221,6 +180,22 @@ class WeightPusher:
             noise = max(noise, *(one.with_changes for one in found))
         self._probe_tokens = PROBE_TOKENS
         self._bound = max(HARMLESS, NOISE_MARGIN * noise)
+
+    def _examine(self, prover: Prover, sample: Sample, noise: float, changes: Perturbation) -> Evidence:
+        found = prover.examine(sample, noise, changes)
+        if not found.lacking:
+            return found
+        again = self._loop.run(self._generate_again(sample))
+        return replace(found, lacking=prover.confirmed(again, found.lacking, changes))
+
+    async def _generate_again(self, sample: Sample) -> Sample:
+        """Have a server generate as many tokens as in a sample, others. Raises EngineError."""
+        sampling = Sampling(len(sample.token_ids), PROBE_TEMPERATURE)
+        async with self._engine.client() as client:
+            server = VLLMServer(sample.url, client)
+            server.model = self._model_name
+            done = await server.complete(self._probe, sampling, seed=self._version + 1, stop_ids=())
+        return Sample(sample.url, done.token_ids, done.logprobs)
 
     def _conclude(self, found: Sequence[Evidence]) -> None:
         for evidence in found:
@@ -247,7 +222,7 @@ class WeightPusher:
         if self._ranks.is_main or is_shared_out(self._model()):
             try:
                 value = work()
-            except WeightSyncError as error:
+            except EngineError as error:
                 failure = str(error)
         failure, value = self._ranks.broadcast((failure, value))
         if failure:

@@ -8,8 +8,9 @@ import json
 import random
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from inference.vllm.engine import EngineUnavailableError, VLLMEngine, VLLMSettin
 from inference.weights.disk import DiskTransport
 from inference.weights.gather import full_weights
 from inference.weights.probe import token_logprobs
+from inference.weights.proof import Evidence, Prover
 from inference.weights.push import PushSettings, WeightPusher
 from inference.weights.transport import Pause, Transport, WeightSyncError
 from tests.fork_server import ForkServer
@@ -69,6 +71,7 @@ class Pushing:
         settings: VLLMSettings | None = None,
         pause: Pause = Pause.WAIT,
         timeout_s: float = 60.0,
+        on_proof: Callable[[Sequence[Evidence]], None] = lambda _: None,
     ) -> None:
         accelerator = Accelerator(cpu=True)
         self.model = model
@@ -80,6 +83,7 @@ class Pushing:
             partial(token_logprobs, model),
             tuple(random.Random(1).choices(range(STOP + 1, 1_000), k=16)),
             settings=PushSettings(timeout_s, pause),
+            on_proof=on_proof,
         )
         self.engine.restore_with(self.pusher.restore)
 
@@ -208,6 +212,19 @@ def test_a_server_that_takes_all_tensors_but_one_is_found_out_before_training(
     transport = DiskTransport(all_but_one, tmp_path / "weights")
     with pytest.raises(WeightSyncError, match="logprobs differ"):
         Pushing(model, [server.url], tmp_path, transport=transport).pusher.push(0)
+
+
+def test_a_tensor_that_one_sample_accuses_and_another_does_not_is_not_blamed(
+    model: Qwen3ForCausalLM, server: VLLMHandle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As noise in 16 bits does now and then."""
+    accused, examine = "model.layers.2.post_attention_layernorm.weight", Prover.examine
+    monkeypatch.setattr(Prover, "examine", lambda *args: replace(examine(*args), lacking=(accused,)))
+    found: list[Evidence] = []
+    pushing = Pushing(model, [server.url], tmp_path, on_proof=found.extend)
+    pushing.pusher.push(0)
+    assert [evidence.lacking for evidence in found] == [()]
+    assert pushing.is_exact()
 
 
 def test_a_folder_that_the_server_does_not_see_is_named(

@@ -51,7 +51,8 @@ from inference.weights.gather import adapter_weights, full_weights
 from inference.weights.lora import LoraTransport
 from inference.weights.probe import token_logprobs
 from inference.weights.proof import Evidence
-from inference.weights.push import PushSettings, Ranks, WeightPusher
+from inference.weights.push import PushSettings, WeightPusher
+from inference.weights.ranks import Ranks
 from inference.weights.transport import Transport
 from trainer.chat.format import ChatFormat
 from trainer.config import ConfigError, SQLEnvArguments

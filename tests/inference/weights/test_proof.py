@@ -43,6 +43,7 @@ from tests.logprobs import logprobs_of
 VOCAB = 211
 PROMPT = tuple(random.Random(0).choices(range(VOCAB), k=12))
 TOKENS = tuple(random.Random(1).choices(range(VOCAB), k=PROOF_TOKENS))
+OTHER_TOKENS = tuple(random.Random(2).choices(range(VOCAB), k=PROOF_TOKENS))
 
 
 def policy(layers: int, *, tied: bool = True) -> Qwen2ForCausalLM:
@@ -82,10 +83,10 @@ class Pair:
         with torch.autocast("cpu", torch.bfloat16, enabled=self.half):
             return token_logprobs(self.model, prompt, tokens, temperature)
 
-    def sample(self) -> Sample:
+    def sample(self, tokens: tuple[int, ...] = TOKENS) -> Sample:
         server = copy.deepcopy(self.model).to(torch.bfloat16 if self.half else torch.float64)
         server.config._attn_implementation = "eager"  # type: ignore[union-attr]
-        return Sample("http://server", TOKENS, tuple(logprobs_of(server, PROMPT, TOKENS, PROBE_TEMPERATURE)))
+        return Sample("http://server", tokens, tuple(logprobs_of(server, PROMPT, tokens, PROBE_TEMPERATURE)))
 
     @contextmanager
     def proving(self, trainable_only: bool = False) -> Iterator[tuple[float, Perturbation]]:
@@ -125,9 +126,11 @@ def test_a_tensor_that_stayed_behind_is_found_out(layers: int, half: bool) -> No
         assert evidence.lacking == ()
         for name in stale:
             with changes.left_behind(name):
-                sample = pair.sample()
+                sample, another = pair.sample(), pair.sample(OTHER_TOKENS)
             found = pair.prover.examine(sample, noise, changes)
             assert name in found.lacking
+            assert name in pair.prover.confirmed(another, found.lacking, changes)
+            assert pair.prover.confirmed(pair.sample(OTHER_TOKENS), found.lacking, changes) == ()
             assert found.complaint().startswith("it keeps what it had of")
         with head.holding(changes.original(head.name)):
             sample = pair.sample()
