@@ -55,8 +55,8 @@ SERVER_START_S = 900.0
 ESTIMATES = """\
 What a phase takes with SmolLM2-135M on two CPU cores without AMX: evaluations of a trained policy, 330 questions on
 vLLM, 3 to 5 minutes; of the model as it comes half an hour or more, for it talks until its tokens are used up (an
-estimate, as is that text-to-SQL takes longer than the first); warm-up 30; GRPO --grpo_minutes, at 90 s a step; the
-control as long again; each of six servers about 1 to start.
+estimate, as is that text-to-SQL takes longer than the first); warm-up 30; GRPO --grpo_minutes, at 75 to 95 s a step;
+the control as long again; each of six servers about 1 to start.
 """
 
 
@@ -226,7 +226,7 @@ def main() -> int:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--questions", type=int, help="of each evaluation (default: 330, with --quick 24)")
-    parser.add_argument("--grpo_minutes", type=float, help="of GRPO, all stages (default: 60, with --quick 0.5)")
+    parser.add_argument("--grpo_minutes", type=float, help="of GRPO, all stages (default: 35, with --quick 0.5)")
     parser.add_argument("--quick", action="store_true", help="the tiny policy on synthetic data, a few minutes")
     args = parser.parse_args()
     for name in ("questions", "grpo_minutes"):
@@ -249,7 +249,7 @@ def main() -> int:
         "data": data,
         "seed": args.seed,
         "questions": args.questions or (24 if args.quick else 330),
-        "grpo_minutes": args.grpo_minutes or (0.5 if args.quick else 60.0),
+        "grpo_minutes": args.grpo_minutes or (0.5 if args.quick else 35.0),
     }
     try:
         recipe = read_recipe(asked["recipe"])
