@@ -12,7 +12,7 @@ its dtype and its training. So nothing is compared with a fixed tolerance:
    least-squares share in the difference is about 0 when the tensor arrived, about 1 when it stayed behind. Gradients
    (`sensitivity`) find the suspects among all tensors, forward passes without their changes decide (matching pursuit:
    the best explanation first, then what explains the rest). A tensor that is found so is looked at again on another
-   sample: noise in 16 bits is that of a dozen tokens, which out of hundreds of tensors one resembles by chance.
+   sample: in 16 bits a dozen tokens make up the noise, and one of hundreds of tensors resembles it by chance.
 
 A tensor whose change the probe cannot show, in front of the noise, is reported as such.
 """
