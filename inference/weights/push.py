@@ -189,7 +189,7 @@ class WeightPusher:
         return replace(found, lacking=prover.confirmed(again, found.lacking, changes))
 
     async def _generate_again(self, sample: Sample) -> Sample:
-        """Have a server generate as many tokens as in a sample, others. Raises EngineError."""
+        """Have the server of a sample generate as many tokens again, from another seed. Raises EngineError."""
         sampling = Sampling(len(sample.token_ids), PROBE_TEMPERATURE)
         async with self._engine.client() as client:
             server = VLLMServer(sample.url, client)
