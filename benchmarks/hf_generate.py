@@ -92,7 +92,7 @@ class Bench:
         args = self._args
         context = int(self._model.config.max_position_embeddings)
         budget = TokenBudget(min(args.max_completion_length, context), context, args.max_turn_length)
-        settings = RolloutSettings(budget, args.temperature, max_concurrency=args.concurrency, engine_timeout_s=3_600.0)
+        settings = RolloutSettings(budget, args.temperature, max_concurrency=args.concurrency)
         engine = HFEngine(
             self._model,
             stop_ids=self._chat.stop_ids,

@@ -116,9 +116,18 @@ class VLLMServer:
         return {card["id"]: str(card["root"]) for card in await self._cards() if card.get("parent")}
 
     async def complete(
-        self, prompt_ids: tuple[int, ...], sampling: Sampling, seed: int, stop_ids: tuple[int, ...]
+        self,
+        prompt_ids: tuple[int, ...],
+        sampling: Sampling,
+        seed: int,
+        stop_ids: tuple[int, ...],
+        *,
+        is_bounded: bool = True,
     ) -> ServerCompletion:
-        """Generate until one of `stop_ids`, or as many tokens as asked for. Raises ReplicaError."""
+        """Generate until one of `stop_ids`, or as many tokens as asked for. Raises ReplicaError.
+
+        Unless `is_bounded`, the client's deadline is for the connection only, and the caller ends the call.
+        """
         reply = await self._call(
             "POST",
             "/v1/completions",
@@ -146,6 +155,7 @@ class VLLMServer:
                 "skip_special_tokens": False,
                 "stream": False,
             },
+            timeout_s=None if is_bounded else httpx.Timeout(None, connect=self._client.timeout.connect),
         )
         (choice,) = reply["choices"]
         token_ids = tuple(choice["token_ids"])
@@ -215,7 +225,7 @@ class VLLMServer:
         path: str,
         body: object = None,
         params: dict[str, str] | None = None,
-        timeout_s: float | None = None,
+        timeout_s: float | httpx.Timeout | None = None,
     ) -> Any:
         timeout = self._client.timeout if timeout_s is None else httpx.Timeout(timeout_s)
         try:

@@ -6,8 +6,9 @@ Invariants:
    whole prefix, goes to another: no token is lost, and none is generated twice within an episode.
 2. A request only goes to a replica that holds the current weights. One that was away gets them first (`restore_with`);
    a process that was restarted unnoticed is known by its fingerprint, and what it generated is thrown away.
-3. Every wait has a deadline. A server that accepts and never answers is taken for dead: by its health check, or by the
-   deadline of a request. With no replica for `server_timeout_s`, requests fail with EngineUnavailableError.
+3. Every wait has a deadline. A server that accepts and never answers is taken for dead: by its health check, or, where
+   a request waits, because it computes no tokens. One that is only slow is not. With no replica for `server_timeout_s`,
+   requests fail with EngineUnavailableError.
 4. Retried are lost connections, 429 and 5xx, with growing pauses and jitter. Any other 4xx is a mistake and raises.
 5. A cancelled episode cancels its request at the server.
 6. Nothing is tied to one event loop between sessions. Using an engine from two loops at a time is an error.
@@ -44,7 +45,7 @@ from inference.vllm.api import (
 )
 from inference.vllm.connections import KeptConnections
 from inference.vllm.fleet import FIRST_PAUSE_S, Fleet, Replica, pause_s
-from inference.vllm.pressure import PressureGauge
+from inference.vllm.pressure import PressureGauge, computed_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +53,8 @@ T = TypeVar("T")
 
 MAX_ATTEMPTS = 8
 """Of a request that servers answer with an error, before it is taken for the cause."""
+LOOK_SHARE = 0.25
+"""Of a request's deadline, between two looks at what its server has computed."""
 
 Restore = Callable[[VLLMServer, Replica], Awaitable[None]]
 """Brings a server that was away to the current weights, and notes its version in the replica. Raises EngineError."""
@@ -68,7 +71,7 @@ class VLLMSettings:
     server_timeout_s: float = 240.0
     """How long requests wait for a server when none is ready: for its start, or its return."""
     request_timeout_s: float = 120.0
-    """For one request, from its first byte to its last."""
+    """For a turn, since its server last computed a token of any turn; for any other call, from first byte to last."""
     connect_timeout_s: float = 5.0
     health_interval_s: float = 2.0
     """Between two looks at the servers that have requests in flight."""
@@ -296,16 +299,18 @@ class _LoopState:
     ) -> ServerCompletion:
         """Make one request. Raises ReplicaError, also when the watch finds the server dead, and EngineClosedError."""
         server = VLLMServer(replica.url, self._client, replica.model)
-        task = asyncio.create_task(server.complete(prompt_ids, sampling, seed, stop_ids))
+        task = asyncio.create_task(server.complete(prompt_ids, sampling, seed, stop_ids, is_bounded=False))
         tasks = self._requests[replica]
         tasks.add(task)
         replica.in_flight += 1
+        limit, began = self._engine.settings.request_timeout_s, time.monotonic()
         try:
-            async with asyncio.timeout(self._engine.settings.request_timeout_s):
-                await asyncio.wait([task])
-        except TimeoutError:
-            limit = self._engine.settings.request_timeout_s
-            raise ReplicaUnavailableError(replica.url, f"it did not finish a turn within {limit:g} s") from None
+            while not task.done():
+                left = max(began, replica.advanced_at) + limit - time.monotonic()
+                if left <= 0:
+                    complaint = f"it computed no token within {limit:g} s, and a turn waits for it"
+                    raise ReplicaUnavailableError(replica.url, complaint)
+                await asyncio.wait([task], timeout=left)
         finally:
             replica.in_flight -= 1
             tasks.discard(task)
@@ -352,18 +357,22 @@ class _LoopState:
             self._changed.set()
 
     async def _look_at(self, replica: Replica) -> None:
-        timeout_s = self._engine.settings.health_timeout_s
+        settings, pressure = self._engine.settings, self._engine.pressure
         server = VLLMServer(replica.url, self._client)
         try:
-            await server.health(timeout_s)
+            await server.health(settings.health_timeout_s)
         except (ReplicaUnavailableError, ReplicaRejectedError) as error:
             self._engine.lost(replica, str(error))
             for task in self._requests[replica]:
                 task.cancel()
             return
-        if (pressure := self._engine.pressure) is not None:
-            with suppress(ReplicaError):  # one that does not tell is as well as others
-                pressure.add(replica.url, await server.metrics(timeout_s))
+        if pressure is None and time.monotonic() < replica.counted_at + settings.request_timeout_s * LOOK_SHARE:
+            return
+        with suppress(ReplicaError):  # one that does not tell is as well as others
+            metrics = await server.metrics(settings.health_timeout_s)
+            replica.counted(computed_tokens(metrics), time.monotonic())
+            if pressure is not None:
+                pressure.add(replica.url, metrics)
 
 
 class _Session:

@@ -12,6 +12,7 @@ Promises:
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -59,6 +60,17 @@ class Replica:
     retry_at: float = 0.0
     reason: str = "it has not been asked yet"
     """Why it is not ready."""
+    computed: float = 0.0
+    """Tokens, as it said when it was last looked at, which was at `counted_at`."""
+    counted_at: float = -math.inf
+    advanced_at: float = -math.inf
+    """When it was last seen to have computed more."""
+
+    def counted(self, computed: float, now: float) -> None:
+        """Note how many tokens it says that it has computed since it was started."""
+        if computed != self.computed:
+            self.computed, self.advanced_at = computed, now
+        self.counted_at = now
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ A server that is asked for more than its key-value cache holds lets requests wai
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -17,6 +17,7 @@ _PREEMPTIONS = "vllm:num_preemptions_total"
 _QUERIES = "vllm:prefix_cache_queries_total"
 _HITS = "vllm:prefix_cache_hits_total"
 _COUNTERS = (_PREEMPTIONS, _QUERIES, _HITS)
+_COMPUTED = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class PressureGauge:
 
     def add(self, url: str, text: str) -> None:
         """Take what a server's `/metrics` says; a server that says nothing of this is left out."""
-        found = _read(text)
+        found = _read_pressure(text)
         if found is None:
             return
         self._waiting.append(found[_WAITING])
@@ -66,13 +67,24 @@ class PressureGauge:
         return pressure
 
 
-def _read(text: str) -> dict[str, float] | None:
+def computed_tokens(text: str) -> float:
+    """Tokens that a server has read and generated since it was started; 0 when it does not say."""
+    return sum(map(sum, _read(text, _COMPUTED).values()))
+
+
+def _read_pressure(text: str) -> dict[str, float] | None:
     """The numbers that are looked at, over all engines of a server: the fullest cache, and sums of the rest."""
-    found: dict[str, list[float]] = {name: [] for name in (_WAITING, _USED, *_COUNTERS)}
+    found = _read(text, (_WAITING, _USED, *_COUNTERS))
+    if not all(found.values()):
+        return None
+    return {name: max(values) if name == _USED else sum(values) for name, values in found.items()}
+
+
+def _read(text: str, names: Sequence[str]) -> dict[str, list[float]]:
+    """What each engine of a server says of these."""
+    found: dict[str, list[float]] = {name: [] for name in names}
     for line in text.splitlines():
         name, _, rest = line.partition("{")
         if name in found:
             found[name].append(float(rest.rpartition(" ")[2]))
-    if not all(found.values()):
-        return None
-    return {name: max(values) if name == _USED else sum(values) for name, values in found.items()}
+    return found

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from benchmarks.server_process import ROOT, SQLENV, reserved_ports
 from tests.integration.service import until
-from tests.integration.vllm_server import PYTHON, START_S, skip_without_vllm
+from tests.integration.vllm_server import PYTHON, START_S, group_of, skip_without_vllm
 
 BASE = ROOT / "trainer" / "tiny" / "base"
 REPLY_S = 120.0
@@ -25,20 +25,6 @@ def complete(url: str) -> dict[str, Any]:
     request = urllib.request.Request(f"{url}/v1/completions", body, headers)
     with urllib.request.urlopen(request, timeout=REPLY_S) as reply:
         found: dict[str, Any] = json.loads(reply.read())
-    return found
-
-
-def group_of(leader: int) -> list[int]:
-    """Return the running processes of a session."""
-    found = []
-    for file in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            name, _, fields = file.read_text().rpartition(")")
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        state, _, _, session = fields.split()[:4]
-        if int(session) == leader and state != "Z":
-            found.append(int(name.partition(" ")[0]))
     return found
 
 

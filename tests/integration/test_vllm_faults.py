@@ -289,6 +289,44 @@ def test_a_cancelled_episode_cancels_its_request_at_the_server(
     asyncio.run(asyncio.wait_for(scenario(), START_S))
 
 
+def test_a_turn_may_take_longer_than_its_deadline_where_the_server_computes(
+    playing: Callable[..., Playing], servers: list[VLLMHandle], caplog: pytest.LogCaptureFixture
+) -> None:
+    limit_s, wanted = 1.0, 1_900
+    player = playing([servers[0]], replace(PATIENT, request_timeout_s=limit_s))
+    player.pusher.push(1)
+
+    async def scenario() -> float:
+        async with player.engine.session(0) as session:
+            began = time.monotonic()
+            done = await session.generate((50, 51, 52), Sampling(wanted, 2.0), 1)
+            assert len(done.token_ids) == wanted
+            return time.monotonic() - began
+
+    took_s = asyncio.run(asyncio.wait_for(scenario(), START_S))
+    assert took_s > 2 * limit_s, "ask for more tokens"
+    assert not [message for message in caplog.messages if "lost" in message]
+
+
+def test_a_server_that_is_well_and_computes_nothing_loses_its_turns(
+    playing: Callable[..., Playing], servers: list[VLLMHandle], caplog: pytest.LogCaptureFixture
+) -> None:
+    victim = servers[0]
+    player = playing(servers, replace(PATIENT, request_timeout_s=2.0))
+    player.pusher.push(3)
+
+    def strike() -> None:
+        until(lambda: in_flight(player, victim))
+        victim.freeze_engine()
+
+    try:
+        episodes = meanwhile(strike, player.play)
+    finally:
+        victim.kill()
+    assert all_whole(player, episodes)
+    assert any(f"{victim.url}: it computed no token within 2 s" in message for message in caplog.messages)
+
+
 @pytest.mark.parametrize("fate", ["frozen", "killed"])
 def test_no_server_comes_back_within_the_deadline(
     playing: Callable[..., Playing], servers: list[VLLMHandle], fate: str

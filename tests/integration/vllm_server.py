@@ -52,6 +52,20 @@ def mark_weights(url: str, version: str = NEW_PROCESS) -> None:
     httpx.post(f"{url}/update_weight_version", json={"new_version": version}, timeout=START_S).raise_for_status()
 
 
+def group_of(leader: int) -> list[int]:
+    """Return the running processes of a session."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            name, _, fields = file.read_text().rpartition(")")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        state, _, _, session = fields.split()[:4]
+        if int(session) == leader and state != "Z":
+            found.append(int(name.partition(" ")[0]))
+    return found
+
+
 class _ForkedVLLM(VLLMProcess):
     """A server whose process is a fork, and the same in all else."""
 
@@ -117,6 +131,12 @@ class VLLMHandle:
     def freeze(self) -> None:
         """SIGSTOP: it accepts connections and never answers."""
         self._process.send(signal.SIGSTOP)
+
+    def freeze_engine(self) -> None:
+        """SIGSTOP to the process that computes: the one with the HTTP interface says that all is well."""
+        for pid in group_of(self._process.pid):
+            if pid != self._process.pid:
+                os.kill(pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
         """SIGCONT."""

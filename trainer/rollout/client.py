@@ -46,6 +46,8 @@ logger = logging.getLogger(__name__)
 
 SOCKETS = 2
 """Of an episode in flight: a session, and a request to an inference server."""
+LONGEST_TURN_S = 3_600.0
+"""Hundreds of long turns at once, of a policy that is too large for its machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +61,8 @@ class RolloutSettings:
     """Episodes in flight, of all batches together."""
     max_failure_share: float = 0.1
     """Share of failed episodes in a batch of all ranks above which a rollout raises."""
-    engine_timeout_s: float = 300.0
-    """Deadline of one generated turn."""
+    engine_timeout_s: float = LONGEST_TURN_S
+    """Deadline of one generated turn, for an engine that has none of its own: only the engine knows slow from dead."""
     environment_timeout_s: float = 60.0
     """Deadline of opening a session, of a reset and of a step; far above the environment's own for a query."""
 

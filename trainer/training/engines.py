@@ -59,12 +59,10 @@ from trainer.config import ConfigError, SQLEnvArguments
 from trainer.evaluation.evaluate import in_process_engine
 from trainer.ranks import require_whole_model
 from trainer.rollout.background import RolloutLoop
-from trainer.rollout.client import RolloutSettings
+from trainer.rollout.client import LONGEST_TURN_S, RolloutSettings
 from trainer.rollout.transcript import TokenBudget
 from trainer.training.transport_choice import choose_weight_sync
 
-TURN_S = 300.0
-"""Longest turn of an engine that is there."""
 PROBE = "Which tables are there, and what is in them?"
 
 
@@ -166,7 +164,7 @@ class RolloutSetup:
             max_concurrency=arguments.max_concurrency,
             max_failure_share=arguments.max_failure_share,
             # A turn may have to wait for a server to come back, and then be generated.
-            engine_timeout_s=TURN_S + (grpo.vllm_server_timeout if self.use_vllm else 0.0),
+            engine_timeout_s=LONGEST_TURN_S + (grpo.vllm_server_timeout if self.use_vllm else 0.0),
         )
 
 

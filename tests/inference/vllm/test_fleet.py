@@ -37,6 +37,15 @@ def test_new_episodes_go_where_least_is_in_flight(fleet: Fleet) -> None:
     assert [replica.in_flight for replica in fleet.replicas] == [10, 10, 10]
 
 
+def test_a_replica_advances_when_it_has_computed_more() -> None:
+    replica = Replica(URLS[0])
+    for now, computed in enumerate((0, 0, 5, 5, 5)):
+        replica.counted(computed, now)
+    assert (replica.advanced_at, replica.counted_at) == (2, 4)
+    replica.counted(3, 5)  # started anew, by somebody else
+    assert replica.advanced_at == 5
+
+
 def test_ranks_that_know_nothing_of_each_other_use_all_replicas() -> None:
     begun = [0] * 100
     for rank in range(50):

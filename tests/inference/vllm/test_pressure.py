@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inference.vllm.pressure import Pressure, PressureGauge
+from inference.vllm.pressure import Pressure, PressureGauge, computed_tokens
 
 
 def says(waiting: float, used: float, preemptions: float, queries: float, hits: float) -> str:
@@ -49,3 +49,14 @@ def test_a_server_that_does_not_tell_is_left_out(text: str) -> None:
     gauge = PressureGauge()
     gauge.add("a", text)
     assert gauge.take() is None
+    assert computed_tokens(text) == 0
+
+
+def test_what_was_read_and_what_was_generated_are_summed_over_engines() -> None:
+    kinds = {"prompt": 100, "prompt_tokens_by_source": 7, "generation": 20}
+    lines = [
+        f'vllm:{kind}_tokens_total{{engine="{engine}",model_name="m x"}} {tokens + engine}'
+        for kind, tokens in kinds.items()
+        for engine in (0, 1)
+    ]
+    assert computed_tokens("\n".join(lines)) == 100 + 101 + 20 + 21
