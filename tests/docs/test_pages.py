@@ -27,7 +27,18 @@ README = PAGES["README.md"]
 SHOWN = "synthetic-farm_1-0024"
 """The question of the README's episode."""
 
-TOP = ("env_server", "inference", "trainer", "tests", "benchmarks", "configs", "docker", "docs", "notebooks")
+TOP = (
+    "env_server",
+    "inference",
+    "trainer",
+    "tests",
+    "benchmarks",
+    "configs",
+    "docker",
+    "docs",
+    "notebooks",
+    "policies",
+)
 NAMED_FILE = re.compile(
     rf"(?<![\w./:-])((?:{'|'.join(TOP)})/[\w./-]*|[a-z][\w-]*(?:/[\w-]+)*\.(?:py|ya?ml|toml))(?![\w*])"
 )

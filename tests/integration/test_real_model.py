@@ -11,11 +11,14 @@ from __future__ import annotations
 import gc
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from benchmarks.server_process import ROOT
+from inference.adapters import ADAPTER_CONFIG
 from inference.launch.plan import WeightSyncMode
 from sqlenv import cli
 from tests.fork_server import ForkServer
@@ -30,6 +33,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.skipif(not SMALL_MODEL.is_dir(), reason="the model is not there: make small-model"),
 ]
+
+SHIPPED = ROOT / "policies" / "smollm2-135m"
 
 SHORT = [
     *("--max_turn_length", "24", "--max_completion_length", "480", "--step_budget", "3"),
@@ -122,6 +127,18 @@ def test_it_plays_the_same_episodes_in_both_engines(
     # A server that a run has pushed to is refused: it may hold anything. This one got adapters alone.
     mark_weights(adapters_server.url)
     assert played("vllm", "--use_vllm", "--vllm_server_base_url", adapters_server.url) == in_process
+
+
+def test_the_policy_that_ships_answers_a_typed_question(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    policy, data = work / "shipped", work / "customers.csv"
+    shutil.copytree(SHIPPED, policy)
+    config = json.loads((policy / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    assert config["base_model_name_or_path"] == "HuggingFaceTB/SmolLM2-135M-Instruct"
+    config["base_model_name_or_path"] = str(SMALL_MODEL)  # instead of the Hub
+    (policy / ADAPTER_CONFIG).write_text(json.dumps(config), encoding="utf-8")
+    data.write_text("customer_id,name,city\n1,Ana,Lisbon\n2,Ben,Oslo\n3,Cem,Lisbon\n4,Dora,Paris\n", encoding="utf-8")
+    assert cli.main(["chat", str(policy), "--data", str(data), "--question", "How many customers are there?"]) == 0
+    assert "the answer: 4\nwhich this query returned:\nSELECT COUNT(*) FROM customers\n" in capsys.readouterr().out
 
 
 def test_the_exported_folder_answers_without_this_project(
