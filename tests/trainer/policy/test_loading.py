@@ -88,6 +88,17 @@ def test_an_adapter_that_cannot_be_loaded_is_one_line(folders: tuple[Path, Path,
         load_policy(str(broken))
 
 
+def test_where_the_base_is_not_to_be_had_a_folder_can_be_named(
+    folders: tuple[Path, Path, PeftModel], tmp_path: Path
+) -> None:
+    base, adapter, _ = folders
+    elsewhere = shutil.copytree(adapter, tmp_path / "elsewhere")
+    config = elsewhere / "adapter_config.json"
+    config.write_text(config.read_text().replace(str(base), "nobody/has-it"))
+    with pytest.raises(PolicyError, match=rf"from a folder, write that as base_model_name_or_path in {config}\)$"):
+        load_policy(str(elsewhere))
+
+
 def test_code_that_comes_with_a_tokenizer_runs_only_where_it_is_trusted(
     folders: tuple[Path, Path, PeftModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
