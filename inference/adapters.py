@@ -65,6 +65,12 @@ class Adapter:
         """LoRA's r."""
         return int(self.config["r"])
 
+    @property
+    def remedy(self) -> str:
+        """What to do where its base is not to be had."""
+        file = Path(self.place.location) / ADAPTER_CONFIG
+        return f"write the folder or the Hub name of the base as base_model_name_or_path in {file}"
+
 
 @dataclass(frozen=True, slots=True)
 class NamedPolicy:
@@ -150,10 +156,10 @@ def _last_stage(folder: Path, progress: Mapping[str, Any]) -> Path:
 def _base_of(adapter: Adapter) -> Place:
     """Return the place of the adapter's base. Raises PolicyNameError when a path leads nowhere."""
     written = adapter.config.get("base_model_name_or_path")
-    file = Path(adapter.place.location) / ADAPTER_CONFIG
-    remedy = f"write the folder or the Hub name of the base as base_model_name_or_path in {file}"
     if not written:
-        raise PolicyNameError(f"the adapter {adapter.place.location} does not say which model it is for; {remedy}")
+        raise PolicyNameError(
+            f"the adapter {adapter.place.location} does not say which model it is for; {adapter.remedy}"
+        )
     here = Path(adapter.place.location)
     above = [folder / written for folder in here.resolve().parents] if here.is_dir() else []
     for folder in (Path(written), *above):
@@ -162,7 +168,7 @@ def _base_of(adapter: Adapter) -> Place:
     if Path(written).is_absolute() or written.startswith(".") or written.count("/") > 1:
         raise PolicyNameError(
             f"the adapter {adapter.place.location} was trained on {written}, which is not there any more; put it back, "
-            f"or {remedy}"
+            f"or {adapter.remedy}"
         )
     return Place(written, adapter.config.get("revision"))
 

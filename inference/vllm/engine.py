@@ -54,7 +54,7 @@ T = TypeVar("T")
 MAX_ATTEMPTS = 8
 """Of a request that servers answer with an error, before it is taken for the cause."""
 LOOK_SHARE = 0.25
-"""Of a request's deadline, between two looks at what its server has computed."""
+"""Of a request's deadline, between two looks at what its server has computed: with many ranks, they add up."""
 
 Restore = Callable[[VLLMServer, Replica], Awaitable[None]]
 """Brings a server that was away to the current weights, and notes its version in the replica. Raises EngineError."""

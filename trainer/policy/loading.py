@@ -30,7 +30,7 @@ from trl import GRPOConfig, ModelConfig, SFTConfig
 from trl.trainer.utils import create_model_from_path
 
 from env_server.errors import SQLEnvError
-from inference.adapters import ADAPTER_CONFIG, NamedPolicy, PolicyNameError, find_policy
+from inference.adapters import NamedPolicy, PolicyNameError, find_policy
 from inference.missing import hint
 
 ADAPTER_NAME = "default"
@@ -160,10 +160,7 @@ def _loading(policy: NamedPolicy) -> Iterator[None]:
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         text = " ".join(str(error).split())
         if policy.adapter is not None:
-            remedy = ""
-            if not Path(policy.base.location).is_dir():
-                config = Path(policy.adapter.place.location) / ADAPTER_CONFIG
-                remedy = f" (to load the base from a folder, write that as base_model_name_or_path in {config})"
+            remedy = "" if Path(policy.base.location).is_dir() else f" ({policy.adapter.remedy})"
             raise PolicyError(
                 f"the policy {policy.name!r}, an adapter on {policy.base.location!r}, cannot be loaded: {text}{remedy}"
             ) from error
