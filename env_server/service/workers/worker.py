@@ -7,6 +7,7 @@ Promises:
 - A WebSocket is never closed for an unanswered ping: a training client may be busy for minutes. The pings that are sent
   keep proxies from closing a quiet connection; a dead peer is noticed by TCP, a silent one by the idle timeout.
 - The process may open as many files as its sessions need, or says in the log that it may not.
+- Python's collector of garbage walks over all open sessions only when there is much to find.
 """
 
 from __future__ import annotations
@@ -36,6 +37,13 @@ CLOSE_S = 5.0
 """What open connections get after the drain to finish a reply."""
 DRAIN_MARGIN_S = 5.0
 """What the application's drain gets beyond the grace period to close sessions in."""
+
+YOUNG_COLLECTIONS = 200
+"""Collections of the two younger generations between those of everything.
+
+With 10,000 open sessions one of everything takes 300 to 560 ms, in which no step is answered; by Python's own number,
+10, there are a dozen while they connect. What they wait for is small: about 1.4 KB of each closed session, measured.
+"""
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -136,6 +144,7 @@ def run_worker(
     # What is there now stays; the collector need not walk over it again and again.
     gc.collect()
     gc.freeze()
+    gc.set_threshold(*gc.get_threshold()[:2], YOUNG_COLLECTIONS)
 
     async def serve() -> int:
         loop = asyncio.get_running_loop()

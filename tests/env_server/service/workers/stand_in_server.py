@@ -3,7 +3,8 @@
     python stand_in_server.py [--stuck_checks=N] [--fail=FILE] [--wait=FILE] [flags of `sqlenv serve`]
 
 A WebSocket takes a place, says its worker's process id, and echoes; `block` stops the worker's event loop, `exit` ends
-the process without a word. GET /active and /files answer what they are called. `--fail` names a file: while
+the process without a word. GET /active and /files answer what they are called; /grow keeps 200,000 more objects, and
+answers how often the collector has looked at everything meanwhile. `--fail` names a file: while
 it exists, no worker starts. `--wait` names a file: while it is locked, no application is made.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import gc
 import json
 import logging
 import os
@@ -43,6 +45,7 @@ class Application:
         self._fail = fail
         self._sessions = 0
         self._gone = asyncio.Event()
+        self._kept: list[list[int]] = []
         self.state = SimpleNamespace(service=self)
 
     async def drain(self) -> None:
@@ -103,6 +106,10 @@ class Application:
                 body = json.dumps(self._capacity.active()).encode()
             case "/files":
                 body = json.dumps(resource.getrlimit(resource.RLIMIT_NOFILE)[0]).encode()
+            case "/grow":
+                before = gc.get_stats()[2]["collections"]
+                self._kept += [[number] for number in range(200_000)]
+                body = json.dumps(gc.get_stats()[2]["collections"] - before).encode()
             case _:
                 body = b"ok"
         await send({"type": "http.response.start", "status": 200, "headers": []})

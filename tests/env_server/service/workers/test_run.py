@@ -294,6 +294,10 @@ def test_a_frame_that_is_too_large_closes_its_session_alone(quiet: Server) -> No
         assert small.recv(timeout=LONGEST_S) == "x" * 2000
 
 
+def test_sessions_that_stay_are_not_looked_at_again_and_again_for_garbage(quiet: Server) -> None:
+    assert int(quiet.get("/grow")) == 0
+
+
 def test_frames_are_not_compressed(quiet: Server) -> None:
     with connect(quiet.url.replace("http", "ws"), proxy=None) as client:
         assert client.protocol.extensions == []
