@@ -36,6 +36,7 @@ from env_server.data.loading import load_dataset
 from env_server.dataset import Question, Split
 from env_server.types import AnswerMode
 from inference.hf.engine import KV_CACHE_BYTES, HFEngine
+from tests.small_model import SMALL_MODEL
 from trainer.chat.format import ChatFormat
 from trainer.policy.loading import load_policy
 from trainer.rollout.client import RolloutClient, RolloutSettings, derive_seed, request_for
@@ -45,7 +46,6 @@ from trainer.rollout.examples import Examples
 from trainer.rollout.transcript import TokenBudget
 from trainer.tiny import BASE_CHECKPOINT
 
-SMOLLM2 = Path("~/.cache/sqlenv/models/smollm2-135m-instruct").expanduser()
 SIDES = {"whole_prompts": 0, "kept": KV_CACHE_BYTES}
 
 
@@ -176,7 +176,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--policy", default=str(SMOLLM2), help="'tiny', or a checkpoint's folder (default: %(default)s)"
+        "--policy", default=str(SMALL_MODEL), help="'tiny', or a checkpoint's folder (default: %(default)s)"
     )
     spider = os.environ.get("SQLENV_SPIDER_DIR")
     parser.add_argument("--data", help="default: the Spider folder, if there is one; for the tiny policy synthetic")

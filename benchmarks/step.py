@@ -35,12 +35,12 @@ from datasets import Dataset as HubDataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
-from env_server.cache import default_cache_dir
 from env_server.data.loading import load_dataset
 from env_server.dataset import Split
 from env_server.factory import EnvironmentFactory
 from env_server.settings import EnvSettings, JudgingSettings
 from env_server.types import AnswerMode
+from tests.small_model import SMALL_MODEL
 from trainer.chat.format import ChatFormat
 from trainer.rollout.players import OraclePlayer, play
 from trainer.tiny import BASE_CHECKPOINT
@@ -50,7 +50,6 @@ from trainer.warmup.data import IGNORED
 from trainer.warmup.demonstrations import StumblingPlayer
 from trainer.warmup.training import WarmupTrainer
 
-SMALL_MODEL = default_cache_dir() / "models" / "smollm2-135m-instruct"
 GROUP = 8
 SIDES = ("stock", "ours")
 GRPO: dict[str, type[GRPOTrainer]] = {"stock": GRPOTrainer, "ours": HalvingTrainer}

@@ -76,6 +76,10 @@ class Deadline(TrainerCallback):  # type: ignore[misc]  # transformers carries n
         earlier = json.loads(file.read_bytes())["minutes"] if file.is_file() else 0.0
         self._started = time.monotonic() - 60 * earlier
 
+    def minutes_left(self) -> float:
+        """Until this rank's clock has had its minutes; never negative."""
+        return max(0.0, self._seconds - (time.monotonic() - self._started)) / 60
+
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """A checkpoint was saved."""
         folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
@@ -85,7 +89,7 @@ class Deadline(TrainerCallback):  # type: ignore[misc]  # transformers carries n
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Ask the trainer to stop when the time is over."""
-        control.should_training_stop |= any(self._ranks.gather([time.monotonic() - self._started >= self._seconds]))
+        control.should_training_stop |= any(self._ranks.gather([self.minutes_left() <= 0.0]))
 
 
 class ProgressLine(TrainerCallback):  # type: ignore[misc]
@@ -94,8 +98,9 @@ class ProgressLine(TrainerCallback):  # type: ignore[misc]
     Tokens are those of the episodes, read or shared with others; padding is not counted.
     """
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, deadline: Deadline | None = None) -> None:
         self._console = console
+        self._deadline = deadline
         self._began = (0, 0.0)
         self._before = (0.0, 0.0)
         """Tokens and time at the line before."""
@@ -121,6 +126,8 @@ class ProgressLine(TrainerCallback):  # type: ignore[misc]
         step, began = self._began
         seconds = (time.monotonic() - began) / max(1, state.global_step - step)
         minutes = seconds * (state.max_steps - state.global_step) / 60
+        if self._deadline is not None:
+            minutes = min(minutes, self._deadline.minutes_left())
         tokens, now = logs.get("num_tokens", 0.0), time.monotonic()
         speed = (tokens - self._before[0]) / max(1e-9, now - self._before[1])
         self._before = (tokens, now)
@@ -222,7 +229,7 @@ def _warm_up(
         step_budget=arguments.step_budget,
     )
     continued = hasattr(model, "peft_config")
-    deadline = [Deadline(arguments.max_minutes, ranks)] if arguments.max_minutes > 0 else []
+    deadline = Deadline(arguments.max_minutes, ranks) if arguments.max_minutes > 0 else None
     trainer = WarmupTrainer(
         model=model,
         args=sft,
@@ -231,7 +238,12 @@ def _warm_up(
         peft_config=None if continued else get_peft_config(model_config),
         optimizers=(optimizer, None),
         # The last one marks a checkpoint as whole.
-        callbacks=[ProgressLine(console), *deadline, StopAfterStep(stopping), SavePlaySettings(play)],
+        callbacks=[
+            *([deadline] if deadline is not None else []),
+            ProgressLine(console, deadline),
+            StopAfterStep(stopping),
+            SavePlaySettings(play),
+        ],
     )
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)

@@ -340,6 +340,21 @@ def test_a_resumed_run_tells_its_own_speed(monkeypatch: pytest.MonkeyPatch, caps
     assert "5.0 s a step, 500 tokens/s, 1 min left" in capsys.readouterr().err
 
 
+def test_a_run_of_so_many_minutes_tells_how_many_are_left(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter([0.0, 0.0, 0.0, 0.0, 300.0, 300.0, 300.0])
+    monkeypatch.setattr(time, "monotonic", clock.__next__)
+    deadline = Deadline(12.0, Ranks())
+    line = ProgressLine(Console(file=sys.stderr), deadline)
+    state = TrainerState(global_step=0, max_steps=1_000_000, num_input_tokens_seen=0)
+    for each in (deadline, line):
+        each.on_train_begin(TrainingArguments(), state, TrainerControl())
+    state.global_step = 10
+    line.on_log(TrainingArguments(), state, TrainerControl(), {"loss": 0.5, "num_tokens": 30_000})
+    assert "7 min left" in capsys.readouterr().err
+
+
 def test_a_limit_is_spread_over_the_databases(cache: None, capsys: pytest.CaptureFixture[str]) -> None:
     console = Console(file=sys.stderr)
     played = play_demonstrations(["synthetic"], 1.0, 0, console, answer_mode=AnswerMode.SQL, limit=12)
