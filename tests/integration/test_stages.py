@@ -21,7 +21,7 @@ from transformers import Trainer
 
 from sqlenv import cli
 from tests.fork_server import ForkServer
-from tests.integration.test_ranks import COMMAND, DEADLINE_S, FORKED
+from tests.integration.test_ranks import DEADLINE_S, FORKED
 from tests.integration.test_training import comparable
 from tests.integration.training import surroundings_in
 from trainer.policy.play_settings import SETTINGS_FILE
@@ -81,6 +81,32 @@ Trainer.training_step = killed
 sys.exit(cli.main(command))
 """
 """A run that is killed in the step after the first checkpoint of a stage."""
+
+SAVES_LAST = """
+import os, sys, time
+from pathlib import Path
+from sqlenv import cli
+from trainer.warmup import warmup
+from trainer.warmup.training import WarmupTrainer
+
+done, *command = sys.argv[1:]
+warm_up, save = warmup.warm_up, WarmupTrainer.save_model
+
+def warmed_up(*args, **kwargs):
+    ranks = warm_up(*args, **kwargs)
+    Path(done).touch()  # by the other rank first: the main one is waiting for it
+    return ranks
+
+def saved(self, folder=None, *args, **kwargs):
+    if os.environ["RANK"] == "0" and folder == self.args.output_dir:
+        while not Path(done).exists():
+            time.sleep(0.01)
+    save(self, folder, *args, **kwargs)
+
+warmup.warm_up, WarmupTrainer.save_model = warmed_up, saved
+sys.exit(cli.main(command))
+"""
+"""Two ranks of which the main one saves a stage's policy only when the other one has ended the stage."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -319,7 +345,9 @@ def test_a_stage_that_is_good_enough_ends_before_its_steps(
 
 def test_two_ranks_go_from_stage_to_stage_together(tmp_path: Path, forks: ForkServer) -> None:
     stages: list[dict[str, Any]] = [{**STAGES[0], "max_steps": 2}, {**STAGES[1], "max_steps": 1}]
-    launched = forks.run([*FORKED, COMMAND, *config(tmp_path, stages)], timeout=DEADLINE_S)
+    script = tmp_path / "saves_last.py"
+    script.write_text(SAVES_LAST, encoding="utf-8")
+    launched = forks.run([*FORKED, str(script), str(tmp_path / "done"), *config(tmp_path, stages)], timeout=DEADLINE_S)
     assert launched.returncode == 0, launched.stderr
     assert launched.stdout.count("stage 2 of 2 (easy): sqlenv train") == 1
     assert finished(tmp_path / "run") == ["warmup", "easy"]

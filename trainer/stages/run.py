@@ -94,6 +94,7 @@ def _run(plan: Plan, after: NextCommand) -> int:
                 finished.append(FinishedStage(stage.name, stage.kind.value, stage.settings))
                 if ranks.is_main:
                     write_finished(plan, finished)
+                ranks.gather([None])  # the main one has written the policy that all of them read next
     if is_main:
         rows = rows_of(plan)
         console.print(table(plan, rows))
