@@ -218,6 +218,9 @@ def test_two_evaluations_are_compared(page: Page, server: str, complaints: list[
     expect(page.locator(".panel", has_text=re.compile("started with other flags", re.I))).to_contain_text(
         "learning_rate"
     )
+    page.locator("select").first.select_option(label="second: after")
+    expect(page.locator(".verdict")).to_contain_text("A 75.0%")
+    expect(page.locator(".verdict")).to_contain_text("B 0.0%")
     assert complaints == []
 
 
@@ -248,6 +251,31 @@ def test_nothing_is_wider_than_the_screen(page: Page, server: str, width: int) -
         open_page(page, server, place)
         expect(page.locator(shown).first).to_be_visible()
         assert page.evaluate("document.documentElement.scrollWidth") <= width, place
+
+
+def test_no_number_is_out_of_sight_on_a_phone(page: Page, server: str) -> None:
+    page.set_viewport_size({"width": 360, "height": 844})
+    for place, shown in (("", ".source td"), ("failures", ".numbers-table td"), ("compare", ".numbers-table td")):
+        open_page(page, server, place)
+        expect(page.locator(shown).first).to_be_visible()
+        beyond = page.evaluate(
+            """(shown) => [...document.querySelectorAll(shown)].filter((cell) => cell.offsetParent !== null)
+              .map((cell) => cell.getBoundingClientRect())
+              .filter((box) => box.left < 0 || box.right > innerWidth).length""",
+            shown,
+        )
+        assert beyond == 0, place
+
+
+def test_the_last_digits_of_equal_numbers_are_no_curve(page: Page, server: str) -> None:
+    open_page(page, server)
+    expect(page.locator(".chart").first).to_be_visible()
+    flat, real = page.evaluate(
+        """async () => { const { spread } = await import("./chart.js");
+          return [spread(0.2, 0.1 + 0.2 - 0.1, null), spread(0.2, 0.21, null)]; }"""
+    )
+    assert flat == pytest.approx([0.18, 0.22])
+    assert real == pytest.approx([0.1994, 0.2106])
 
 
 def test_the_filters_are_folded_on_a_phone(page: Page, server: str) -> None:

@@ -142,11 +142,13 @@ export function Chart({ title, note, lines, format = short, range = null, fill =
 }
 
 // The range of the vertical scale: what the data spans, and a little more; at least `least`.
-function spread(low, high, least) {
+export function spread(low, high, least) {
   if (low === null || low === undefined) return least ?? [0, 1];
   if (least !== null) return [Math.min(low, least[0]), Math.max(high, least[1])];
   if (low === 0 && high === 0) return [0, 1];
-  const room = high === low ? Math.max(Math.abs(high) * 0.1, 1e-6) : (high - low) * 0.06;
+  // A mean of equal numbers differs from them in its last digits, which is no curve.
+  const size = Math.max(Math.abs(low), Math.abs(high));
+  const room = high - low <= size * 1e-9 ? Math.max(size * 0.1, 1e-6) : (high - low) * 0.06;
   return [low >= 0 && low - room < 0 ? 0 : low - room, high + room];
 }
 

@@ -14,7 +14,8 @@ export function ComparePage({ state, address, kinds }) {
     .map((file) => ({ ...file, source })));
   const named = (file) => (file.source.is_run ? `${file.source.name}: ${file.label}` : file.source.name);
   const pick = (name) => files.find((file) => String(file.id) === address.query.get(name));
-  const [a, b] = [pick("a") ?? usual(files)[0], pick("b") ?? usual(files)[1]];
+  const a = pick("a") ?? usual(files).find((file) => file !== pick("b"));
+  const b = pick("b") ?? usual(files).findLast((file) => file !== a);
   const ready = a && b && a !== b;
   const { data, error, stale } = useData(ready ? `api/compare?a=${a.id}&b=${b.id}` : null, state.version);
   const runs = ready && a.source !== b.source && a.source.is_run && b.source.is_run;
@@ -46,7 +47,7 @@ function Comparison({ data, kinds }) {
     <section class="panel">
       <p class="verdict">${data.verdict}</p>
       ${data.warnings.map((text) => html`<p class="bad">${text}</p>`)}
-      <div class="wide" tabindex="0" role="region" aria-label="Differences"><table class="plain numbers-table">
+      <div class="wide" tabindex="0" role="region" aria-label="Differences"><table class="plain numbers-table differences">
         <thead><tr><th scope="col">on the same questions</th><th scope="col">A</th><th scope="col">B</th><th scope="col">B − A</th>
           <th scope="col">95% interval</th><th></th></tr></thead>
         <tbody>${group("success", success)}
@@ -55,7 +56,7 @@ function Comparison({ data, kinds }) {
           ${Object.entries(data.failures).map(([kind, one]) => failure(kinds[kind] ?? kind, one, success.difference.n))}</tbody>
       </table></div>
       <details><summary class="note">By database (${Object.keys(data.by_database).length})</summary><div class="wide" tabindex="0"
-        role="region" aria-label="By database"><table class="plain numbers-table"><tbody>
+        role="region" aria-label="By database"><table class="plain numbers-table differences"><tbody>
         ${Object.entries(data.by_database).map(([name, one]) => group(name, one))}</tbody></table></div></details>
     </section>
     ${data.settings.length > 0 && html`<${Differing} title="Played differently" found=${data.settings} />`}

@@ -136,6 +136,9 @@ export function short(value) {
   return String(Number(value.toPrecision(size >= 100 ? 4 : 3)));
 }
 
+// A name that a line may break after its slashes, dashes, dots and underscores, and inside a word only where it must.
+export const breakable = (name) => name.split(/(?<=[/_.-])/).flatMap((part, i) => (i === 0 ? [part] : [html`<wbr />`, part]));
+
 export const words = (name) => name.replaceAll("_", " ");
 
 export function where({ source, label, step }) {

@@ -2,7 +2,7 @@
 
 import { html, useEffect, useState } from "./vendor/htm-preact.module.js";
 import { Chart } from "./chart.js";
-import { COLORS, Trouble, count, get, link, percent, plural, replaceQuery, short, signed } from "./core.js";
+import { COLORS, Trouble, breakable, count, get, link, percent, plural, replaceQuery, short, signed } from "./core.js";
 
 const RATIO = "sampling/importance_sampling_ratio";
 const GROUPS = [
@@ -91,7 +91,7 @@ function SourceCard({ source, color, shown, toggle }) {
   const ends = source.evaluations.filter((one) => !one.during).map((one) => ({ ...one, source: source.name, name: one.label }));
   return html`<section class="panel source">
     <label class="check"><input type="checkbox" checked=${shown} onChange=${toggle} />
-      <i class="swatch" style=${{ background: color }}></i><b>${source.name}</b></label>
+      <i class="swatch" style=${{ background: color }}></i><b>${breakable(source.name)}</b></label>
     <p class="note">${[steps, plural(total, "episode")].filter(Boolean).join(" · ")}</p>
     ${source.trouble.map((text) => html`<p class="bad">${text}</p>`)}
     <${Rates} played=${ends} />
@@ -116,7 +116,7 @@ function Alone({ sources }) {
 function Rates({ played }) {
   if (played.length === 0) return null;
   return html`<table class="plain"><tbody>${played.map((one) => html`<tr key=${one.name}>
-    <th scope="row"><a href=${link("episodes", { source: one.source, label: one.label })}>${one.name}</a></th>
+    <th scope="row"><a href=${link("episodes", { source: one.source, label: one.label })}>${breakable(one.name)}</a></th>
     <td><b>${percent(one.rate)}</b></td>
     ${one.rate !== null && html`<td class="note">${(100 * one.low).toFixed(0)}–${(100 * one.high).toFixed(0)}</td>
       <td class="note">n ${count(one.episodes)}</td>`}</tr>`)}</tbody></table>`;

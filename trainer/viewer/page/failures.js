@@ -58,7 +58,8 @@ function Totals({ totals, source, kinds }) {
     style=${{ background: KIND_COLORS[kind] }}></i>`}${title}</th>
     ${totals.map((one, i) => html`<td>${counts(one) ? html`<a href=${link("episodes", { source, label: one.label, ...wanted(kind) })}>
       ${count(counts(one))}</a> <span class="note">${kind !== LOST && percent(counts(one) / sums[i])}</span>` : "–"}</td>`)}</tr>`;
-  return html`<div class="wide" tabindex="0" role="region" aria-label="Kinds of failure"><table class="plain numbers-table"><thead><tr><th></th>${totals.map((one, i) => html`<th
+  return html`<div class="wide" tabindex="0" role="region" aria-label="Kinds of failure"><table class="plain numbers-table"
+    style=${{ "--columns": totals.length }}><thead><tr><th></th>${totals.map((one, i) => html`<th
     scope="col">${one.label}<br /><span class="note">${count(sums[i])}</span></th>`)}</tr></thead><tbody>
     ${row("right", "right", (one) => one.counts.correct)}
     ${present.map((kind) => row(kind, kinds[kind], (one) => one.counts[kind]))}
