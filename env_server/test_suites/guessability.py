@@ -1,8 +1,10 @@
-"""How easily an answer is hit by luck: neighbour queries of its gold that give the same answer on its database.
+"""How easily an answer is hit by luck: queries that ask something else and give the same answer on its database.
 
-A neighbour query counts as different when one of the question's variants tells it from the gold, and as lucky when its
-rows on the database itself are the gold's all the same. In `value` mode nothing but the answer is judged, so an agent
-that asks the wrong question of such a database is rewarded like one that understands it.
+They are neighbour queries of the gold: a condition or the order dropped, another column, table, constant or limit.
+Other neighbours, such as `LIKE` for `=`, `>=` for `>` or IN for a JOIN, ask the same in all but rare cases, and to
+agree with the gold is no luck of theirs. A query counts as different when one of the question's variants tells it from
+the gold, and as lucky when its rows on the database itself are the gold's all the same. In `value` mode nothing but the
+answer is judged, so an agent that asks the wrong question of such a database is rewarded like one that understands it.
 """
 
 from __future__ import annotations
@@ -15,32 +17,43 @@ from env_server.judging.verdict import judge_rows
 from env_server.sql.pool import Databases
 from env_server.test_suites.constants import parse
 from env_server.test_suites.images import opened, run
-from env_server.test_suites.mutants import mutants
+from env_server.test_suites.mutants import MutantKind, mutants
 from env_server.test_suites.suite import Suite
 
-GUESSABLE_SHARE = 1 / 3
-"""A question is guessable when this share of the neighbour queries that differ from its gold are lucky."""
+GUESSABLE_SHARE = 1 / 2
+"""A question is guessable when this share of the queries that ask something else are lucky."""
+ASKING_ELSE = frozenset(
+    {
+        MutantKind.CONDITION,
+        MutantKind.COLUMN,
+        MutantKind.CONSTANT,
+        MutantKind.LIMIT,
+        MutantKind.ORDER,
+        MutantKind.TABLE,
+    }
+)
+"""The neighbour queries that count."""
 
 
 @dataclass(frozen=True, slots=True)
 class Guessability:
-    """`different` neighbour queries differ from the gold on a variant; `lucky` of them agree on the database."""
+    """`different` queries that ask something else differ from the gold on a variant; `lucky` ones agree with it."""
 
     different: int
     lucky: int
 
     @property
     def guessable(self) -> bool:
-        """Whether so many neighbour queries are lucky that the answer says little about the question."""
+        """Whether so many of them are lucky that the answer says little about the question."""
         return self.lucky > 0 and self.lucky >= GUESSABLE_SHARE * self.different
 
 
 def measure_guessability(question: Question, suite: Suite, databases: Databases) -> Guessability:
-    """Count a question's neighbour queries. Raises DataError when its database cannot be read."""
+    """Count the queries beside a question's gold. Raises DataError when its database cannot be read."""
     schema = databases.schema(question.db_id)
     tree = parse(question.gold_sql, schema)
-    neighbours = [] if tree is None else [mutant.sql for mutant in mutants(tree.sql(dialect="sqlite"), schema)]
-    different = _told_apart(neighbours, suite)
+    neighbours = () if tree is None else mutants(tree.sql(dialect="sqlite"), schema)
+    different = _told_apart([neighbour.sql for neighbour in neighbours if neighbour.kind in ASKING_ELSE], suite)
     return Guessability(len(different), sum(_agrees(sql, question, databases) for sql in different))
 
 

@@ -98,7 +98,7 @@ def run(argv: Sequence[str]) -> int:
     check.add_argument(
         "--guessable",
         action="store_true",
-        help="also flag questions whose answer many neighbour queries of the gold give as well; minutes, not seconds",
+        help="also flag questions whose answer many wrong queries give as well; minutes, not seconds",
     )
     check.add_argument("--json", action="store_true", help="print one JSON object instead of the text")
     check.add_argument("--out", type=Path, metavar="FILE", help="write what became of each question, as JSON Lines")

@@ -97,9 +97,8 @@ def check_question(
         yield Finding(Kind.GOLD_ZERO, place, said, "Ask for something that is there")
     elif trial.guessability is not None and trial.guessability.guessable:
         found = trial.guessability
-        said = (
-            f"{question.text!r}: {found.lucky} of {found.different} neighbour queries give {_answer(question)} as well"
-        )
+        number = f"{found.lucky} of {found.different} queries that ask something else"
+        said = f"{question.text!r}: {number} give {_answer(question)} as well"
         yield Finding(
             Kind.GUESSABLE, place, said, "Ask for something that fewer queries give, or use --answer_mode sql"
         )

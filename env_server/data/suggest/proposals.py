@@ -41,6 +41,8 @@ from env_server.types import ActionType, AnswerMode
 
 MAX_GUESS_RATE = 0.34
 """How often a random cell may be the answer: user's tables are small, and variants tell more than this does."""
+MAX_LUCKY_SHARE = 1 / 3
+"""How many of the queries that ask something else may give the answer: fewer than of a question that somebody wrote."""
 PATIENCE = 60
 """Draws in a row without a proposal, after which a database has no more."""
 
@@ -102,9 +104,9 @@ class Proposer:
         trial = try_gold(question, self._pool, self._suites)
         if trial.no_variants:
             raise DataError(trial.no_variants)
-        if trial.guessability is not None and trial.guessability.guessable:
-            found = trial.guessability
-            raise DataError(f"{found.lucky} of {found.different} neighbour queries give the same answer")
+        found = trial.guessability
+        if found is not None and found.lucky >= MAX_LUCKY_SHARE * found.different:
+            raise DataError(f"{found.lucky} of {found.different} queries that ask something else give the same answer")
         if untested := self._suites.of(question).untested:
             raise DataError(f"no variant tests {untested[0]}")
         return question

@@ -21,8 +21,9 @@ def test_every_kind_is_planted() -> None:
     assert len({each.kind for each in PLANTED}) >= 15
 
 
-def test_a_healthy_folder_is_silent(tmp_path: Path) -> None:
-    assert look(plant(Planted(Kind.EMPTY_TABLE), tmp_path)).findings == ()
+@pytest.mark.parametrize("variants", [False, True])
+def test_a_healthy_folder_is_silent(variants: bool, tmp_path: Path) -> None:
+    assert look(plant(Planted(Kind.EMPTY_TABLE), tmp_path), variants=variants).findings == ()
 
 
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda each: f"{each.kind.value} {'/'.join(each.files)}")
@@ -50,10 +51,11 @@ def test_the_worst_comes_first(tmp_path: Path) -> None:
 
 
 def test_what_is_guessable_takes_variants(tmp_path: Path) -> None:
-    folder = plant(Planted(Kind.GUESSABLE), tmp_path)
+    older = ("How many customers joined after 2020?", "SELECT COUNT(*) FROM customers WHERE joined > '2020-12-31'")
+    folder = plant(Planted(Kind.GUESSABLE, questions=(older,)), tmp_path)
     (guessable,) = look(folder, variants=True).findings
     assert guessable.kind is Kind.GUESSABLE
-    assert "'How many customers are there?': 2 of 3 neighbour queries give 5 as well" in guessable.said
+    assert "6 of 7 queries that ask something else give 5 as well" in guessable.said
     script = "CREATE VIRTUAL TABLE notes USING fts5(text); INSERT INTO notes VALUES ('a b')"
     database(folder / "notes", "notes.sqlite", script)
     question = {"question": "How many?", "sql": "SELECT COUNT(*) FROM notes", "database": "notes"}

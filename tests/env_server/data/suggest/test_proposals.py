@@ -76,7 +76,7 @@ def test_databases_take_turns(source: Source, tmp_path: Path) -> None:
         ("SELECT name FROM pets WHERE age > 50", "returns no row"),
         ("SELECT species FROM pets GROUP BY 1 ORDER BY COUNT(*) DESC LIMIT 1", "left to chance"),
         ("SELECT MAX(age) FROM pets WHERE age > 3", "the answer is the same without WHERE age > 3"),
-        ("SELECT COUNT(*) FROM pets WHERE owner_id = 2", "neighbour queries give the same answer"),
+        ("SELECT COUNT(*) FROM pets WHERE owner_id = 2", "queries that ask something else give the same answer"),
     ],
 )
 def test_what_cannot_be_asked_is_told(sql: str, words: str, proposer: Proposer) -> None:
