@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -32,6 +31,7 @@ from env_server.types import AnswerMode, SQLAction
 from inference.adapters import Place, find_policy
 from inference.engine import Completion, FinishReason, Sampling
 from sqlenv import cli
+from tests.clock import Clock
 from trainer.chat.format import ChatFormat, Conversation
 from trainer.policy.loading import load_policy
 from trainer.policy.play_settings import SETTINGS_FILE, saved_play
@@ -331,11 +331,12 @@ def test_what_a_policy_played_right_is_learned(cache: None, tmp_path: Path, caps
 
 
 def test_a_resumed_run_tells_its_own_speed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(time, "monotonic", iter([0.0, 0.0, 10.0, 10.0]).__next__)
+    monkeypatch.setattr(trainer.warmup.warmup, "time", clock := Clock())
     line = ProgressLine(Console(file=sys.stderr))
     state = TrainerState(global_step=10, max_steps=20, num_input_tokens_seen=90_000)
     line.on_train_begin(TrainingArguments(), state, TrainerControl())
     state.global_step = 12
+    clock.now += 10.0
     line.on_log(TrainingArguments(), state, TrainerControl(), {"loss": 0.5, "num_tokens": 95_000})
     assert "5.0 s a step, 500 tokens/s, 1 min left" in capsys.readouterr().err
 
@@ -343,14 +344,14 @@ def test_a_resumed_run_tells_its_own_speed(monkeypatch: pytest.MonkeyPatch, caps
 def test_a_run_of_so_many_minutes_tells_how_many_are_left(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    clock = iter([0.0, 0.0, 0.0, 0.0, 300.0, 300.0, 300.0])
-    monkeypatch.setattr(time, "monotonic", clock.__next__)
+    monkeypatch.setattr(trainer.warmup.warmup, "time", clock := Clock())
     deadline = Deadline(12.0, Ranks())
     line = ProgressLine(Console(file=sys.stderr), deadline)
     state = TrainerState(global_step=0, max_steps=1_000_000, num_input_tokens_seen=0)
     for each in (deadline, line):
         each.on_train_begin(TrainingArguments(), state, TrainerControl())
     state.global_step = 10
+    clock.now += 300.0
     line.on_log(TrainingArguments(), state, TrainerControl(), {"loss": 0.5, "num_tokens": 30_000})
     assert "7 min left" in capsys.readouterr().err
 
