@@ -316,7 +316,10 @@ class WarmupArguments(EpisodeArguments):
 
     data: str = field(
         default="synthetic",
-        metadata={"help": "Data sets to play on, separated by commas; only their training databases are used."},
+        metadata={
+            "help": "Data sets to play on, separated by commas; only their training databases are used. What comes of "
+            "it is evaluated on the first one, unless sqlenv evaluate is told another."
+        },
     )
     good: float = field(
         default=1.0,

@@ -221,7 +221,7 @@ def _warm_up(
     if arguments.muon_learning_rate > 0:
         optimizer = MuonAdamW(model, arguments.muon_learning_rate, sft.learning_rate, sft.weight_decay)
     play = PlaySettings(
-        data=sources[0] if len(sources) == 1 else PlaySettings().data,
+        data=sources[0],
         answer_mode=answer_mode,
         action_format=settings.action_format,
         chat_template_kwargs=settings.chat_template_kwargs,

@@ -25,6 +25,7 @@ from trl import SFTConfig, SFTTrainer
 import trainer.warmup.data
 import trainer.warmup.warmup
 from env_server.cache import CACHE_VARIABLE
+from env_server.data.doctor.findings import Kind
 from env_server.dataset import Dataset, Hardness, Split
 from env_server.environment import SQLEnvironment
 from env_server.types import AnswerMode, SQLAction
@@ -32,6 +33,7 @@ from inference.adapters import Place, find_policy
 from inference.engine import Completion, FinishReason, Sampling
 from sqlenv import cli
 from tests.clock import Clock
+from tests.env_server.data.doctor.planted import Planted, plant
 from trainer.chat.format import ChatFormat, Conversation
 from trainer.policy.loading import load_policy
 from trainer.policy.play_settings import SETTINGS_FILE, saved_play
@@ -244,13 +246,17 @@ def test_the_command_makes_a_tiny_policy_and_trains_it_further(cache: None, tmp_
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
 
     mixed = ("--good", "0.7", "--explore", "0.5", "--answer_mode", "sql", "--step_budget", "9")
-    further, same = warm_up(tmp_path / "further", "--model_name_or_path", str(tmp_path / "new"), *mixed)
+    shop = plant(Planted(Kind.EMPTY_TABLE), tmp_path)
+    further, same = warm_up(
+        tmp_path / "further", "--model_name_or_path", str(tmp_path / "new"), "--data", f"{shop},synthetic", *mixed
+    )
     assert same.get_vocab() == tokenizer.get_vocab()
     assert same.chat_template == tokenizer.chat_template
     assert any(not torch.equal(a, b) for a, b in zip(model.parameters(), further.parameters(), strict=True))
     saved = saved_play(Place(str(tmp_path / "further")))
     assert saved is not None
     assert (saved.settings.answer_mode, saved.settings.step_budget) == (AnswerMode.SQL, 9)
+    assert saved.settings.data == str(shop), "the first of several is what it is evaluated on"
 
 
 def test_a_warm_up_that_is_killed_goes_on_to_the_bit(cache: None, tmp_path: Path) -> None:
