@@ -21,6 +21,7 @@ from env_server.data.loading import load_dataset
 from env_server.dataset import Split
 from tests.integration.chromium import chromium, complaints_of, needs_chromium
 from tests.trainer.viewer.runs import evaluate, evaluate_alone, make_run, make_turn, played, train
+from trainer.report.report import write_report
 from trainer.results.run_files import HealthWarning, RunFolder
 
 pytestmark = needs_chromium
@@ -276,6 +277,19 @@ def test_the_last_digits_of_equal_numbers_are_no_curve(page: Page, server: str) 
     )
     assert flat == pytest.approx([0.18, 0.22])
     assert real == pytest.approx([0.1994, 0.2106])
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_the_report_of_a_run_fits_the_screen(page: Page, folder: Path, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 844})
+    page.goto(write_report(folder / "first").as_uri())
+    expect(page.locator("tbody tr", has_text="after").locator("td").first).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    beyond = page.evaluate(
+        """() => [...document.querySelectorAll("td")].map((cell) => cell.getBoundingClientRect())
+          .filter((box) => box.right > innerWidth).length"""
+    )
+    assert beyond == 0
 
 
 def test_the_filters_are_folded_on_a_phone(page: Page, server: str) -> None:
