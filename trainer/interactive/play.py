@@ -46,7 +46,9 @@ _GOLD_ROWS = 20
 def build_parser() -> Parser:
     """The flags of `sqlenv play`."""
     parser = Parser(
-        prog="sqlenv play", description="Play an episode in this terminal, with the rewards that a policy would get."
+        prog="sqlenv play",
+        description="Play an episode in this terminal, with the rewards that a policy would get.\n"
+        "To watch a policy play one: sqlenv chat MODEL --data DATA",
     )
     parser.add_argument("--data", help=f"{SYNTAX} (default: {DEFAULT_SPEC})")
     parser.add_argument("--split", type=choice(Split), choices=list(Split), default=Split.ALL, help="default: all")
