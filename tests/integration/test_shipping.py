@@ -111,6 +111,7 @@ def test_a_flag_that_differs_is_said_and_obeyed(
 def test_a_checkpoint_is_played_as_it_was_trained_too(run: RunFolder, tmp_path: Path) -> None:
     last = run.path / "checkpoint-2"
     assert (last / SETTINGS_FILE).read_bytes() == (run.path / "model" / SETTINGS_FILE).read_bytes()
+    assert not (last / "README.md").exists(), "the card is the exported policy's"
     assert evaluate(last, tmp_path / "e.jsonl") == after(run)
 
 

@@ -182,6 +182,9 @@ class SQLEnvTrainer(ResumableTrainer, HalvingTrainer):
         """Train on these batches, whatever the training data set's loader draws."""
         self._batches = batches
 
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """Write none: TRL's calls the base of a local folder None. `sqlenv export` writes the card."""
+
     def sync_engine(self) -> None:
         """Bring the engine to the weights of now, unless it has them. Collective: every rank calls it."""
         if self._last_loaded_step != self.state.global_step:

@@ -62,6 +62,9 @@ class WarmupTrainer(ResumableTrainer, SFTTrainer):  # type: ignore[misc]  # TRL 
         if self.why_not:
             _LOG.warning("rows are read whole, padding and all: %s", self.why_not)
 
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """Write none: TRL's calls the base of a local folder None. `sqlenv export` writes the card."""
+
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int] | None:
         if self.args.train_sampling_strategy != BY_LENGTH:
             sampler: Sampler[int] | None = super()._get_train_sampler(train_dataset)
