@@ -47,7 +47,8 @@ def own_schema(
     `references` are the foreign keys, declared or likely; one that does not hold is no link, and no number either.
     """
     keys = table_keys(survey)
-    usable = {table.name for table in survey.tables if rows.get(table.name)}
+    # Whatever is asked about a single row has its one answer.
+    usable = {table.name for table in survey.tables if len(rows.get(table.name, ())) > 1}
     held = [r for r in references if {r.table, r.parent} <= usable and r.distinct and not r.lost]
     links = _links(held, keys)
     troubled = troubled | {(r.table, r.column) for r in references}

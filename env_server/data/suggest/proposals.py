@@ -105,7 +105,7 @@ class Proposer:
         if trial.no_variants:
             raise DataError(trial.no_variants)
         found = trial.guessability
-        if found is not None and found.lucky >= MAX_LUCKY_SHARE * found.different:
+        if found is not None and found.lucky > 0 and found.lucky >= MAX_LUCKY_SHARE * found.different:
             raise DataError(f"{found.lucky} of {found.different} queries that ask something else give the same answer")
         if untested := self._suites.of(question).untested:
             raise DataError(f"no variant tests {untested[0]}")

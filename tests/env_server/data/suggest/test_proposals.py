@@ -69,6 +69,12 @@ def test_databases_take_turns(source: Source, tmp_path: Path) -> None:
         assert [q.db_id for q in islice(proposer.proposals(4), 4)] == ["pets", "more", "pets", "more"]
 
 
+def test_the_rows_of_the_only_table_may_be_counted(tmp_path: Path) -> None:
+    file = add_database(tmp_path, "only.sqlite", "CREATE TABLE pets (name); INSERT INTO pets VALUES ('Bo'), ('Cy')")
+    with closing(Proposer([Source("only", file, False, ())], EnvSettings(), tmp_path, seed=0)) as proposer:
+        assert proposer.verified("only", "How many?", "SELECT COUNT(*) FROM pets").gold.rows == ((2,),)
+
+
 @pytest.mark.parametrize(
     ("sql", "words"),
     [
