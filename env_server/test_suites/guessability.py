@@ -1,10 +1,11 @@
 """How easily an answer is hit by luck: queries that ask something else and give the same answer on its database.
 
-They are neighbour queries of the gold: a condition or the order dropped, another column, table, constant or limit.
-Other neighbours, such as `LIKE` for `=`, `>=` for `>` or IN for a JOIN, ask the same in all but rare cases, and to
-agree with the gold is no luck of theirs. A query counts as different when one of the question's variants tells it from
-the gold, and as lucky when its rows on the database itself are the gold's all the same. In `value` mode nothing but the
-answer is judged, so an agent that asks the wrong question of such a database is rewarded like one that understands it.
+They are neighbour queries of the gold: a condition or the order dropped, another column, table, constant or limit. Of
+the other kinds of neighbours many ask the same in all but rare cases (`LIKE` for `=`, `>=` for `>`, IN for a JOIN,
+`COUNT(DISTINCT name)` for `COUNT(*)`), and to agree with the gold is no luck of theirs. A query counts as different
+when one of the question's variants tells it from the gold, and as lucky when its rows on the database itself are the
+gold's all the same. In `value` mode nothing but the answer is judged, so an agent that asks the wrong question of such
+a database is rewarded like one that understands it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from env_server.test_suites.suite import Suite
 
 GUESSABLE_SHARE = 1 / 2
 """A question is guessable when this share of the queries that ask something else are lucky."""
-ASKING_ELSE = frozenset(
+ASKS_SOMETHING_ELSE = frozenset(
     {
         MutantKind.CONDITION,
         MutantKind.COLUMN,
@@ -32,7 +33,7 @@ ASKING_ELSE = frozenset(
         MutantKind.TABLE,
     }
 )
-"""The neighbour queries that count."""
+"""The kinds of neighbour queries that count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +43,18 @@ class Guessability:
     different: int
     lucky: int
 
+    def __str__(self) -> str:
+        return f"{self.lucky} of {self.different} queries that ask something else"
+
+    @property
+    def lucky_share(self) -> float:
+        """The lucky ones among those that differ; 0 where none does."""
+        return self.lucky / self.different if self.different else 0.0
+
     @property
     def guessable(self) -> bool:
         """Whether so many of them are lucky that the answer says little about the question."""
-        return self.lucky > 0 and self.lucky >= GUESSABLE_SHARE * self.different
+        return self.lucky_share >= GUESSABLE_SHARE
 
 
 def measure_guessability(question: Question, suite: Suite, databases: Databases) -> Guessability:
@@ -53,7 +62,7 @@ def measure_guessability(question: Question, suite: Suite, databases: Databases)
     schema = databases.schema(question.db_id)
     tree = parse(question.gold_sql, schema)
     neighbours = () if tree is None else mutants(tree.sql(dialect="sqlite"), schema)
-    different = _told_apart([neighbour.sql for neighbour in neighbours if neighbour.kind in ASKING_ELSE], suite)
+    different = _told_apart([neighbour.sql for neighbour in neighbours if neighbour.kind in ASKS_SOMETHING_ELSE], suite)
     return Guessability(len(different), sum(_agrees(sql, question, databases) for sql in different))
 
 

@@ -254,18 +254,23 @@ def test_nothing_is_wider_than_the_screen(page: Page, server: str, width: int) -
         assert page.evaluate("document.documentElement.scrollWidth") <= width, place
 
 
+def cells_out_of_sight(page: Page, cells: str) -> int:
+    """How many of the cells that are laid out reach beyond the left or right edge of the screen."""
+    found: int = page.evaluate(
+        """(cells) => [...document.querySelectorAll(cells)].filter((cell) => cell.offsetParent !== null)
+          .map((cell) => cell.getBoundingClientRect())
+          .filter((box) => box.left < 0 || box.right > innerWidth).length""",
+        cells,
+    )
+    return found
+
+
 def test_no_number_is_out_of_sight_on_a_phone(page: Page, server: str) -> None:
     page.set_viewport_size({"width": 360, "height": 844})
     for place, shown in (("", ".source td"), ("failures", ".numbers-table td"), ("compare", ".numbers-table td")):
         open_page(page, server, place)
         expect(page.locator(shown).first).to_be_visible()
-        beyond = page.evaluate(
-            """(shown) => [...document.querySelectorAll(shown)].filter((cell) => cell.offsetParent !== null)
-              .map((cell) => cell.getBoundingClientRect())
-              .filter((box) => box.left < 0 || box.right > innerWidth).length""",
-            shown,
-        )
-        assert beyond == 0, place
+        assert cells_out_of_sight(page, shown) == 0, place
 
 
 def test_the_last_digits_of_equal_numbers_are_no_curve(page: Page, server: str) -> None:
@@ -285,11 +290,7 @@ def test_the_report_of_a_run_fits_the_screen(page: Page, folder: Path, width: in
     page.goto(write_report(folder / "first").as_uri())
     expect(page.locator("tbody tr", has_text="after").locator("td").first).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    beyond = page.evaluate(
-        """() => [...document.querySelectorAll("td")].map((cell) => cell.getBoundingClientRect())
-          .filter((box) => box.right > innerWidth).length"""
-    )
-    assert beyond == 0
+    assert cells_out_of_sight(page, "td") == 0
 
 
 def test_the_filters_are_folded_on_a_phone(page: Page, server: str) -> None:

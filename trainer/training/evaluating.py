@@ -24,8 +24,8 @@ from trl.extras.profiling import profiling_context
 from trainer.config import ConfigError
 from trainer.results.statistics import EvaluationSummary
 from trainer.training.batches import Batches
+from trainer.training.checkpointing import CheckpointingTrainer
 from trainer.training.out_of_memory import HalvingTrainer
-from trainer.training.resuming import ResumableTrainer
 from trainer.training.step_times import StepTimes, Wait
 
 PREFIX = "eval_"
@@ -161,7 +161,7 @@ class StopAtSuccess(TrainerCallback):  # type: ignore[misc]
             )
 
 
-class SQLEnvTrainer(ResumableTrainer, HalvingTrainer):
+class SQLEnvTrainer(CheckpointingTrainer, HalvingTrainer):
     """TRL's trainer, with our batches, evaluation and times.
 
     `train_on` and `evaluate_with` must come before `train`.
@@ -181,9 +181,6 @@ class SQLEnvTrainer(ResumableTrainer, HalvingTrainer):
     def train_on(self, batches: Batches) -> None:
         """Train on these batches, whatever the training data set's loader draws."""
         self._batches = batches
-
-    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Write none: TRL's calls the base of a local folder None. `sqlenv export` writes the card."""
 
     def sync_engine(self) -> None:
         """Bring the engine to the weights of now, unless it has them. Collective: every rank calls it."""

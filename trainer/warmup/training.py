@@ -19,7 +19,7 @@ from torch.utils.data import Sampler
 from transformers.trainer_pt_utils import get_length_grouped_indices
 from trl import SFTTrainer
 
-from trainer.training.resuming import ResumableTrainer
+from trainer.training.checkpointing import CheckpointingTrainer
 from trainer.training.scoring import passes_are_collectives, read_less
 
 _LOG = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class EpochsByLength(Sampler[int]):
         return iter(get_length_grouped_indices(self._lengths, self._batch, generator=chance))
 
 
-class WarmupTrainer(ResumableTrainer, SFTTrainer):  # type: ignore[misc]  # TRL carries no types
+class WarmupTrainer(CheckpointingTrainer, SFTTrainer):  # type: ignore[misc]  # TRL carries no types
     """TRL's trainer, reading what is learned alone."""
 
     _total_train_tokens: int
@@ -61,9 +61,6 @@ class WarmupTrainer(ResumableTrainer, SFTTrainer):  # type: ignore[misc]  # TRL 
         """Why the model reads whole rows; "" where it does not."""
         if self.why_not:
             _LOG.warning("rows are read whole, padding and all: %s", self.why_not)
-
-    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Write none: TRL's calls the base of a local folder None. `sqlenv export` writes the card."""
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int] | None:
         if self.args.train_sampling_strategy != BY_LENGTH:

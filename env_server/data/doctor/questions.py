@@ -96,9 +96,7 @@ def check_question(
         said = f"{question.text!r}: the answer is 0"
         yield Finding(Kind.GOLD_ZERO, place, said, "Ask for something that is there")
     elif trial.guessability is not None and trial.guessability.guessable:
-        found = trial.guessability
-        number = f"{found.lucky} of {found.different} queries that ask something else"
-        said = f"{question.text!r}: {number} give {_answer(question)} as well"
+        said = f"{question.text!r}: {trial.guessability} give {_answer(question)} as well"
         yield Finding(
             Kind.GUESSABLE, place, said, "Ask for something that fewer queries give, or use --answer_mode sql"
         )

@@ -47,7 +47,7 @@ def own_schema(
     `references` are the foreign keys, declared or likely; one that does not hold is no link, and no number either.
     """
     keys = table_keys(survey)
-    # Whatever is asked about a single row has its one answer.
+    # All questions about a table of one row have the same answer.
     usable = {table.name for table in survey.tables if len(rows.get(table.name, ())) > 1}
     held = [r for r in references if {r.table, r.parent} <= usable and r.distinct and not r.lost]
     links = _links(held, keys)

@@ -42,7 +42,8 @@ from env_server.types import ActionType, AnswerMode
 MAX_GUESS_RATE = 0.34
 """How often a random cell may be the answer: user's tables are small, and variants tell more than this does."""
 MAX_LUCKY_SHARE = 1 / 3
-"""How many of the queries that ask something else may give the answer: fewer than of a question that somebody wrote."""
+"""Proposals with as many lucky queries are refused: another one costs nothing, so the measure is stricter than where
+somebody wrote the question."""
 PATIENCE = 60
 """Draws in a row without a proposal, after which a database has no more."""
 
@@ -104,9 +105,8 @@ class Proposer:
         trial = try_gold(question, self._pool, self._suites)
         if trial.no_variants:
             raise DataError(trial.no_variants)
-        found = trial.guessability
-        if found is not None and found.lucky > 0 and found.lucky >= MAX_LUCKY_SHARE * found.different:
-            raise DataError(f"{found.lucky} of {found.different} queries that ask something else give the same answer")
+        if trial.guessability is not None and trial.guessability.lucky_share >= MAX_LUCKY_SHARE:
+            raise DataError(f"{trial.guessability} give the same answer")
         if untested := self._suites.of(question).untested:
             raise DataError(f"no variant tests {untested[0]}")
         return question

@@ -10,6 +10,7 @@ import pytest
 
 from env_server.data.doctor.diagnosis import diagnose
 from env_server.data.doctor.findings import Finding, Kind
+from tests.env_server.data.folders import write_entries
 
 AGREED: dict[Kind, set[str]] = {
     # '3.69 MB', and numbers of members whose MAX is '91' where there is a 1418
@@ -115,8 +116,7 @@ GUESSABLE = {
         "What are the names of scientists who are not working on the project with the most hours?",
     },
 }
-"""By database, questions whose answer most wrong queries give, too. With variants of all 46, which take minutes, there
-are 41 of them in 17 databases."""
+"""By database. Variants of all 46 take minutes; then there are 41 such questions, in 17 databases."""
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +152,7 @@ def test_every_guessable_answer_is_one_that_a_person_agreed_with(spider_dir: Pat
         (folder / "database" / db_id).symlink_to(spider_dir.resolve() / "database" / db_id)
     entries = json.loads((spider_dir / "train_spider.json").read_text(encoding="utf-8"))
     asked = [entry for entry in entries if entry["db_id"] in GUESSABLE]
-    (folder / "train_spider.json").write_text(json.dumps(asked), encoding="utf-8")
+    write_entries(folder, asked, "train_spider.json")
     found = diagnose(f"spider:{folder}", tmp_path / "cache")
     said: dict[str, set[str]] = {db_id: set() for db_id in GUESSABLE}
     for finding in found.findings:
