@@ -4,7 +4,7 @@ Promises:
 
 1. `--help` shows the flags in groups (`help`); `--help-all` is left to TRL's parser.
 2. A flag, or a key of `--config`, that nothing knows is refused, with the one that was probably meant. So are a config
-   file and a policy that are not there. Values are not looked at: the parser judges those.
+   file that cannot be read, and a policy that is not there. Values are not looked at: the parser judges those.
 3. What is refused here would be refused later. Several ranks look later alone, so that one of them speaks for all.
 """
 
@@ -108,16 +108,12 @@ def _values(argv: Sequence[str]) -> dict[str, str]:
 
 
 def _read(path: str) -> Mapping[str, Any]:
-    """The keys of a config file; nothing where it cannot be read, which the parser says. Raises ConfigError."""
+    """The keys of a config file. Raises ConfigError."""
     if path and not Path(path).is_file():
         near = did_you_mean(path, map(str, Path(path).parent.glob("*.y*ml")))
         raise ConfigError(f"--config {path}: there is no such file{near}")
     if find_spec("yaml") is None:
         return {}  # it comes with the packages of training, which are missed next
-    import yaml
+    from trainer.flags.config_file import read_config
 
-    try:
-        written = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
-        return {}
-    return written if isinstance(written, dict) else {}
+    return read_config(path)

@@ -7,18 +7,16 @@ a default may have been written down on purpose.
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from dataclasses import fields
-from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
 from trl import TrlParser
 
 from sqlenv.parser import refuse
-from trainer.config import ConfigError, config_errors
-
-CONFIG_FLAG = "--config"
+from trainer.config import ConfigError
+from trainer.flags.config_file import CONFIG_FLAG, read_config
 
 
 class FlagParser(TrlParser):  # type: ignore[misc]  # TRL carries no types
@@ -30,6 +28,19 @@ class FlagParser(TrlParser):  # type: ignore[misc]  # TRL carries no types
     def error(self, message: str) -> NoReturn:
         """End the process with status 2."""
         refuse(self, message)
+
+    def parse_args_and_config(self, args: Sequence[str], **options: Any) -> tuple[Any, ...]:
+        """As TRL's, of a file that is read as `config_file` does. Raises ConfigError, ValueError."""
+        config, flags = split_config(args)
+        written = {} if config is None else read_config(config)
+        variables = written.pop("env", None) or {}
+        if not isinstance(variables, dict):
+            raise ConfigError(f"{CONFIG_FLAG} {config}: env must hold a value for each environment variable")
+        os.environ.update({name: str(value) for name, value in variables.items()})
+        if unknown := self.set_defaults_with_config(**written):
+            raise ConfigError(f"{CONFIG_FLAG} {config}: there is no flag {unknown[0]}")
+        parsed: tuple[Any, ...] = super().parse_args_and_config(flags, **options)
+        return parsed
 
 
 def read_given(kinds: Sequence[type], argv: Sequence[str], prog: str) -> dict[str, Any]:
@@ -54,26 +65,14 @@ def read_given(kinds: Sequence[type], argv: Sequence[str], prog: str) -> dict[st
 def split_config(argv: Sequence[str]) -> tuple[str | None, list[str]]:
     """Return the config file that flags name, if any, and the other flags. Raises ConfigError."""
     flags = list(argv)
-    if CONFIG_FLAG not in flags:
+    place = next((i for i, word in enumerate(flags) if word.partition("=")[0] == CONFIG_FLAG), None)
+    if place is None:
         return None, flags
-    place = flags.index(CONFIG_FLAG)
-    _, *path = flags[place : place + 2]
-    del flags[place : place + 2]
+    _, equals, value = flags.pop(place).partition("=")
+    path = value if equals else flags.pop(place) if place < len(flags) else ""
     if not path:
         raise ConfigError(f"{CONFIG_FLAG} wants the path of a YAML file")
-    return path[0], flags
-
-
-def read_config(path: str) -> dict[str, Any]:
-    """Return the keys of a config file. Raises ConfigError."""
-    with config_errors():
-        try:
-            written = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-        except yaml.YAMLError as error:
-            raise ConfigError(f"{CONFIG_FLAG} {path} is not YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(written, dict):
-        raise ConfigError(f"{CONFIG_FLAG} {path} must hold one key for each flag")
-    return {str(key): value for key, value in written.items()}
+    return path, flags
 
 
 def _check_choices(kinds: Sequence[type], written: dict[str, Any]) -> None:

@@ -29,7 +29,8 @@ from rich.console import Console
 from env_server.errors import SQLEnvError
 from trainer import train
 from trainer.config import SQLEnvArguments, WarmupArguments
-from trainer.flags.given import read_config, split_config
+from trainer.flags.config_file import read_config
+from trainer.flags.given import split_config
 from trainer.flags.table import TRAIN_FLAGS, WARMUP_FLAGS, FlagTable
 from trainer.next_command import NextCommand
 from trainer.ranks import Ranks, ending_together

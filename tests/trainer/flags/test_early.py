@@ -80,13 +80,6 @@ def test_a_config_that_is_not_there_is_refused_with_one_that_is_near(config: Pat
     assert str(refused.value) == f"--config {wrong}: there is no such file; did you mean {config}?"
 
 
-@pytest.mark.parametrize("text", ["a: [1", "- 1", ""])
-def test_a_config_that_cannot_be_read_is_left_to_the_parser(text: str, config: Path) -> None:
-    config.write_text(text, encoding="utf-8")
-    words = [*TINY, "--config", str(config)]
-    assert look(Command.TRAIN, words) == words
-
-
 @pytest.mark.parametrize("by_flag", [True, False])
 def test_a_policy_that_is_not_there_is_refused(by_flag: bool, config: Path) -> None:
     missing = str(config.with_name("nothing"))

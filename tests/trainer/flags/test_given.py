@@ -52,7 +52,7 @@ def test_what_is_unknown_is_left_to_the_parser_of_the_arguments(config: Path) ->
     ("text", "complaint"),
     [
         ("[1, 2]", "one key for each flag"),
-        ("a: [1", "is not YAML"),
+        ("a: [1", "line 1"),
         ("dtype: float31", "--dtype must be one of"),
         ("bnb_4bit_quant_type: nf5", "--bnb_4bit_quant_type must be one of"),
         ("learning_rate: fast", "float"),
