@@ -30,7 +30,7 @@ from pathlib import Path
 from env_server.data.bird import BIRD
 from env_server.data.database_files import DATABASE_SUFFIXES, file_problem, is_database_name, visible
 from env_server.data.json_files import QuestionFile, kind_of
-from env_server.data.question_files import OPTIONAL_KEYS, REQUIRED_KEYS, is_question_table, read_question_files
+from env_server.data.question_files import ANSWERS, OPTIONAL_KEYS, REQUIRED_KEYS, is_question_table, read_question_files
 from env_server.data.raw import RawDataset, RawQuestion
 from env_server.data.source_table import is_text
 from env_server.data.spider import SPIDER
@@ -116,7 +116,9 @@ def find_sources(folder: Path) -> Sources:
     for group, place in groups:
         files = [file for file in visible(place) if file.is_file()]
         sources = [Source(file.stem, (file,)) for file in files if is_database_name(file)]
-        asked = [file for file in files if place == folder and is_question_table(file)]
+        asked = [file for file in files if is_question_table(file)]
+        if asked and place != folder:
+            raise DataError(f"{asked[0]} looks like questions, which must not be a table. Move it to {folder}")
         tables = tuple(file for file in files if is_table_file(file) and file not in asked)
         for source in (*sources, *([Source(group, tables)] if tables else [])):
             if problem := _problem(source):
@@ -142,10 +144,9 @@ def _problem(source: Source) -> str:
 def _question(file: QuestionFile, index: int, sources: Sources) -> RawQuestion:
     """Read one question. Its split is ALL where it states none."""
     entry = file.entries[index]
-    if "sql" not in entry:
-        for key, benchmark in (("query", "spider"), ("SQL", "bird")):
-            if key in entry and "db_id" in entry:
-                raise file.error(index, f"is written as {benchmark}'s questions are", f"Load it as {benchmark}:PATH")
+    if "sql" not in entry and any(key in entry for key in ANSWERS):
+        problem = f"has no SQL (its keys are {', '.join(entry)}), and answers without SQL are not supported yet"
+        raise file.error(index, problem, 'Add the key "sql", or remove this question')
     text = file.strings(index, REQUIRED_KEYS, [key for key in OPTIONAL_KEYS if key != "id"])
     if text["split"] not in _SPLITS:
         raise file.error(index, f'"split" is {text["split"]!r}', 'Make it "train" or "eval"')

@@ -61,6 +61,16 @@ def read_parquet(path: Path, name: str) -> SourceTable:
     return SourceTable(name, path, columns, rows)
 
 
+def read_first_rows(path: Path, count: int) -> list[list[str]]:
+    """Return the names of the columns, then at most `count` rows as text. Raises DataError."""
+    arrow = import_pyarrow(f"{path}: Parquet is read")
+    with _errors(arrow, path), arrow.parquet.ParquetFile(path) as file:
+        names = [str(name) for name in file.schema_arrow.names]
+        batch = next(file.iter_batches(batch_size=count), None)
+        columns = [] if batch is None else [["" if v is None else str(v) for v in c.to_pylist()] for c in batch.columns]
+        return [names, *map(list, zip(*columns, strict=True))]
+
+
 def import_pyarrow(doing: str, otherwise: str = "") -> Any:
     """Return pyarrow. Raises DataError, which says what is done with it and how to have it, or what to do otherwise."""
     try:

@@ -4,35 +4,69 @@
     questions.csv, questions.tsv       a column `question`, a column `sql`, and the optional keys as further columns
     questions-suggested.jsonl          read beside it, or alone: what `sqlenv data suggest` wrote
 
-A table that is called questions and has no such columns is a table of the database. In a table of questions an empty
-cell is a key that is left out, and columns under other names are passed over.
+A key may have another name (`SYNONYMS`). A table that looks like questions (`is_question_table`) is never a table of
+the database, where the agent would read the gold SQL: it is read as questions, or refused. In a table of questions an
+empty cell is a key that is left out, and columns under other names are passed over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from env_server.data.csv_table import CSV_SUFFIXES, of_width, read_records
 from env_server.data.database_files import visible
 from env_server.data.json_files import QuestionFile, read_json_file
+from env_server.data.parquet_table import PARQUET_SUFFIXES, read_first_rows
 from env_server.errors import DataError
 
 QUESTIONS_STEM = "questions"
 REQUIRED_KEYS = ("question", "sql")
 OPTIONAL_KEYS = ("database", "id", "evidence", "split")
+SYNONYMS = {
+    "sql": ("sql", "sql_query", "gold_sql", "gold_query", "gold", "query", "target", "completion", "output"),
+    "question": ("question", "q", "prompt", "nl", "nl_question", "utterance", "text", "instruction", "input", "query"),
+    "database": ("database", "db_id", "db"),
+}
+"""The names of a key, the preferred one first. Case does not matter, nor a blank or hyphen for an underscore."""
+ANSWERS = ("answer", "answers", "a", "expected", "result")
+"""The names of what is not read yet: an answer in place of the SQL."""
 SUGGESTED_FILE = "questions-suggested.jsonl"
+_DISTINCTIVE = ("question", "q", "prompt", "nl", "nl_question", "utterance")
+"""Names of a question that a column of a database's table hardly has."""
+_SQL = re.compile(r"\s*(?:--[^\n]*\n\s*)*\(*\s*(?:select|with)\b", re.IGNORECASE)
+_SAMPLE = 20
 _JSON_SUFFIXES = (".json", ".jsonl")
 _NEW_FILE = f"{QUESTIONS_STEM}.jsonl"
 _LISTED = 8
 
 
 def is_question_table(path: Path) -> bool:
-    """Tell whether a table holds questions: it is called so, and has the columns. Raises DataError."""
-    if path.stem.casefold() != QUESTIONS_STEM or path.suffix.lower() not in CSV_SUFFIXES:
+    """Tell whether a table looks like questions: it is called so and has such a column, or holds questions with SQL.
+
+    Raises DataError for a table that is called so and cannot be read.
+    """
+    if path.suffix.lower() not in (*CSV_SUFFIXES, *PARQUET_SUFFIXES):
         return False
-    _, header = next(read_records(path), (0, []))
-    return set(REQUIRED_KEYS) <= {_key(cell) for cell in header}
+    called_so = path.stem.casefold() == QUESTIONS_STEM
+    try:
+        records = _first_records(path)
+        names = [_name(cell) for cell in next(records, [])]
+        columns = columns_of(names)
+        if called_so and any(name in _DISTINCTIVE or "sql" in name for name in names):
+            return True
+        if "sql" not in columns or not (called_so or "question" in columns):
+            return False
+        queries = [cells[columns["sql"]] for cells in records if len(cells) == len(names)]
+        return any(map(_SQL.match, queries)) and all(_SQL.match(query) for query in queries if query.strip())
+    except DataError:
+        if called_so:
+            raise
+        return False  # reading it as a table will name the problem
 
 
 def question_files(folder: Path) -> list[Path]:
@@ -41,10 +75,9 @@ def question_files(folder: Path) -> list[Path]:
     suggested = [file for file in files if file.name == SUGGESTED_FILE]
     json_files = [file for file in files if file.suffix.lower() in _JSON_SUFFIXES and file not in suggested]
     tables = [file for file in files if is_question_table(file)]
-    named = [file for file in json_files if file.stem.lower() == QUESTIONS_STEM] + tables
-    chosen = named or json_files
+    among = sorted([*json_files, *tables])
+    chosen = [file for file in among if file.stem.casefold() == QUESTIONS_STEM] or among
     if len(chosen) > 1:
-        among = sorted({*json_files, *tables})
         names = ", ".join(file.name for file in among[:_LISTED])
         kind = f"{len(among)} files of questions" if tables else f"{len(among)} JSON files"
         raise DataError(f"{folder} holds {kind} ({names}). Call the one with the questions {_NEW_FILE}")
@@ -65,28 +98,62 @@ def read_question_files(folder: Path) -> list[QuestionFile]:
     return files
 
 
+def columns_of(names: Sequence[str]) -> dict[str, int]:
+    """Map each key of a question to the place of the column or key that gives it, among those of these names."""
+    plain = [_name(name) for name in names]
+    found: dict[str, int] = {}
+    for key in dict.fromkeys((*SYNONYMS, *OPTIONAL_KEYS)):
+        places = (plain.index(name) for name in SYNONYMS.get(key, (key,)) if name in plain)
+        if (place := next((place for place in places if place not in found.values()), None)) is not None:
+            found[key] = place
+    return found
+
+
 def _read(path: Path) -> QuestionFile:
-    return read_json_file(path) if path.suffix.lower() in _JSON_SUFFIXES else _read_table(path)
+    if path.suffix.lower() in PARQUET_SUFFIXES:
+        raise DataError(f"{path} looks like questions, which are not read from Parquet. Save it as {_NEW_FILE}")
+    if path.suffix.lower() in CSV_SUFFIXES:
+        return _read_table(path)
+    file = read_json_file(path)
+    return replace(file, entries=[_renamed(entry) for entry in file.entries])
+
+
+def _renamed(entry: dict[str, Any]) -> dict[str, Any]:
+    """Return the entry with its keys under their preferred names; Spider's `sql`, a parse tree, gives way to text."""
+    given = {key: value for key, value in entry.items() if not isinstance(value, dict)}
+    keys = list(given)
+    names = {keys[place]: key for key, place in columns_of(keys).items()}
+    return {names.get(key, key): value for key, value in entry.items() if key in names or key not in names.values()}
 
 
 def _read_table(path: Path) -> QuestionFile:
     records = read_records(path)
     _, header = next(records)
-    keys = [_key(cell) for cell in header]
-    known = [i for i, key in enumerate(keys) if key in (*REQUIRED_KEYS, *OPTIONAL_KEYS)]
-    if twice := next((keys[i] for i in known if keys.count(keys[i]) > 1), ""):
+    names = [_name(cell) for cell in header]
+    columns = columns_of(names)
+    if twice := next((names[i] for i in columns.values() if names.count(names[i]) > 1), ""):
         raise DataError(f"{path}, line 1: two columns are called {twice}. Rename or remove one of them")
+    if missing := [key for key in REQUIRED_KEYS if key not in columns]:
+        why = "answers without SQL are not supported yet" if "sql" in missing and set(names) & set(ANSWERS) else ""
+        raise DataError(
+            f"{path}, line 1: the columns are {', '.join(header[:_LISTED])}, and there is no "
+            f"{' and no '.join(missing)}{why and f'; {why}'}. Add the column, or, if this is a table of the "
+            "database, give the file another name"
+        )
     lines: list[int] = []
     entries: list[dict[str, str]] = []
-    for line, cells in of_width(path, records, len(keys)):
+    for line, cells in of_width(path, records, len(names)):
         lines.append(line)
-        entries.append(_entry(keys, known, cells))
+        entries.append({key: cells[i] for key, i in columns.items() if cells[i].strip()})
     return QuestionFile(path, entries, "", lines)
 
 
-def _entry(keys: Sequence[str], known: Sequence[int], cells: Sequence[str]) -> dict[str, str]:
-    return {keys[i]: cells[i] for i in known if cells[i].strip()}
+def _first_records(path: Path) -> Iterator[Sequence[str]]:
+    """Yield the header of a table and its first rows."""
+    if path.suffix.lower() in PARQUET_SUFFIXES:
+        return iter(read_first_rows(path, _SAMPLE))
+    return (cells for _, cells in islice(read_records(path), 1 + _SAMPLE))
 
 
-def _key(cell: str) -> str:
-    return cell.strip().casefold()
+def _name(cell: str) -> str:
+    return re.sub(r"[\s-]+", "_", cell.strip().casefold())

@@ -37,7 +37,7 @@ from env_server.data.doctor.rebuilding import rebuild
 from env_server.data.folder import find_sources, read_places
 from env_server.data.json_files import QuestionFile
 from env_server.data.keys import KEYS_FILE, Keys, keys_text, read_keys
-from env_server.data.question_files import read_question_files
+from env_server.data.question_files import columns_of, read_question_files
 from env_server.data.source_table import column_names
 from env_server.errors import DataError
 
@@ -191,7 +191,7 @@ def _changed(entry: dict[str, object], repair: ReplaceSQL | DropQuestion | None)
 def _mend_question_table(file: Path, repairs: Mapping[int, ReplaceSQL | DropQuestion]) -> None:
     delimiter = delimiter_of(file)
     header, *records = [cells for _, cells in read_records(file)]
-    place = [cell.strip().casefold() for cell in header].index("sql")
+    place = columns_of(header)["sql"]
     with file.open("w", encoding="utf-8", newline="") as sink:
         writer = csv.writer(sink, delimiter=delimiter, lineterminator="\n")
         writer.writerow(header)

@@ -164,8 +164,6 @@ def test_among_several_json_files_it_is_the_one_called_questions(shop: Path) -> 
         (question(database="shop", id=[1]), '"id" is a list. Make it a string or a whole number'),
         (question(database="shop", id=True), '"id" is a boolean'),
         (question(database="shop", id="questions-0000"), "is also that of the question on line 2"),
-        ({"question": "?", "query": "SELECT 1", "db_id": "shop"}, "Load it as spider:PATH"),
-        ({"question": "?", "SQL": "SELECT 1", "db_id": "shop"}, "Load it as bird:PATH"),
     ],
 )
 def test_a_wrong_question_is_named_with_its_line(folder: Path, wrong: dict[str, Any], words: str) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from env_server.data.folder import find_sources, read_questions
+from env_server.data.own_questions import has_no_questions, read_databases
 from env_server.data.question_files import SUGGESTED_FILE, question_files
 from env_server.data.raw import RawQuestion
 from env_server.dataset import Split
 from env_server.errors import DataError
-from tests.env_server.data.folders import add_database, write_entries
+from tests.env_server.data.folders import add_database, spider_entry, write_entries
 
 COUNT = {"question": "How many?", "sql": "SELECT COUNT(*) FROM t"}
 
@@ -53,14 +55,103 @@ def test_questions_in_a_table(folder: Path, name: str, mark: str) -> None:
     assert second.sql == "SELECT a,\n b; FROM t WHERE a = ''x''"
 
 
-def test_a_table_that_is_only_called_so_stays_a_table(folder: Path) -> None:
+QUERY = "SELECT COUNT(*) FROM t"
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".json", ".jsonl"])
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"question": "How many?", "query": QUERY},
+        {"q": "How many?", "sql": QUERY},
+        {"Prompt": "How many?", "Gold SQL": QUERY},
+        {"query": "How many?", "sql": QUERY},
+        {"text": "How many?", "completion": QUERY, "db_id": "shop"},
+        {"question": "How many?", "answer": "1", "SQL": QUERY, "text": "x"},
+    ],
+    ids=lambda entry: ",".join(entry),
+)
+def test_other_names_of_the_keys(folder: Path, entry: dict[str, str], suffix: str) -> None:
+    if suffix in (".csv", ".tsv"):
+        mark = "," if suffix == ".csv" else "\t"
+        write(folder, "\n".join(mark.join(cells) for cells in (entry.keys(), entry.values())), f"questions{suffix}")
+    else:
+        write(folder, json.dumps(entry if suffix == ".jsonl" else [entry]), f"questions{suffix}")
+    assert set(find_sources(folder).usable) == {"shop"}
+    (question,) = read(folder)
+    assert (question.text, question.db_id, question.sql) == ("How many?", "shop", QUERY)
+
+
+def test_questions_as_spider_writes_them_are_read_too(folder: Path) -> None:
+    write_entries(folder, [spider_entry("shop", sql={"select": []})], "dev.json")
+    assert [(q.db_id, q.sql) for q in read(folder)] == [("shop", "SELECT count(*) FROM t")]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("questions.csv", "question,answer\nWho?,me\n"),
+        ("questions.csv", "question,gold answer\nWho?,me\n"),
+        ("Questions.TSV", "q\tanswer\nWho?\tme\n"),
+        ("questions.csv", "sql\nSELECT 1\n"),
+        ("questions.csv", "wording,query\nHow many?,SELECT 1\n"),
+        ("questions.parquet", "question,sql\nHow many?,SELECT 1\n"),
+        ("dev.parquet", "text,query\nHow many?,SELECT 1\n"),
+    ],
+)
+def test_what_looks_like_questions_and_cannot_be_read_is_refused_and_no_table(
+    folder: Path, name: str, text: str
+) -> None:
+    file = folder / name
+    if file.suffix == ".parquet":
+        header, row = ([[cell] for cell in line.split(",")] for line in text.splitlines())
+        arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(arrow.table({key: cell for (key,), cell in zip(header, row, strict=True)}), file)
+    else:
+        write(folder, text, name)
+    assert set(find_sources(folder).usable) == {"shop"}
+    assert not has_no_questions(folder)
+    assert str(file) in refusal(folder)
+    with pytest.raises(DataError):
+        read_databases(file, folder / "cache")
+
+
+def test_the_refusal_names_the_columns(folder: Path) -> None:
     write(folder, "question,answer\nWho?,me\n")
-    write_entries(folder, [{**COUNT, "database": "shop"}], "asked.json")
+    assert {"question,", "answer,", "sql;"} <= set(refusal(folder).split())
+    (folder / "questions.csv").unlink()
+    write_entries(folder, [{"question": "Who?", "answer": "me"}])
+    assert '"sql"' in refusal(folder)
+
+
+def test_questions_under_any_name_are_known_by_their_queries(folder: Path) -> None:
+    table = write(folder, "text,query\nHow many?,SELECT 1\n,with x as (select 1) select * from x\n", "dev.csv")
+    assert question_files(folder) == [table]
+    assert set(find_sources(folder).usable) == {"shop"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("searches.csv", "text,query\nshoes,red shoes\n"),
+        ("faq.csv", "question,answer\nWho?,me\n"),
+        ("questions.csv", "id,title,score\n1,Who?,3\n"),
+        ("questions.csv", "id,text,output\n1,Who?,3\n"),
+    ],
+)
+def test_a_table_with_such_names_and_other_cells_stays_a_table(folder: Path, name: str, text: str) -> None:
+    write(folder, text, name)
     assert set(find_sources(folder).usable) == {"shop", folder.name}
+    assert has_no_questions(folder)
+
+
+@pytest.mark.parametrize("text", ["question,sql\nWho?,me\n", "question,answer\nWho?,me\n"])
+def test_questions_lie_beside_the_databases_and_nowhere_else(folder: Path, text: str) -> None:
     inner = folder / "survey"
     inner.mkdir()
-    write(inner, "question,sql\nWho?,me\n")
-    assert "survey" in find_sources(folder).usable, "questions lie beside the databases"
+    file = write(inner, text)
+    with pytest.raises(DataError, match=str(file)):
+        find_sources(folder)
 
 
 @pytest.mark.parametrize(
