@@ -19,7 +19,7 @@ from rich.progress import Progress
 from env_server.cache import default_cache_dir
 from env_server.data.cli import doctor, suggest
 from env_server.data.cli.export import DATABASES, export_dataset
-from env_server.data.cli.fetch import SOURCES, fetch
+from env_server.data.cli.fetch import LICENCE, NAMES, REPO, fetch
 from env_server.data.cli.inspection import counted, inspect_text
 from env_server.data.cli.validation import Validation, validate, validation_text
 from env_server.data.curation import NothingUsableError
@@ -61,15 +61,15 @@ example:
   sqlenv data export spider:data/spider --out spider-for-trl
   python -c "from datasets import load_dataset; print(load_dataset('spider-for-trl', split='train')[0]['prompt'])"
 """
-_FETCH = """\
-Download a benchmark from the Hugging Face Hub and unpack it into a folder that SQLEnv reads. A download that was
-interrupted goes on where it stopped.
+_FETCH = f"""\
+Download Spider from the Hugging Face Hub and unpack it into a folder that SQLEnv reads. It comes from a copy that is
+not its authors' ({REPO}), of which the known file alone is taken: its SHA-256 is verified. An
+interrupted download is resumed. Licence: {LICENCE}.
+BIRD is not downloaded; the error says where to get it.
 """
 _FETCH_EXAMPLE = """\
-examples:
+example:
   sqlenv data fetch spider --out data/spider           then: sqlenv data validate spider:data/spider
-  sqlenv data fetch bird --out data/bird               the development set, for evaluation
-  sqlenv data fetch bird-train --out data/bird         the training set beside it; tens of GB
 """
 
 
@@ -121,10 +121,12 @@ def run(argv: Sequence[str]) -> int:
         help="what to write (default: %(default)s)",
     )
 
-    download = command("fetch", _fetch, "download a benchmark from the Hugging Face Hub", _FETCH, _FETCH_EXAMPLE)
-    download.add_argument("name", choices=list(SOURCES), help="the benchmark")
+    download = command("fetch", _fetch, "download Spider from the Hugging Face Hub", _FETCH, _FETCH_EXAMPLE)
+    download.add_argument("name", choices=NAMES, help="the benchmark")
     download.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where to put it")
-    download.add_argument("--repo", metavar="OWNER/NAME", help="another data set repository on the Hub")
+    download.add_argument(
+        "--repo", metavar="OWNER/NAME", default=REPO, help="the copy on the Hub (default: %(default)s)"
+    )
     download.add_argument("--revision", help="a commit, branch or tag of the repository")
 
     args = parser.parse_args(argv)
@@ -184,7 +186,7 @@ def _export(args: argparse.Namespace) -> int:
 def _fetch(args: argparse.Namespace) -> int:
     raw = fetch(args.name, args.out, repo=args.repo, revision=args.revision, say=_say)
     _say(f"{counted(len(raw.questions), 'question')} over {counted(len(raw.databases), 'database')} in {args.out}")
-    _say(f"next: sqlenv data validate {SOURCES[args.name].prefix}:{args.out}")
+    _say(f"next: sqlenv data validate {args.name}:{args.out}")
     return 0
 
 

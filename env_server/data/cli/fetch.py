@@ -1,153 +1,84 @@
-"""Benchmarks from the Hugging Face Hub, into a folder that `spider:PATH` or `bird:PATH` reads.
+"""Spider from the Hugging Face Hub, into a folder that `spider:PATH` reads.
 
-The Hub's own client downloads; a download that was interrupted goes on where it stopped, and a file that is there is
-not fetched again. Then archives are unpacked (`env_server.data.archives`) and removed, files are given the names that
-the readers know, and the folder is read once, so that success means that it can be used.
+The Hub holds no copy by Spider's authors, so one by a third party is taken, and only the file whose SHA-256 is known:
+`repo` names another copy of the same file. Whose copy, at which commit, and the licence are stated before the download.
+The Hub's own client downloads, and resumes an interrupted download. The archive is then verified, unpacked
+(`env_server.data.archives`) and removed, and the folder is read once, so that success means that it can be used.
 
-Which repositories hold the databases is a fact about the Hub and may change; `repo` names another one. The release of
-Spider is known by its checksum. Every failure is a DataError that says what to do; nothing else is raised for what
-the network, the Hub or the disk does.
+Of BIRD no checksum is known, so it is not downloaded: the error says where to get it. Every failure is a DataError
+that says what to do; nothing else is raised for what the network, the Hub or the disk does.
 """
 
 from __future__ import annotations
 
 import hashlib
-import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from fnmatch import fnmatch
-from glob import escape
 from pathlib import Path
 
 from env_server.data.archives import disk_errors, refuse_full_disk, size_text, unpack
-from env_server.data.bird import read_bird
-from env_server.data.cli.inspection import counted
 from env_server.data.raw import RawDataset
 from env_server.data.spider import read_spider
 from env_server.errors import DataError
 
 Say = Callable[[str], None]
-"""Tells the user what is going on, in one line."""
+"""Prints one line for the user."""
 
-_WANTED = ("*.json", "*.jsonl", "*.sqlite", "*.db", "*.zip")
+REPO = "HAL-9001/spider-databases"
+ARCHIVE = "spider_data.zip"
+SHA256 = "00636695dabed6b5f4b8328a16b13e069a2f16591d5efcce57660669c85b121b"
+LICENCE = "CC BY-SA 4.0 (Yu et al., EMNLP 2018; https://yale-lily.github.io/spider)"
+NAMES = ("spider", "bird")
 _MANUAL = "download it elsewhere and unpack it into the folder"
 
 
-@dataclass(frozen=True)
-class Source:
-    """Where a benchmark lies on the Hub.
-
-    `files` are patterns of the repository's files; `names` maps a file, as it lies there, to the name that the reader
-    looks for; `sha256` are the checksums that are known. `prefix` is how the folder is then loaded.
-    """
-
-    repo: str
-    files: tuple[str, ...]
-    prefix: str
-    read: Callable[[Path], RawDataset]
-    names: Mapping[str, str] = field(default_factory=dict)
-    sha256: Mapping[str, str] = field(default_factory=dict)
-
-
-SOURCES = {
-    "spider": Source(
-        repo="HAL-9001/spider-databases",
-        files=("spider_data.zip",),
-        prefix="spider",
-        read=read_spider,
-        names={"train.json": "train_spider.json", "validation.json": "dev.json"},
-        sha256={"spider_data.zip": "00636695dabed6b5f4b8328a16b13e069a2f16591d5efcce57660669c85b121b"},
-    ),
-    "bird": Source(
-        repo="prem-research/birdbench",
-        files=("validation/validation.json", "validation/dev_databases/*.sqlite"),
-        prefix="bird",
-        read=read_bird,
-        names={"validation/validation.json": "validation/dev.json"},
-    ),
-    "bird-train": Source(
-        repo="prem-research/birdbench",
-        files=("train/train.json", "train/train_databases/*.sqlite"),
-        prefix="bird",
-        read=read_bird,
-    ),
-}
-
-
 def fetch(
-    name: str, folder: Path, *, repo: str | None = None, revision: str | None = None, say: Say = lambda _: None
+    name: str, folder: Path, *, repo: str = REPO, revision: str | None = None, say: Say = lambda _: None
 ) -> RawDataset:
-    """Download a benchmark of SOURCES into the folder and return it as its reader reads it. Raises DataError.
-
-    With another `repo`, every question file, database and archive in it is taken.
-    """
-    source = SOURCES[name]
-    if repo is not None and repo != source.repo:
-        source = replace(source, repo=repo, files=_WANTED, sha256={})
-    if revision is not None:
-        source = replace(source, sha256={})
+    """Download Spider into the folder and return it as its reader reads it. Raises DataError, for BIRD always."""
+    if name != "spider":
+        raise DataError(
+            "BIRD is not downloaded, since no checksum of it is known. Get it from https://bird-bench.github.io under "
+            f"its licence, unpack it into {folder}, and load it as bird:{folder}"
+        )
     _require_hub()
-    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub import HfApi, hf_hub_download
 
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        with _hub_errors(source.repo, revision):
-            found = HfApi().dataset_info(source.repo, revision=revision, files_metadata=True)
-        files = {each.rfilename: each.size or 0 for each in found.siblings or () if _is_wanted(each.rfilename, source)}
-        if not files:
-            raise DataError(f"{source.repo} holds none of {', '.join(source.files)}. Name another with --repo")
-        _refuse_full_disk(folder, files)
-        size = size_text(sum(files.values()))
-        say(f"fetching {counted(len(files), 'file')}, {size}, from {source.repo} at {found.sha}")
-        with _hub_errors(source.repo, revision):
-            snapshot_download(
-                source.repo,
-                repo_type="dataset",
-                revision=found.sha,
-                local_dir=folder,
-                allow_patterns=[escape(name) for name in files],
-            )
-        _arrange(folder, list(files), source, say)
-        return source.read(folder)
+        with _hub_errors(repo, revision):
+            found = HfApi().dataset_info(repo, revision=revision, files_metadata=True)
+        size = next((each.size or 0 for each in found.siblings or () if each.rfilename == ARCHIVE), None)
+        if size is None:
+            raise DataError(f"{repo} holds no {ARCHIVE}. Name another copy with --repo")
+        archive = folder / ARCHIVE
+        _refuse_full_disk(archive, size)
+        say(f"Spider, {LICENCE}, from a copy that is not its authors': {repo} on the Hugging Face Hub, at {found.sha}")
+        say(f"fetching {ARCHIVE}, {size_text(size)}; its SHA-256 must be {SHA256}")
+        with _hub_errors(repo, revision):
+            hf_hub_download(repo, ARCHIVE, repo_type="dataset", revision=found.sha, local_dir=folder)
+        _verify(archive)
+        say(f"verified; unpacking {ARCHIVE}")
+        unpack(archive, folder)
+        archive.unlink()
+        return read_spider(folder)
 
 
-def _is_wanted(name: str, source: Source) -> bool:
-    return any(fnmatch(name, pattern) for pattern in source.files)
-
-
-def _arrange(folder: Path, files: Sequence[str], source: Source, say: Say) -> None:
-    """Unpack what is packed, and copy what has another name than the reader looks for."""
-    for file in files:
-        if file.endswith(".zip"):
-            archive = folder / file
-            _check(archive, source.sha256.get(file))
-            say(f"unpacking {file}")
-            unpack(archive, archive.parent)
-            archive.unlink()
-    for name, known in source.names.items():
-        if (folder / name).is_file() and not (folder / known).exists():
-            shutil.copyfile(folder / name, folder / known)
-
-
-def _check(archive: Path, expected: str | None) -> None:
-    if expected is None:
-        return
+def _verify(archive: Path) -> None:
     with archive.open("rb") as file:
         actual = hashlib.file_digest(file, "sha256").hexdigest()
-    if actual != expected:
+    if actual != SHA256:
         archive.unlink()
         raise DataError(
-            f"{archive.name} is not the file that is known (SHA-256 {actual}), and was removed. Try again; if the "
-            "repository has a new release that you trust, take it with --revision main"
+            f"{archive.name} is not the known release (SHA-256 {actual}), and was removed. Try again, or name another "
+            "copy with --repo or --revision"
         )
 
 
-def _refuse_full_disk(folder: Path, files: Mapping[str, int]) -> None:
-    """Before a download: refuse one that does not fit. What an earlier one has left there need not fit again."""
-    begun = sum(file.stat().st_size for file in (folder / ".cache").rglob("*.incomplete"))
-    needed = sum(size for name, size in files.items() if not (folder / name).is_file()) - begun
-    refuse_full_disk(folder, needed)
+def _refuse_full_disk(archive: Path, size: int) -> None:
+    """Refuse a download that does not fit, before it begins; what an earlier one has left there need not fit again."""
+    begun = sum(file.stat().st_size for file in (archive.parent / ".cache").rglob("*.incomplete"))
+    refuse_full_disk(archive.parent, 0 if archive.is_file() else size - begun)
 
 
 def _require_hub() -> None:

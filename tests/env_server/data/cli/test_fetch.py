@@ -1,4 +1,4 @@
-"""`sqlenv data fetch` against a Hub on loopback that holds small releases, and against none."""
+"""`sqlenv data fetch` against a Hub on loopback that holds a small release, and against none."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import pytest
 
-from env_server.data.cli.fetch import SOURCES, fetch
+from env_server.data.cli.fetch import REPO, fetch
 from env_server.data.loading import load_dataset
 from env_server.errors import DataError
 
@@ -94,7 +94,9 @@ def hub() -> Iterator[Hub]:
 
 PROGRAM = """
 import contextlib, io, json, sys
+from env_server.data.cli import fetch
 from sqlenv import cli
+fetch.SHA256 = sys.argv[2] or fetch.SHA256
 for argv in json.loads(sys.argv[1]):
     out, error = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
@@ -111,19 +113,22 @@ class Outcome(NamedTuple):
     error: str
 
 
-def run(home: Path, *commands: Sequence[str], **environment: str) -> list[Outcome]:
-    """Run `sqlenv data fetch` in a process of its own, since the Hub's client reads its settings at import."""
+def run(home: Path, *commands: Sequence[str], sha256: str = "", **environment: str) -> list[Outcome]:
+    """Run `sqlenv data fetch` in a process of its own, since the Hub's client reads its settings at import.
+
+    `sha256` is that of the release that is known there, Spider's own by default.
+    """
     hub = {"HF_HOME": str(home), "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_OFFLINE": "0"}
     settings = {**os.environ, **hub, **environment}
     settings.pop("HF_TOKEN", None)
-    command = [sys.executable, "-c", PROGRAM, json.dumps(commands)]
+    command = [sys.executable, "-c", PROGRAM, json.dumps(commands), sha256]
     done = subprocess.run(command, env=settings, capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr, done.stderr
     return [Outcome(*json.loads(line)) for line in done.stdout.splitlines()]
 
 
-def questions(*databases: str, key: str = "query") -> bytes:
-    return json.dumps([{"db_id": name, "question": "How many?", key: SQL} for name in databases]).encode()
+def questions(*databases: str) -> bytes:
+    return json.dumps([{"db_id": name, "question": "How many?", "query": SQL} for name in databases]).encode()
 
 
 @pytest.fixture
@@ -143,13 +148,18 @@ def spider_zip(database: bytes) -> bytes:
     return buffer.getvalue()
 
 
-def test_spider_is_unpacked_into_what_the_reader_reads(hub: Hub, spider_zip: bytes, tmp_path: Path) -> None:
+def test_spider_is_verified_and_unpacked_into_what_the_reader_reads(
+    hub: Hub, spider_zip: bytes, tmp_path: Path
+) -> None:
     hub.files["me/mirror"] = {"spider_data.zip": spider_zip, "README.md": b"x", "other.bin": b"x"}
     out = tmp_path / "data" / "spider"
-    (done,) = run(tmp_path, ["spider", "--out", str(out), "--repo", "me/mirror"], HF_ENDPOINT=hub.url)
+    known = hashlib.sha256(spider_zip).hexdigest()
+    (done,) = run(tmp_path, ["spider", "--out", str(out), "--repo", "me/mirror"], sha256=known, HF_ENDPOINT=hub.url)
     assert (done.status, done.error) == (0, "")
-    assert f"2 questions over 2 databases in {out}" in done.out
-    assert f"next: sqlenv data validate spider:{out}" in done.out
+    before, _, after = done.out.partition("unpacking")
+    assert all(stated in before for stated in ("me/mirror", COMMIT, known, "CC BY-SA 4.0"))
+    assert f"2 questions over 2 databases in {out}" in after
+    assert f"next: sqlenv data validate spider:{out}" in after
     assert not (out / "spider_data.zip").exists()
     assert not any("README" in path or "other" in path for _, path in hub.requests)
     dataset = load_dataset(f"spider:{out}")
@@ -159,38 +169,28 @@ def test_spider_is_unpacked_into_what_the_reader_reads(hub: Hub, spider_zip: byt
     }
 
 
-def test_another_file_than_the_known_one_is_refused(hub: Hub, spider_zip: bytes, tmp_path: Path) -> None:
-    hub.files[SOURCES["spider"].repo] = {"spider_data.zip": spider_zip}
-    (done,) = run(tmp_path, ["spider", "--out", str(tmp_path / "out")], HF_ENDPOINT=hub.url)
+@pytest.mark.parametrize("flags", [(), ("--repo", "me/mirror"), ("--revision", COMMIT)], ids=" ".join)
+def test_another_file_than_the_known_one_is_refused(
+    flags: tuple[str, ...], hub: Hub, spider_zip: bytes, tmp_path: Path
+) -> None:
+    hub.files[REPO] = hub.files["me/mirror"] = {"spider_data.zip": spider_zip}
+    (done,) = run(tmp_path, ["spider", "--out", str(tmp_path / "out"), *flags], HF_ENDPOINT=hub.url)
     assert done.status == 2
     assert hashlib.sha256(spider_zip).hexdigest() in done.error
-    assert "take it with --revision main" in done.error
-    assert not list((tmp_path / "out").glob("*.zip")), "what is not trusted is removed"
+    assert not list((tmp_path / "out").glob("[!.]*")), "what is not trusted is removed, and nothing of it unpacked"
 
 
-def test_bird_is_named_as_the_reader_wants_and_not_fetched_twice(hub: Hub, database: bytes, tmp_path: Path) -> None:
-    hub.files[SOURCES["bird"].repo] = {
-        "validation/validation.json": questions("pets", key="SQL"),
-        "validation/dev_databases/pets/pets.sqlite": database,
-        "validation/dev_databases/pets/database_description/pets.csv": b"x",
-        "train/train.json": questions("zoo", key="SQL"),
-        "train/train_databases/zoo/zoo.sqlite": database,
-    }
-    out = tmp_path / "bird"
-    commands = [[name, "--out", str(out)] for name in ("bird", "bird", "bird-train")]
-    first, *others = run(tmp_path, *commands, HF_ENDPOINT=hub.url)
-    assert (first.status, first.error) == (0, "")
-    assert f"1 question over 1 database in {out}" in first.out
-    assert [done.status for done in others] == [0, 0]
-    fetched = [path.rpartition("/")[2] for method, path in hub.requests if method == "GET" and "/resolve/" in path]
-    assert sorted(fetched[:2]) + sorted(fetched[2:]) == ["pets.sqlite", "validation.json", "train.json", "zoo.sqlite"]
-    splits = {q.question_id: q.split.value for q in load_dataset(f"bird:{out}").questions}
-    assert splits == {"train-0000": "train", "dev-0000": "eval"}
+def test_bird_is_not_downloaded_and_the_error_says_how_to_have_it(hub: Hub, tmp_path: Path) -> None:
+    (done,) = run(tmp_path, ["bird", "--out", str(tmp_path / "out")], HF_ENDPOINT=hub.url)
+    assert (done.status, hub.requests, (tmp_path / "out").exists()) == (2, [], False)
+    (line,) = done.error.splitlines()
+    assert "https://bird-bench.github.io" in line
+    assert line.endswith(f"load it as bird:{tmp_path / 'out'}")
 
 
 REFUSED = {
     ("--repo", "no/body"): "the Hub has no data set 'no/body' that you can see. Name another with --repo",
-    ("--repo", "me/empty"): "me/empty holds none of *.json",
+    ("--repo", "me/empty"): "me/empty holds no spider_data.zip",
     ("--repo", "me/mirror", "--revision", "v9"): "me/mirror has no revision 'v9'. Leave --revision out",
     ("--repo", "a b"): "'a b' is no name of a repository. Write it as OWNER/NAME",
     ("--repo", "me/forbidden"): "the Hub answered status 403",
@@ -247,7 +247,7 @@ def test_a_full_disk(free: int, left: str, words: str, tmp_path: Path, monkeypat
     usage = shutil.disk_usage(tmp_path)._replace(free=free)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     monkeypatch.setattr("huggingface_hub.HfApi", Api)
-    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
     with pytest.raises(DataError, match=words):
         fetch("spider", tmp_path / "out")
 
