@@ -1,4 +1,4 @@
-"""`sqlenv train --reward_weighting adaptive`, a few steps of the tiny policy long: logged, drawn, resumed exactly."""
+"""What rewards weigh in a few steps of `sqlenv train` on the tiny policy: adaptive weights, and what correctness decides."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import shutil
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
+from env_server.settings import RewardSettings
 from sqlenv import cli
 from tests.integration.training import surroundings_in
 from trainer.report.report import write_report
 from trainer.results.run_files import RunFolder
+from trainer.rollout.episodes import EpisodeRecord
 from trainer.tiny import BASE_CHECKPOINT
 
 FLAGS = [
@@ -63,3 +66,41 @@ def test_a_run_that_resumes_weighs_as_the_run_that_was_left_alone(tmp_path: Path
     assert len(digests) == 1
     states = [json.loads((run / "checkpoint-4" / "reward_weights.json").read_text()) for run in (whole.path, killed)]
     assert states[0] == states[1]
+
+
+def trained_reward(record: EpisodeRecord) -> float:
+    """An episode's reward under the default weights, from what a run keeps of it."""
+    progress = sum(turn["reward"]["progress"] for turn in record.turns) / RewardSettings().progress_scale
+    operational = sum(turn["reward"]["operational"] for turn in record.turns)
+    return (record.outcome == "correct") + 0.2 * progress + 0.2 * operational + 0.1 * record.parse_rate
+
+
+def test_the_share_of_the_gradient_that_correctness_decides_is_logged_and_larger_without_group_scaling(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = [*FLAGS[: FLAGS.index("--save_strategy")], "--save_strategy", "no", "--max_steps", "1"]
+    flags += ["--per_device_train_batch_size", "48", "--reward_weights", "1", "0.2", "0.2", "0.1"]
+
+    def share(name: str, *more: str) -> float:
+        assert cli.main(["train", "--output_dir", str(tmp_path / name), *flags, *more]) == 0
+        (row,) = RunFolder.open(tmp_path / name).metrics()
+        return float(row["gradient_share/correctness"])
+
+    by_default = share("default")
+    assert f"({by_default:.0%} correctness)" in capsys.readouterr().out
+    scaled = share("group", "--scale_rewards", "group")
+    assert share("alone", "--reward_weights", "1", "0", "0", "0") == pytest.approx(1), "where all else weighs nothing"
+
+    decided = total = 0.0
+    run = RunFolder.open(tmp_path / "default")
+    records = [each.record for each in run.episodes()]
+    for group in (records[first : first + 4] for first in range(0, len(records), 4)):
+        rewards = [trained_reward(record) for record in group]
+        weight = sum(
+            abs(reward - fmean(rewards)) * record.tokens for reward, record in zip(rewards, group, strict=True)
+        )
+        total += weight
+        decided += weight * (len({record.outcome == "correct" for record in group}) == 2)
+    assert by_default == pytest.approx(decided / total, abs=1e-4), "a batch's scale is the same for all of its groups"
+    assert 0 < scaled < by_default < 1
+    assert "gradient_share/correctness" in write_report(run.path).read_text(encoding="utf-8")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-WIDTH = 128
+WIDTH = 132
 """Columns that both lines fit into, unless there is a KL term or a slow push beside all else."""
 GAP = "  "
 INDENT = "    "
@@ -57,7 +57,8 @@ def _update(metrics: Metrics) -> list[str]:
         _some(metrics, "entropy {:.2f}", "entropy"),
         _some(metrics, "ratio {:.2f}-{:.2f}", f"{RATIO}/min", f"{RATIO}/max"),
         _some(metrics, "gap {:.0e}", "sampling/sampling_logp_difference/mean"),
-        _some(metrics, "grad {:.2g}", "grad_norm"),
+        _some(metrics, "grad {:.2g}", "grad_norm")
+        + _some(metrics, " ({:.0%} correctness)", "gradient_share/correctness"),
         _some(metrics, "lr {:.1e}", "learning_rate"),
     ]
     return [word for word in words if word]

@@ -19,12 +19,12 @@ largest variance (max-variance down-sampling: Xu et al., 2025, "Not All Rollouts
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import pvariance
 
 from trainer.rollout.client import EpisodeRequest, RolloutClient
-from trainer.rollout.episodes import Episode
+from trainer.rollout.episodes import Episode, Outcome
 from trainer.rollout.failures import Failures, rollout_error_alone
 
 
@@ -75,6 +75,15 @@ async def play_groups(
             for number in range(count):
                 tasks.create_task(play(number))
     return choose_groups(groups, count)
+
+
+def has_signal(outcomes: Iterable[Outcome]) -> bool:
+    """Return whether a group has right and wrong episodes, which is what GRPO is to learn from; failed ones are neither.
+
+    Shaped rewards differ in nearly every group, and so say nothing about that: see DAPO's dynamic sampling (Yu et al.
+    2025, arXiv:2503.14476), which filters by accuracy.
+    """
+    return len({outcome is Outcome.CORRECT for outcome in outcomes if outcome is not Outcome.FAILED}) > 1
 
 
 def choose_groups(groups: Sequence[Group], count: int) -> PlayedGroups:

@@ -38,7 +38,7 @@ from trainer.rollout.background import RolloutLoop
 from trainer.rollout.client import EpisodeRequest, RolloutClient, derive_seed, request_for
 from trainer.rollout.episodes import Episode, Outcome
 from trainer.rollout.failures import Failures, FailureWindow
-from trainer.rollout.groups import PlayedGroups, most_spread, play_groups
+from trainer.rollout.groups import PlayedGroups, has_signal, most_spread, play_groups
 from trainer.rollout.rewards import REWARD_NAMES, reward_columns, reward_fields
 from trainer.rollout.timings import Part, split
 from trainer.training.batch_summary import (
@@ -198,6 +198,8 @@ class Batches:
         """What the episodes of the last batch waited for, in seconds; of several ranks, the slowest one's."""
         self.without_signal = 0.0
         """Share of the last batch's groups that teach nothing."""
+        self.decided: Sequence[bool] = []
+        """Of each row of this rank in the last batch, whether correctness differs within its group."""
         self._on_batch: OnBatch | None = None
         self._next: int | None = None
         self._begun: dict[int, Future[_Played]] = {}
@@ -334,6 +336,8 @@ class Batches:
         weights = self._weights_of(batch)
         trained = groups_of(whole.rows, self._shape.generations)
         self.without_signal = fmean(not columns_differ(columns_of(g), weights, self._each_counts) for g in trained)
+        decided = [has_signal(each.outcome for each in group) for group in trained for _ in group]
+        self.decided = decided[self._ranks.index * self._shape.rows :][: self._shape.rows]
         if self._adaptive is not None:
             weights = self._adaptive.of(batch)
             trainer.reward_weights = torch.tensor(weights, dtype=torch.float32)

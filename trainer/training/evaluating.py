@@ -27,6 +27,7 @@ from trainer.training.batches import Batches
 from trainer.training.checkpointing import CheckpointingTrainer
 from trainer.training.out_of_memory import HalvingTrainer
 from trainer.training.step_times import StepTimes, Wait
+from trainer.training.trained_tokens import gradient_weight
 
 PREFIX = "eval_"
 """What transformers tells evaluations by; trackers and metrics.jsonl show `eval/` instead."""
@@ -198,6 +199,9 @@ class SQLEnvTrainer(CheckpointingTrainer, HalvingTrainer):
         scored: dict[str, Any] = super()._generate_and_score_completions(played)
         # TRL counts a group as one with signal when its rewards differ in their last bits, by rounding.
         self._metrics["train"]["frac_reward_zero_std"][-1] = self._batches.without_signal
+        decided, total = self.accelerator.reduce(gradient_weight(scored, self._batches.decided), "sum").tolist()
+        if total > 0:
+            self._metrics["train"]["gradient_share/correctness"].append(decided / total)
         return scored
 
     def evaluate_with(self, evaluate: Evaluate) -> None:

@@ -148,6 +148,12 @@ def trained_mask(inputs: dict[str, Any]) -> Tensor:
     return mask * inputs["tool_mask"] if "tool_mask" in inputs else mask
 
 
+def gradient_weight(inputs: dict[str, Any], chosen: Sequence[bool]) -> Tensor:
+    """The sum over trained tokens of |advantage|: of the `chosen` rows, and of all; shape (2,)."""
+    weights = inputs["advantages"].abs() * trained_mask(inputs).sum(1)
+    return torch.stack(((weights * torch.tensor(chosen, device=weights.device)).sum(), weights.sum()))
+
+
 def by_length(batches: Sequence[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
     """Deal rows out again, the shortest first; a row is as long as it is read, up to its last trained token."""
     rows = len(batches[0]["completion_ids"])

@@ -104,6 +104,7 @@ def test_a_bare_run_is_read_without_a_word_of_advice(capsys: pytest.CaptureFixtu
     assert arguments == SQLEnvArguments()
     assert (grpo.output_dir, grpo.max_steps, grpo.generation_batch_size) == ("runs/m", 200, 64)
     assert (grpo.max_completion_length, grpo.reward_weights) == (4096, [1.0, 0.2, 0.2, 0.1])
+    assert grpo.scale_rewards == "batch"
     assert (grpo.learning_rate, grpo.disable_dropout, model.lora_dropout) == (1e-6, True, 0.0)
     assert (grpo.vllm_importance_sampling_mode, grpo.report_to, grpo.logging_steps) == ("token_truncate", [], 1)
     assert grpo.use_cpu

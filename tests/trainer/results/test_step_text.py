@@ -25,6 +25,7 @@ METRICS = {
     "sampling/importance_sampling_ratio/max": 11.84,
     "sampling/sampling_logp_difference/mean": 0.0113,
     "grad_norm": 0.5312,
+    "gradient_share/correctness": 0.874,
     "learning_rate": 2.5e-6,
     "loss": 0.01,
 }
@@ -47,7 +48,7 @@ def test_two_lines_hold_what_experts_watch() -> None:
     assert step_text(12, 60, usual, LEFT) == (
         "step   12/60  success 25.0%  reward +0.31  weighted -0.125±0.41  no signal 38%  "
         "12.5 steps  1234 tokens, 3% clipped  1h02 left\n"
-        "    entropy 10.53  ratio 0.81-11.84  gap 1e-02  grad 0.53  lr 2.5e-06  "
+        "    entropy 10.53  ratio 0.81-11.84  gap 1e-02  grad 0.53 (87% correctness)  lr 2.5e-06  "
         "rollout 8.0 s (70% generation), train 12 s"
     )
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from trainer.rollout.client import EpisodeRequest
 from trainer.rollout.episodes import Episode, Outcome, TokenRow
 from trainer.rollout.failures import Failures, RolloutError
-from trainer.rollout.groups import Group, PlayedGroups, choose_groups, most_spread, play_groups
+from trainer.rollout.groups import Group, PlayedGroups, choose_groups, has_signal, most_spread, play_groups
 
 SIZE = 2
 
@@ -125,3 +125,24 @@ def test_too_many_failures_end_it_with_their_own_error() -> None:
 
     with pytest.raises(RolloutError, match="no server"):
         asyncio.run(run())
+
+
+RIGHT, WRONG, LOST = Outcome.CORRECT, Outcome.WRONG, Outcome.FAILED
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "expected"),
+    [
+        ([RIGHT, WRONG], True),
+        ([RIGHT, Outcome.OUT_OF_BUDGET, RIGHT], True),
+        ([RIGHT, RIGHT], False),
+        ([WRONG, Outcome.OUT_OF_TOKENS, Outcome.OUT_OF_BUDGET], False),
+        ([RIGHT, RIGHT, LOST], False),
+        ([WRONG, LOST], False),
+        ([RIGHT, WRONG, LOST, LOST], True),
+        ([LOST, LOST], False),
+        ([], False),
+    ],
+)
+def test_a_group_has_signal_where_correctness_differs_within_it(outcomes: list[Outcome], expected: bool) -> None:
+    assert has_signal(outcomes) is expected

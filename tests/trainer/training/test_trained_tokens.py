@@ -19,6 +19,7 @@ from tests.fork_server import ForkServer
 from tests.trainer.training.made_up import SHARED, STEPS, WINDOW, Train, measured, require_equal, weights
 from trainer.training import scoring
 from trainer.training.one_pass import OnePassTrainer
+from trainer.training.trained_tokens import gradient_weight
 
 DESCENT = {"optim": "sgd", "learning_rate": 0.1}
 """Plain descent: Adam divides by a gradient's size, and makes rounding as large as the rest."""
@@ -207,3 +208,14 @@ def test_a_batch_without_trained_tokens_changes_nothing_and_fails_nothing(train:
     trainer, _ = train(Untrained, **DESCENT, weight_decay=0.0)
     assert rollouts
     assert [row["loss"] for row in trainer.state.log_history if "loss" in row] == [0.0] * STEPS
+
+
+def test_the_gradients_weight_is_what_trained_tokens_times_advantages_come_to() -> None:
+    """Two groups of two: of the environment's tokens, the padding's and the rows cut off, none counts."""
+    batch = {
+        "advantages": torch.tensor([1.0, -1.0, 0.25, -0.25]),
+        "completion_mask": torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 0], [0, 0, 0, 0]]),
+        "tool_mask": torch.tensor([[1, 0, 1, 1], [1, 1, 1, 1], [1, 0, 1, 1], [1, 1, 1, 1]]),
+    }
+    assert gradient_weight(batch, [True, True, False, False]).tolist() == [5.0, 5.5]
+    assert gradient_weight({**batch, "advantages": torch.zeros(4)}, [True] * 4).tolist() == [0.0, 0.0]
