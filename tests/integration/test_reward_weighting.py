@@ -1,4 +1,4 @@
-"""What rewards weigh in a few steps of `sqlenv train` on the tiny policy: adaptive weights, and what correctness decides."""
+"""What rewards weigh in a few steps of `sqlenv train`: adaptive weights, and what correctness decides."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def trained_reward(record: EpisodeRecord) -> float:
     """An episode's reward under the default weights, from what a run keeps of it."""
     progress = sum(turn["reward"]["progress"] for turn in record.turns) / RewardSettings().progress_scale
     operational = sum(turn["reward"]["operational"] for turn in record.turns)
-    return (record.outcome == "correct") + 0.2 * progress + 0.2 * operational + 0.1 * record.parse_rate
+    return float((record.outcome == "correct") + 0.2 * progress + 0.2 * operational + 0.1 * record.parse_rate)
 
 
 def test_the_share_of_the_gradient_that_correctness_decides_is_logged_and_larger_without_group_scaling(

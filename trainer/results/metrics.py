@@ -20,8 +20,7 @@ MEANINGS = {
     "policy_loss": "The loss without the entropy bonus; logged when --entropy_coef is set.",
     "aux_loss": "The load-balancing loss of a mixture of experts.",
     "grad_norm": "Norm of the gradient before clipping (--max_grad_norm); spikes and NaN come before a collapse.",
-    "gradient_share/correctness": "Share of the sum over trained tokens of |advantage| that is in groups with both right "
-    "and wrong episodes; the rest is decided by the smaller rewards.",
+    "gradient_share/correctness": "Share of abs(advantage) x trained tokens in groups with right and wrong episodes.",
     "learning_rate": "The learning rate of this step.",
     "kl": "Mean KL divergence of the policy from the reference model, per token; logged when --beta is above 0.",
     "entropy": "Mean entropy of the policy on its own tokens, in nats; falling to 0 means it no longer explores.",

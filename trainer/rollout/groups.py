@@ -78,7 +78,7 @@ async def play_groups(
 
 
 def has_signal(outcomes: Iterable[Outcome]) -> bool:
-    """Return whether a group has right and wrong episodes, which is what GRPO is to learn from; failed ones are neither.
+    """Return whether a group has right and wrong episodes, which GRPO is to learn from; failed ones are neither.
 
     Shaped rewards differ in nearly every group, and so say nothing about that: see DAPO's dynamic sampling (Yu et al.
     2025, arXiv:2503.14476), which filters by accuracy.
