@@ -34,7 +34,7 @@ from env_server.reward import normalize_action
 from env_server.rows_json import rows_from_json, rows_to_json
 from env_server.settings import DisplaySettings, SandboxSettings
 from env_server.sql.display import MAX_COLUMNS, format_result
-from env_server.sql.hardness import hardness, orders_at_top_level
+from env_server.sql.hardness import HARDNESS_VERSION, hardness, orders_at_top_level
 from env_server.sql.sandbox import QueryResult, Sandbox
 from env_server.types import ActionType, AnswerMode
 
@@ -88,7 +88,8 @@ def curate(
     more than once, and NothingUsableError when no question is usable.
     """
     limits = (sandbox or SandboxSettings(), display or DisplaySettings(), answer_mode)
-    curator = _Curator(*limits, catalogue or Catalogue(None), fact_key("golds", *limits))
+    fact = fact_key("golds", *limits, str(HARDNESS_VERSION))
+    curator = _Curator(*limits, catalogue or Catalogue(None), fact)
     by_database: dict[str, list[RawQuestion]] = {}
     for question in raw.questions:
         runnable = replace(question, sql=runnable_query(question.sql))

@@ -25,14 +25,14 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from env_server.service.capacity import Capacity
 from env_server.service.shared_table import SharedTable
-from env_server.types import ActionType, ErrorCode
+from env_server.types import ActionType, ErrorCode, Verdict
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 """Of what `render` returns."""
 
 OTHER = "other"
 ACTIONS = (*(action.value for action in ActionType), "invalid", OTHER)
-OUTCOMES = ("ok", "error", "correct", "wrong", OTHER)
+OUTCOMES = ("ok", "error", *(verdict.value for verdict in Verdict), OTHER)
 LANES = ("none", "inline", "cached", "lane", OTHER)
 CLOSE_REASONS = ("client", "disconnect", "idle", "drain", "error", "worker_died", OTHER)
 REFUSALS = ("capacity", "queue_full", "draining", "token", "origin", OTHER)

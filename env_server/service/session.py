@@ -108,12 +108,7 @@ class Session:
 
 
 def _labels(kind: str, observation: SQLObservation) -> tuple[str, str]:
-    """Return what kind of action it was and how it came out, in words of our own."""
+    """Return the action's kind and its outcome, from fixed lists: the verdict where it ended the episode."""
     verdict = observation.metadata.get("verdict")
-    if observation.error:
-        outcome = "error"
-    elif kind == ActionType.ANSWER and isinstance(verdict, str):
-        outcome = verdict
-    else:
-        outcome = "ok"
+    outcome = verdict if isinstance(verdict, str) else "error" if observation.error else "ok"
     return kind if kind in _ACTIONS else "invalid", outcome

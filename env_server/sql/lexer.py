@@ -11,13 +11,14 @@ import string
 from collections.abc import Iterator
 
 _RESERVED = """
-add all alter and as autoincrement between case cast check collate commit constraint create default
-deferrable delete distinct drop else escape except exists foreign from group having in index insert
-intersect into is isnull join limit not nothing notnull null on or order primary raise references
-returning select set table then to transaction union unique update using values when where
+add all alter and as autoincrement between case cast check collate commit constraint create current_date
+current_time current_timestamp default deferrable delete distinct drop else escape except exists foreign
+from group having in index insert intersect into is isnull join limit not nothing notnull null on or
+order primary raise references returning select set table then to transaction union unique update using
+values when where
 """
 RESERVED_WORDS = frozenset(_RESERVED.split())
-"""The keywords that SQLite does not accept as the bare name of a column, in lower case."""
+"""The keywords that SQLite does not take for the bare name of a column, in lower case."""
 
 BLANKS = " \t\n\f\r"
 """The white space of SQLite."""

@@ -51,6 +51,7 @@ class DatabasePool:
         self._lock = threading.Lock()
         self._idle: OrderedDict[Sandbox, str] = OrderedDict()
         self._schemas: dict[str, Schema] = {}
+        self._learned: dict[str, str] = {}
         self._closed = False
 
     @contextmanager
@@ -71,26 +72,21 @@ class DatabasePool:
         """Return the database's schema, read once. Raises DataError."""
         with self._lock:
             known = self._schemas.get(db_id)
+            text = self._learned.get(db_id)
         if known is not None:
             return known
-        facts = self._catalogue.of(self._path(db_id))
-        text = facts.recall(self._fact)
-        if text is not None:
-            schema = schema_from_json(text)
-        else:
-            schema = self._read_schema(db_id)
-            facts.remember(self._fact, schema_to_json(schema))
+        schema = schema_from_json(self._schema_text(db_id) if text is None else text)
         with self._lock:
+            self._learned.pop(db_id, None)
             return self._schemas.setdefault(db_id, schema)
 
     def learn_schemas(self) -> None:
-        """Read the schemas that the catalogue does not have; then `schema` waits for no rows to be counted.
-
-        Raises DataError.
-        """
-        for db_id, path in self._databases.items():
-            if self._catalogue.of(path).recall(self._fact) is None:
-                self.schema(db_id)
+        """Get the text of every schema; then `schema` neither opens a file nor waits for a lock. Raises DataError."""
+        for db_id in self._databases:
+            text = self._schema_text(db_id)
+            with self._lock:
+                if db_id not in self._schemas:
+                    self._learned[db_id] = text
 
     def close(self) -> None:
         """Close every idle sandbox, and the leased ones as they come back. Leasing then raises DataError."""
@@ -100,6 +96,15 @@ class DatabasePool:
             self._idle.clear()
         for sandbox in idle:
             sandbox.close()
+
+    def _schema_text(self, db_id: str) -> str:
+        """Return a schema as JSON: from the catalogue, else read and kept there. Raises DataError."""
+        facts = self._catalogue.of(self._path(db_id))
+        text = facts.recall(self._fact)
+        if text is None:
+            text = schema_to_json(self._read_schema(db_id))
+            facts.remember(self._fact, text)
+        return text
 
     def _read_schema(self, db_id: str) -> Schema:
         try:

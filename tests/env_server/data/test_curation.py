@@ -20,7 +20,7 @@ from env_server.dataset import Dataset, ExclusionReason, Hardness, Split, SQLVal
 from env_server.errors import DataError
 from env_server.settings import DisplaySettings, SandboxSettings
 from env_server.sql.display import MAX_COLUMNS, format_result
-from env_server.sql.hardness import hardness
+from env_server.sql.hardness import HARDNESS_VERSION, hardness
 from env_server.sql.sandbox import QueryResult, Sandbox
 from env_server.types import AnswerMode
 from tests.env_server.data.folders import add_database
@@ -268,6 +268,17 @@ def test_a_changed_database_and_other_settings_run_the_golds_again(tmp_path: Pat
         connection.execute("INSERT INTO farm(owner) VALUES ('Ann')")
     after = curate(raw, catalogue=catalogue)
     assert after.questions[0].gold.rows != before.questions[0].gold.rows
+
+
+def test_another_hardness_rule_grades_the_golds_again(
+    database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalogue = Catalogue(tmp_path / "cache")
+    raw = raw_of(database, ["SELECT count(*) FROM farm"])
+    assert curate(raw, catalogue=catalogue).questions[0].hardness is Hardness.EASY
+    monkeypatch.setattr(curation, "hardness", lambda _: Hardness.EXTRA)
+    monkeypatch.setattr(curation, "HARDNESS_VERSION", HARDNESS_VERSION + 1)
+    assert curate(raw, catalogue=catalogue).questions[0].hardness is Hardness.EXTRA
 
 
 def test_a_gold_that_the_clock_stopped_is_tried_again(database: Path, tmp_path: Path) -> None:

@@ -10,10 +10,13 @@ import os
 import re
 import signal
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
+import apsw
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -312,6 +315,45 @@ async def test_the_route_of_a_step_is_counted_as_the_one_it_took(serve: Serve) -
         ("ANSWER", "correct", "1.0"),
         ("invalid", "error", "1.0"),
     ]
+
+
+async def test_the_verdict_of_an_episode_is_the_outcome_of_its_last_step(serve: Serve) -> None:
+    server = serve(step_budget=2)
+    episodes = (
+        [("DESCRIBE", "pets"), ("QUERY", FAST)],
+        [("ANSWER", ""), ("SAMPLE", "dragons")],
+        [("DESCRIBE", "pets"), ("ANSWER", "3")],
+        [("ANSWER", "2")],
+    )
+    async with connect(server.ws) as client:
+        for actions in episodes:
+            for request in (reset(), *(step(*action) for action in actions)):
+                reply = await ask(client, request)
+            assert reply["data"]["done"] is True
+        page = await asyncio.to_thread(lambda: urlopen(f"{server.http}/metrics", timeout=20).read().decode())
+    steps = re.findall(r'steps_total{action="(\w+)",outcome="(\w+)"} ([1-9]\S*)', page)
+    assert steps == [
+        ("DESCRIBE", "ok", "2.0"),
+        ("SAMPLE", "out_of_budget", "1.0"),
+        ("QUERY", "out_of_budget", "1.0"),
+        ("ANSWER", "error", "1.0"),
+        ("ANSWER", "correct", "1.0"),
+        ("ANSWER", "wrong", "1.0"),
+    ]
+
+
+async def test_a_reset_never_waits_for_the_catalogue(
+    serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    serve()
+    server = serve()  # the second one finds the schemas in the catalogue
+    (file,) = (tmp_path / "cache").glob("catalogue*")
+    with closing(apsw.Connection(str(file))) as writer:
+        writer.execute("BEGIN EXCLUSIVE")
+        async with connect(server.ws) as client:
+            assert (await ask(client, reset()))["type"] == "observation"
+    # A reader that meets a lock gives up after ten seconds, with a warning.
+    assert [record.name for record in caplog.records if record.name == "env_server.catalogue"] == []
 
 
 async def test_without_a_verdict_the_answer_is_an_error_and_can_be_given_again(serve: Serve) -> None:
