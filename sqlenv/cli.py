@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -54,6 +55,7 @@ SERVE_PACKAGES = ("fastapi", "starlette", "uvicorn", "uvloop", "pydantic_setting
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand and return its exit status; a SQLEnvError becomes one line on stderr and status 2."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    _escape_what_has_no_encoding()
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
         return 0
@@ -84,6 +86,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"sqlenv {name}: interrupted", file=sys.stderr)
         return 130
+
+
+def _escape_what_has_no_encoding() -> None:
+    """Let a terminal of another encoding, such as ASCII, show escapes of what it cannot, in place of an error."""
+    for stream, errors in ((sys.stdout, "backslashreplace"), (sys.stderr, "backslashreplace"), (sys.stdin, "replace")):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=errors)
 
 
 def _version() -> str:

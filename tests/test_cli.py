@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -81,6 +82,29 @@ def test_usage(arguments: list[str], capsys: Captured) -> None:
 def test_the_version(capsys: Captured) -> None:
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out == f"sqlenv {version('sqlenv')}\n"
+
+
+@pytest.mark.parametrize(
+    "command", [["data", "inspect"], ["data", "validate", "--json"], ["data", "doctor", "--json"], ["play", "--data"]]
+)
+def test_an_ascii_terminal_shows_escapes(command: list[str], tmp_path: Path) -> None:
+    (tmp_path / "cafés.csv").write_text("id,naïve\n1,Zürich ✓\n2,Łódź\n", encoding="utf-8")
+    asked = {"question": "Où est le café numéro 1 ?", "sql": "SELECT naïve FROM cafés WHERE id = 1", "split": "eval"}
+    (tmp_path / "questions.json").write_text(json.dumps([asked]), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "sqlenv", *command, str(tmp_path)],
+        input="DESCRIBE cafés\nQUERY SELECT naïve FROM cafés\nANSWER Zürich ✓\n".encode(),
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=False,
+    )
+    assert b"Traceback" not in done.stderr, done.stderr.decode()
+    assert done.returncode in (0, 1)
+    out = done.stdout.decode("ascii")
+    if "--json" in command:
+        json.loads(out)
+    else:
+        assert "caf\\xe9" in out
 
 
 def test_an_unknown_command() -> None:

@@ -86,7 +86,7 @@ class JSONFormatter(logging.Formatter):
                 entry["message"] = record.getMessage().strip()
         if record.exc_info and record.exc_info[1] is not None:
             entry |= describe(record.exc_info[1])
-        return json.dumps(entry, ensure_ascii=False, default=str)
+        return json.dumps(entry, default=str)
 
 
 def describe(error: BaseException) -> dict[str, Any]:

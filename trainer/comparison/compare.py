@@ -55,7 +55,7 @@ def run(argv: Sequence[str]) -> int:
     a, b = find_side(args.a), find_side(args.b)
     comparison = compare_sides(a, b)
     if args.json:
-        sys.stdout.write(json.dumps(asdict(comparison, dict_factory=intervals_as_pairs), ensure_ascii=False) + "\n")
+        sys.stdout.write(json.dumps(asdict(comparison, dict_factory=intervals_as_pairs)) + "\n")
     else:
         print_comparison(comparison, Console(highlight=False), everything=args.all)
     if args.png is not None:

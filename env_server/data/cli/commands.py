@@ -202,7 +202,7 @@ def _print_validation(validation: Validation, warnings: Diagnosis | None, *, as_
     told = [] if warnings is None else doctor.beside_validation(warnings)
     if as_json:
         found = {} if warnings is None else {"warnings": doctor.summary(warnings, told)["findings"]}
-        sys.stdout.write(json.dumps({**validation.summary(), **found}, ensure_ascii=False) + "\n")
+        sys.stdout.write(json.dumps({**validation.summary(), **found}) + "\n")
         return
     console = Console(highlight=False)
     console.print(validation_text(validation), soft_wrap=True)

@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     console = Console(highlight=False, stderr=args.json)
     places = [i for i, finding in enumerate(found.findings) if kinds is None or finding.kind in kinds]
     if args.json:
-        sys.stdout.write(json.dumps(summary(found, places), ensure_ascii=False) + "\n")
+        sys.stdout.write(json.dumps(summary(found, places)) + "\n")
     else:
         console.print(text_of(found, places, None if args.all else SHOWN), soft_wrap=True)
     if args.fix:

@@ -101,6 +101,14 @@ def test_a_name_stands_for_all_of_its_addresses() -> None:
         assert len({each.getsockname()[1] for sockets in made for each in sockets}) == 1, "one port for all"
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_every_address_is_that_of_ipv4_and_ipv6(workers: int) -> None:
+    with listening("::", workers=workers) as made:
+        port = made[0][0].getsockname()[1]
+        assert reaches(("::1", port))
+        assert reaches(("127.0.0.1", port))
+
+
 @pytest.mark.parametrize(("host", "shown"), [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1")])
 def test_the_url_is_one_that_a_browser_opens(host: str, shown: str) -> None:
     with listening(host) as made:
