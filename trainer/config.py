@@ -110,8 +110,8 @@ class EpisodeArguments:
             raise ConfigError(f"--action_format must be one of {formats}, not {self.action_format!r}")
         if self.answer_mode not in modes:
             raise ConfigError(f"--answer_mode must be one of {modes}, not {self.answer_mode!r}")
-        if self.system_prompt is not None:
-            prompt_in(self.system_prompt)  # a file that is not there is told before a model is loaded
+        # Not a flag: a policy that training starts from may bring its own; see `trainer.training.arguments`.
+        self.custom_system_prompt: str | None = None if self.system_prompt is None else prompt_in(self.system_prompt)
         _ = self.difficulties, self.kept_folds
 
     @property

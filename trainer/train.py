@@ -45,7 +45,7 @@ from trainer.results.run_files import RunFolder, versions
 from trainer.results.statistics import EvaluationSummary
 from trainer.results.summary_table import difficulty_table, summary_table
 from trainer.rollout.background import RolloutLoop
-from trainer.rollout.client import RolloutClient, RolloutSettings
+from trainer.rollout.client import RolloutClient
 from trainer.rollout.environments import AnyEnvironments, open_environments
 from trainer.rollout.episodes import Episode
 from trainer.rollout.examples import Examples
@@ -55,7 +55,7 @@ from trainer.shipping.export import publish
 from trainer.shipping.hub import Destination
 from trainer.stopping import StopAfterStep, Stopping
 from trainer.tiny import BASE_NOTES
-from trainer.training.arguments import advise, departures, parse_arguments, require_questions
+from trainer.training.arguments import advise, departures, parse_arguments, play_settings, require_questions
 from trainer.training.batches import Batches, BatchSettings, BatchShape
 from trainer.training.dry_run import dry_run
 from trainer.training.engines import RolloutSetup, open_policy
@@ -188,7 +188,7 @@ class Training:
                 run = watched(self._arguments, grpo, self._ranks.count)
                 trainer.add_callback(HealthWatch(self._folder, run, self._say))
             trace = self._open_trace(stack, trainer)
-            play = self._play_settings(settings)
+            play = replace(play_settings(arguments, grpo), max_context_length=settings.budget.max_context)
             trainer.add_callback(StopAfterStep(self._stopping))
             learnt = [Kept(order, "questions.json", "--question_sampler measured and --curriculum")]
             if adaptive is not None:
@@ -308,25 +308,6 @@ class Training:
         if notes.is_file():
             config["base_notes"] = notes.read_text(encoding="utf-8")
         RunFolder.create(path, config)
-
-    def _play_settings(self, settings: RolloutSettings) -> PlaySettings:
-        """What an evaluation of the policy is to take over."""
-        budget = settings.budget
-        return PlaySettings(
-            data=self._arguments.data,
-            answer_mode=self._answer_mode,
-            action_format=self._chat.action_format,
-            chat_template_kwargs=self._chat.chat_template_kwargs,
-            custom_system_prompt=self._chat.custom_system_prompt,
-            few_shot=self._arguments.few_shot,
-            step_budget=self._arguments.step_budget,
-            max_completion_length=budget.max_completion,
-            max_context_length=budget.max_context,
-            max_turn_length=budget.max_turn,
-            max_thinking_length=self._chat.max_thinking_length,
-            eval_episodes=self._arguments.eval_episodes,
-            seed=self._grpo.seed,
-        )
 
     def _conclude(self) -> None:
         evaluations = self._folder.evaluations()

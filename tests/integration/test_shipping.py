@@ -83,8 +83,8 @@ def test_an_evaluation_is_the_runs_own(
 ) -> None:
     assert evaluate(run.path / part, tmp_path / "e.jsonl") == after(run)
     said = capsys.readouterr().err
-    assert "is played as it was trained" in said
-    assert "the run had" not in said
+    assert f"taken over from {run.path / part}" in said
+    assert "it had" not in said
 
 
 def test_an_evaluation_keeps_the_context_that_the_model_allows(base: Path, tmp_path: Path) -> None:
@@ -100,10 +100,10 @@ def test_a_flag_that_differs_is_said_and_obeyed(
 ) -> None:
     flags = ("--step_budget", "3", "--episodes", "4", "--chat_template_kwargs", '{"opening": ""}')
     played = evaluate(run.path, tmp_path / "e.jsonl", *flags)
-    said = capsys.readouterr().err.splitlines()
-    assert "--step_budget 3, the run had 6" in said
-    assert "--episodes 4, the run had 8" in said
-    assert '--chat_template_kwargs {"opening": ""}, the run had {"opening": "DESCRIBE "}' in said
+    _, _, said = capsys.readouterr().err.partition("changed by flag")
+    assert "step_budget 3 (it had 6)" in said
+    assert "episodes 4 (it had 8)" in said
+    assert 'chat_template_kwargs {"opening": ""} (it had {"opening": "DESCRIBE "})' in said
     assert len(played) == 4
     assert played != after(run)[:4]
 

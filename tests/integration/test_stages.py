@@ -307,6 +307,18 @@ def test_a_dry_run_plans_each_stage_and_writes_nothing(tmp_path: Path, capsys: p
     assert not (tmp_path / "run").exists()
 
 
+def test_a_stage_is_planned_as_the_policy_of_the_one_before_is_played(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stages = [STAGES[0] | {"answer_mode": "sql"}, STAGES[1], STAGES[2] | {"answer_mode": "value"}]
+    assert cli.main([*config(tmp_path, stages), "--dry_run"]) == 0
+    said = capsys.readouterr()
+    modes = [line.split(" mode:")[0].split()[-1] for line in said.out.splitlines() if " mode:" in line]
+    assert modes == ["sql", "value"]
+    assert said.err.count("taken over from") == 2
+    assert "answer_mode value (it had sql)" in said.err
+
+
 def test_a_stage_is_the_command_that_it_stands_for(tmp_path: Path) -> None:
     adapter = {"use_peft": True, "lora_r": 4, "lora_target_modules": ["q_proj", "v_proj"], "max_steps": 1}
     stages: list[dict[str, Any]] = [STAGES[0] | adapter, {"kind": "grpo", "seed": 5, "max_steps": 1}]

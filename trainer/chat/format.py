@@ -22,7 +22,7 @@ from trainer.chat.template import TemplateUseError
 from trainer.chat.thoughts import is_thinking
 from trainer.chat.tool_calls import READERS
 from trainer.chat.tools import Schema, call_of, tool_schemas
-from trainer.config import ActionFormat, EpisodeArguments, SQLEnvArguments, prompt_in
+from trainer.config import ActionFormat, EpisodeArguments, SQLEnvArguments
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -58,13 +58,13 @@ class ChatSettings:
 
     @classmethod
     def of(cls, arguments: EpisodeArguments, template_kwargs: Mapping[str, Any] | None) -> ChatSettings:
-        """Return what a command's arguments say. Raises ConfigError where --system_prompt cannot be read."""
+        """Return what a command's arguments say."""
         return cls(
             AnswerMode(arguments.answer_mode),
             ActionFormat(arguments.action_format),
             template_kwargs or {},
             arguments.max_thinking_length if isinstance(arguments, SQLEnvArguments) else None,
-            None if arguments.system_prompt is None else prompt_in(arguments.system_prompt),
+            arguments.custom_system_prompt,
         )
 
     @property

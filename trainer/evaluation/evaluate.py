@@ -28,7 +28,7 @@ from trainer.chat.text_to_sql import SYSTEM_PROMPT
 from trainer.config import ActionFormat, ConfigError, token_of
 from trainer.evaluation.arguments import SCRIPTED, VLLM_URL, EvaluationProtocol, build_parser, check, without_effect
 from trainer.evaluation.luck import Luck, luck_line, measure_luck
-from trainer.policy.play_settings import SETTING_NAMES, PlaySettings, SavedPlay, differences, saved_play
+from trainer.policy.play_settings import SETTING_NAMES, PlaySettings, SavedPlay, saved_play, settle
 from trainer.results.exploration import exploration_lines, explore
 from trainer.results.failure_kinds import count_failures
 from trainer.results.run_files import Evaluation, write_episodes
@@ -177,15 +177,9 @@ def run(argv: Sequence[str]) -> int:
     for line in without_effect(args):
         console.print(f"sqlenv evaluate: {line}", highlight=False, soft_wrap=True, markup=False)
     saved = None if args.policy in SCRIPTED else _saved_with(args.policy, console)
-    chosen = settle(args, saved)
-    if saved is not None:
-        played = (
-            "is played as it was trained"
-            if args.protocol is EvaluationProtocol.EXPLORE
-            else "writes one query and does not explore"
-        )
-        for line in (f"{args.policy} {played}", *differences(chosen, saved)):
-            console.print(line, highlight=False, soft_wrap=True)
+    chosen, lines = _chosen(args, saved)
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
     dataset = load_dataset(chosen.data, answer_mode=chosen.answer_mode)
     few_shot = 0 if args.policy in SCRIPTED else chosen.few_shot
     examples = Examples.play(dataset, few_shot, chosen.answer_mode, chosen.step_budget)
@@ -281,14 +275,16 @@ def _saved_with(policy: str, console: Console) -> SavedPlay | None:
     return saved_play(named.place)
 
 
-def settle(args: argparse.Namespace, saved: SavedPlay | None) -> PlaySettings:
-    """Return what the flags say, and where they are silent what the policy was saved with, else the defaults."""
-    inherited = PlaySettings() if saved is None else saved.settings
+def _chosen(args: argparse.Namespace, saved: SavedPlay | None) -> tuple[PlaySettings, Sequence[str]]:
+    """Return how the flags and the policy's file have it played, and what to say of that."""
     said = {name: value for name in SETTING_NAMES if (value := getattr(args, name)) is not None}
-    own = replace(inherited, **said)
-    comparable = own.data == inherited.data and args.split is Split.EVAL and inherited.eval_episodes != 0
-    # A number of questions belongs to a data set and a split.
-    return own if comparable or args.eval_episodes is not None else replace(own, eval_episodes=-1)
+    inherited = PlaySettings() if saved is None else saved.settings
+    comparable = said.get("data", inherited.data) == inherited.data and args.split is Split.EVAL
+    if not comparable or inherited.eval_episodes == 0:
+        # A number of questions belongs to a data set and a split.
+        said.setdefault("eval_episodes", -1)
+    settled = settle(args.policy, saved, said)
+    return settled.settings, settled.lines
 
 
 def _play_policy(

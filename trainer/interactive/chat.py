@@ -113,7 +113,11 @@ def run(argv: Sequence[str]) -> int:
             with console.status(f"loading {name}"):
                 players.append(
                     load_player(
-                        name, few_shot=args.few_shot, vllm_urls=vllm_urls, trust_remote_code=args.trust_remote_code
+                        name,
+                        few_shot=args.few_shot,
+                        vllm_urls=vllm_urls,
+                        trust_remote_code=args.trust_remote_code,
+                        say=lambda line: console.print(Text(line, style="dim"), soft_wrap=True),
                     )
                 )
         if args.web:

@@ -8,7 +8,7 @@ question is played the same way.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from env_server.data.loading import load_dataset
@@ -20,7 +20,7 @@ from trainer.chat.format import ChatFormat
 from trainer.config import ConfigError
 from trainer.evaluation.evaluate import in_process_engine, token_budget
 from trainer.policy.loading import load_policy, resolve_policy
-from trainer.policy.play_settings import PlaySettings, saved_play
+from trainer.policy.play_settings import PlaySettings, saved_play, settle
 from trainer.policy.served import ServedPolicy
 from trainer.rollout.client import RolloutClient, RolloutSettings, derive_seed, explore, request_for
 from trainer.rollout.environments import Environments
@@ -65,16 +65,23 @@ class PolicyPlayer:
 
 
 def load_player(
-    name: str, *, few_shot: int | None = None, vllm_urls: str | None = None, trust_remote_code: bool = False
+    name: str,
+    *,
+    say: Callable[[str], object],
+    few_shot: int | None = None,
+    vllm_urls: str | None = None,
+    trust_remote_code: bool = False,
 ) -> PolicyPlayer:
     """Load the policy, here or, of `vllm_urls`, on the servers that hold it. Raises SQLEnvError.
 
-    `few_shot` is the number of worked episodes in its prompt, as saved with it where None.
+    `few_shot` is the number of worked episodes in its prompt, as saved with it where None. `say` gets a line about what
+    was taken over from what was saved with it.
     """
-    saved = saved_play(resolve_policy(name).place)
-    chosen = PlaySettings() if saved is None else saved.settings
-    if few_shot is not None:
-        chosen = replace(chosen, few_shot=few_shot)
+    given = {} if few_shot is None else {"few_shot": few_shot}
+    settled = settle(name, saved_play(resolve_policy(name).place), given)
+    chosen = settled.settings
+    for line in settled.lines:
+        say(line)
     examples = _examples(name, chosen)
     if vllm_urls is None:
         model, tokenizer = load_policy(name, trust_remote_code=trust_remote_code)

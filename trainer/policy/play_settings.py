@@ -1,16 +1,16 @@
 """How a policy is meant to be played: `sqlenv.json`, beside the weights of every policy that SQLEnv saves.
 
-Training, warm-up and export write it, and evaluation reads it, so that a policy is evaluated as it was trained,
-wherever its folder has gone since. The file also holds the system prompt and the tools, for programs that play the
-policy without SQLEnv.
+Training, warm-up and export write it. Whatever plays or trains a policy later reads it (`settle`), so that a policy is
+played as it was trained, wherever its folder has gone since. The file also holds the system prompt and the tools, for
+programs that play the policy without SQLEnv.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +80,11 @@ class SavedPlay:
     settings: PlaySettings
     system_prompt: str
 
+    @classmethod
+    def of(cls, settings: PlaySettings) -> SavedPlay:
+        """What the file is going to say."""
+        return cls(settings, settings.chat.system_prompt)
+
 
 _SETTINGS = TypeAdapter(PlaySettings)
 
@@ -119,27 +124,62 @@ def read_play(file: Path) -> SavedPlay:
         raise PlaySettingsError(f"{file} is not JSON: {error}") from error
 
 
-def differences(own: PlaySettings, saved: SavedPlay) -> list[str]:
-    """Say in one line each what differs from the settings that a policy was saved with."""
-    before = asdict(saved.settings)
-    lines = [
-        f"{_FLAGS.get(name, '--' + name)} {_text(value)}, the run had {_text(before[name])}"
-        for name, value in asdict(own).items()
-        if value != before[name]
-    ]
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """How a policy is played in this run, and what to say of that, one line each; none where nothing was taken over."""
+
+    settings: PlaySettings
+    lines: tuple[str, ...]
+
+
+SETTING_NAMES = tuple(setting.name for setting in fields(PlaySettings))
+TRAIN_NAMES = tuple(name for name in SETTING_NAMES if name not in ("eval_episodes", "seed"))
+"""What training takes over: the number of evaluation questions and the seed are a run's own."""
+WARMUP_NAMES = tuple(
+    name for name in TRAIN_NAMES if not name.startswith("max_") and name != "few_shot"
+)  # it plays episodes that a script has written, to their end
+_ALWAYS_SHOWN = ("data", "answer_mode", "action_format", "step_budget")
+_FLAGS = {"eval_episodes": "episodes", "custom_system_prompt": "system_prompt"}
+"""What users know some of them as."""
+
+
+def settle(
+    policy: str, saved: SavedPlay | None, given: Mapping[str, Any], names: Sequence[str] = SETTING_NAMES
+) -> Settled:
+    """Return how a policy is played: as `given` by flag or config, else as it was saved, else by default.
+
+    `policy` is what the user calls it, `names` are the settings that the command takes over. Every command that plays
+    or trains a policy settles it here.
+    """
+    if saved is None:
+        return Settled(replace(PlaySettings(), **given), ())
+    default = PlaySettings()
+    inherited = replace(default, **{name: getattr(saved.settings, name) for name in names})
+    settings = replace(inherited, **given)
+    taken, changed = [], []
+    for name in names:
+        value, before = getattr(settings, name), getattr(inherited, name)
+        if value != before:
+            changed.append(f"{_shown(name, value)} (it had {_text(before)})")
+        elif name in _ALWAYS_SHOWN or value != getattr(default, name):
+            taken.append(_shown(name, value))
+    line = f"taken over from {policy}: {', '.join(taken) or 'nothing'}"
+    lines = [line + (f"; changed by flag or config: {', '.join(changed)}" if changed else "")]
     if saved.system_prompt != saved.settings.chat.system_prompt:
         lines.append("the system prompt of this version of SQLEnv is not the one that the policy was trained under")
-    return lines
+    return Settled(settings, tuple(lines))
 
 
-_FLAGS = {"eval_episodes": "--episodes", "custom_system_prompt": "--system_prompt"}
-"""Those that `sqlenv evaluate` names otherwise."""
+def _shown(name: str, value: object) -> str:
+    return f"{_FLAGS.get(name, name)} {_text(value)}"
 
 
 def _text(value: object) -> str:
     if value is None:
-        return "as the model allows"
-    return json.dumps(value) if isinstance(value, Mapping) else str(value)
+        return "default"
+    text = json.dumps(value) if isinstance(value, Mapping) else str(value)
+    return text if len(text) <= LONGEST_SHOWN else repr(text[:LONGEST_SHOWN] + "...")
 
 
-SETTING_NAMES = tuple(setting.name for setting in fields(PlaySettings))
+LONGEST_SHOWN = 40
+"""Characters of a value in a line; a system prompt has more."""

@@ -269,14 +269,15 @@ class _Episode:
 
 def _difference(served: ServedData, wanted: ServedData) -> str:
     """What a server has to change, in one sentence; "" when it serves what is wanted."""
+    for name in ("answer_mode", "step_budget"):  # first: the mode decides which questions a data set has
+        theirs, ours = getattr(served, name), getattr(wanted, name)
+        if theirs != ours:
+            fix = f"start it with --{name} {ours}, or give this run --{name} {theirs}"
+            return f"it plays with --{name} {theirs}, and this run with {ours}; {fix}"
     if served.fingerprint != wanted.fingerprint:
         ours, theirs = (f"{data.name} with {data.questions} questions" for data in (wanted, served))
         what = f"it serves the data set {theirs}, and this run plays {ours}"
         if ours == theirs:
             what = f"its data set {theirs} differs from this run's in questions or databases"
         return f"{what}; give both the same --data, and the same files"
-    for name in ("answer_mode", "step_budget"):
-        theirs, ours = getattr(served, name), getattr(wanted, name)
-        if theirs != ours:
-            return f"it plays with --{name} {theirs}, and this run with {ours}; give both the same"
     return ""

@@ -38,6 +38,8 @@ def run(argv: Sequence[str]) -> int:
         trust_remote_code=args.trust_remote_code,
     )
     console = Console()
+    for line in exported.taken_over:
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
     said = f"{exported.parameters:,} parameters, {exported.dtype}, in {exported.folder}"
     console.print(said, highlight=False, soft_wrap=True)
     if destination:

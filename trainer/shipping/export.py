@@ -33,7 +33,7 @@ from inference.adapters import ADAPTER_CONFIG, RUN_MODEL, NamedPolicy
 from inference.weights.gather import full_weights, sync_to_disk, write_checkpoint
 from trainer.chat.format import ChatFormat
 from trainer.policy.loading import base_config, load_policy, resolve_policy
-from trainer.policy.play_settings import PlaySettings, saved_play
+from trainer.policy.play_settings import saved_play, settle
 from trainer.results.run_files import Evaluation, RunFolder, versions
 from trainer.shipping.hub import Destination, HubError
 from trainer.shipping.model_card import CardFacts, data_name, model_card
@@ -53,6 +53,8 @@ class Exported:
     folder: Path
     parameters: int
     dtype: str
+    taken_over: Sequence[str] = ()
+    """What to say of how the policy is played, in lines."""
 
 
 def export(
@@ -76,8 +78,8 @@ def export(
     summed = torch.float32 if named.adapter is not None and target != stored else target
     model, tokenizer = load_policy(policy, dtype=summed, device="cpu", trust_remote_code=trust_remote_code)
     plain: PreTrainedModel = model.get_base_model() if isinstance(model, PeftModel) else model
-    saved = saved_play(named.place)
-    play = PlaySettings() if saved is None else saved.settings
+    settled = settle(policy, saved_play(named.place), {})
+    play = settled.settings
     if name is not None:
         play = replace(play, data=data_name(play.data))
     _finish(plain, tokenizer, ChatFormat(tokenizer, play.chat).stop_ids, target)
@@ -111,7 +113,7 @@ def export(
             told = replace(evaluation, policy=evaluation.label, data=data_name(evaluation.data))
             text = json.dumps(asdict(told), ensure_ascii=False, indent=2)
             (target_folder / f"{evaluation.label}.json").write_text(text + "\n", encoding="utf-8")
-    return Exported(out, parameters, label)
+    return Exported(out, parameters, label, settled.lines)
 
 
 def publish(run_folder: Path, destination: Destination, *, trust_remote_code: bool = False) -> str:

@@ -25,10 +25,19 @@ from env_server.errors import SQLEnvError
 from env_server.types import AnswerMode
 from trainer.config import EpisodeArguments
 from trainer.policy.loading import resolve_policy
+from trainer.policy.play_settings import SavedPlay
 from trainer.ranks import Ranks
 from trainer.stages.plan import DRY_RUN, OUTPUT, RESUME, START, Kind, Plan, Stage, StageError
 from trainer.tiny import BASE_CHECKPOINT
-from trainer.training.arguments import last_checkpoint, parse_arguments, parse_warmup_arguments, require_questions
+from trainer.training.arguments import (
+    NamedPlay,
+    last_checkpoint,
+    parse_arguments,
+    parse_warmup_arguments,
+    play_settings,
+    require_questions,
+    warmup_play_settings,
+)
 from trainer.training.dry_run import dry_run
 from trainer.training.questions import QuestionFilter
 
@@ -66,6 +75,8 @@ class Checks:
     scratch: Path
     console: Console
     problems: list[str] = field(default_factory=list)
+    start_play: NamedPlay | None = None
+    """The folder of the stage before, and how the policy that it makes will be played; None where it is there."""
     ranks: Ranks = field(default_factory=Ranks)
     """Those that the launcher has started, known when flags have been read."""
 
@@ -107,9 +118,10 @@ class Checks:
             self._check_grpo(stage, argv)
 
     def _check_warmup(self, stage: Stage, argv: Sequence[str]) -> None:
-        arguments, sft, model = parse_warmup_arguments(argv, "")
+        arguments, sft, model = parse_warmup_arguments(argv, "", self.start_play)
         self.ranks = Ranks.of(sft)
         self._hand_on(str(BASE_CHECKPOINT) if arguments.new_tiny_policy else None, model, stage)
+        self.start_play = str(self.plan.folder(stage)), SavedPlay.of(warmup_play_settings(arguments))
         found = []
         for source in arguments.data.split(","):
             dataset = load_dataset(source, answer_mode=AnswerMode(arguments.answer_mode))
@@ -126,9 +138,10 @@ class Checks:
     def _check_grpo(self, stage: Stage, argv: Sequence[str]) -> None:
         if self.plan.dry_run:
             argv = [*argv, f"--{DRY_RUN}", "true", *self.plan.dry_run_gpu, *self._where(stage)]
-        arguments, grpo, model = parse_arguments(argv)
+        arguments, grpo, model = parse_arguments(argv, self.start_play)
         self.ranks = Ranks.of(grpo)
         self._hand_on(None, model, stage)
+        self.start_play = str(self.plan.folder(stage)), SavedPlay.of(play_settings(arguments, grpo))
         if self.plan.dry_run:
             dry_run(arguments, grpo, model, self.console)
             return

@@ -10,25 +10,39 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields
+from contextlib import suppress
+from dataclasses import MISSING, dataclass, fields
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOConfig, ModelConfig, SFTConfig
 
-from trainer.config import ConfigError, SQLEnvArguments, WarmupArguments, config_errors
+from env_server.types import AnswerMode
+from trainer.config import ActionFormat, ConfigError, SQLEnvArguments, WarmupArguments, config_errors, prompt_in
 from trainer.flags.combinations import check_combinations, check_mappings, check_quantisation, check_trackers
 from trainer.flags.defaults import Machine, train_defaults, warmup_defaults
 from trainer.flags.given import FlagParser, read_given
 from trainer.flags.table import TRAIN_FLAGS, WARMUP_FLAGS
 from trainer.policy.loading import resolve_policy
-from trainer.policy.play_settings import SETTINGS_FILE
+from trainer.policy.play_settings import (
+    SETTINGS_FILE,
+    TRAIN_NAMES,
+    WARMUP_NAMES,
+    PlaySettings,
+    SavedPlay,
+    read_play,
+    saved_play,
+    settle,
+)
 from trainer.training.batches import BatchSettings, check_batches
 from trainer.training.engines import check_vllm_flags
 from trainer.training.evaluating import settle_evaluation
 from trainer.training.starting_point import implied_flags, starting_line
 
+NamedPlay = tuple[str, SavedPlay]
+"""A policy's name, and how it was played."""
 LIGHT_BYTES = 100_000_000
 """Of weights; a policy of as many is trained on a CPU in minutes."""
 DESCRIPTION = """\
@@ -41,14 +55,22 @@ A config with `stages:` runs a warm-up and GRPO one after the other: docs/traini
 """
 
 
-def parse_arguments(argv: Sequence[str]) -> tuple[SQLEnvArguments, GRPOConfig, ModelConfig]:
-    """Read flags and `--config`. Raises ConfigError."""
+def parse_arguments(
+    argv: Sequence[str], start_play: NamedPlay | None = None
+) -> tuple[SQLEnvArguments, GRPOConfig, ModelConfig]:
+    """Read flags and `--config`; `start_play` is how the policy was played where that is not yet saved beside it.
+
+    Raises ConfigError.
+    """
     kinds = (SQLEnvArguments, GRPOConfig, ModelConfig)
     given = read_given(kinds, argv, "sqlenv train")
     start, said = _starting_point(given)
     machine = Machine.here(use_cpu=bool(given.get("use_cpu")))
     planned = "dry_run_gpu" in given
     defaults = train_defaults(given | start, Machine(True, False, True, machine.ranks) if planned else machine) | start
+    taken_over = _take_over(given, str((defaults | given)["output_dir"]), start_play, TRAIN_NAMES)
+    defaults |= taken_over.flags
+    said += taken_over.lines
     if planned:
         # transformers refuses bfloat16 where the GPU that is planned for is not.
         defaults["use_cpu"] = True
@@ -59,6 +81,7 @@ def parse_arguments(argv: Sequence[str]) -> tuple[SQLEnvArguments, GRPOConfig, M
     parser.set_defaults(**defaults)
     with config_errors():
         arguments, grpo, model_config = parser.parse_args_and_config(list(argv))
+    arguments.custom_system_prompt = taken_over.system_prompt
     if not model_config.model_name_or_path:
         raise ConfigError("name the policy to train with --model_name_or_path (a folder or a model on the Hub)")
     if grpo.use_vllm:
@@ -77,23 +100,30 @@ def departures(argv: Sequence[str]) -> dict[str, Any]:
     given = read_given(kinds, argv, "sqlenv train")
     start, _ = _starting_point(given)
     machine = Machine.here(use_cpu=bool(given.get("use_cpu")))
-    defaults = _defaults_of(kinds) | train_defaults(given | start, machine) | start
+    defaults = train_defaults(given | start, machine) | start
+    defaults |= _take_over(given, str((defaults | given)["output_dir"]), None, TRAIN_NAMES).flags
+    defaults = _defaults_of(kinds) | defaults
     changed = {name: defaults.get(name) for name, value in given.items() if value != defaults.get(name)}
     plain: dict[str, Any] = json.loads(json.dumps(changed, default=str))
     return plain
 
 
-def parse_warmup_arguments(argv: Sequence[str], description: str) -> tuple[WarmupArguments, SFTConfig, ModelConfig]:
-    """Read the flags and `--config` of `sqlenv warmup`. Raises ConfigError."""
+def parse_warmup_arguments(
+    argv: Sequence[str], description: str, start_play: NamedPlay | None = None
+) -> tuple[WarmupArguments, SFTConfig, ModelConfig]:
+    """Read the flags and `--config` of `sqlenv warmup`; as `parse_arguments`. Raises ConfigError."""
     kinds = (WarmupArguments, SFTConfig, ModelConfig)
     given = read_given(kinds, argv, "sqlenv warmup")
     start, said = _starting_point(given)
     defaults = warmup_defaults(given | start, Machine.here(use_cpu=bool(given.get("use_cpu")))) | start
-    advice = said + WARMUP_FLAGS.check(given, _defaults_of(kinds) | defaults)
+    taken_over = _take_over(given, str((defaults | given)["output_dir"]), start_play, WARMUP_NAMES)
+    defaults |= taken_over.flags
+    advice = [*said, *taken_over.lines, *WARMUP_FLAGS.check(given, _defaults_of(kinds) | defaults)]
     parser = FlagParser(kinds, "sqlenv warmup", description=description)
     parser.set_defaults(**defaults)
     with config_errors():
         arguments, sft, model_config = parser.parse_args_and_config(list(argv))
+    arguments.custom_system_prompt = taken_over.system_prompt
     if not arguments.new_tiny_policy and not model_config.model_name_or_path:
         raise ConfigError("name a model with --model_name_or_path, or pass --new_tiny_policy true")
     check_mappings(sft)
@@ -124,6 +154,77 @@ def _starting_point(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]
         return {}, []
     policy = resolve_policy(str(given["model_name_or_path"]), given.get("model_revision"))
     return implied_flags(policy, given), starting_line(policy)
+
+
+@dataclass(frozen=True, slots=True)
+class _TakenOver:
+    """What a run takes over from its policy: defaults of flags, the system prompt, and what to say of it."""
+
+    flags: Mapping[str, Any]
+    system_prompt: str | None
+    lines: Sequence[str]
+
+
+def _take_over(
+    given: Mapping[str, Any], output_dir: str, start_play: NamedPlay | None, names: Sequence[str]
+) -> _TakenOver:
+    """Look at how the policy was played that training starts from, or the run that goes on. Raises SQLEnvError."""
+    said = {name: given[flag] for name in names if (flag := _FLAG_OF.get(name, name)) in given}
+    if isinstance(prompt := said.get("custom_system_prompt"), str):
+        said["custom_system_prompt"] = prompt_in(prompt)
+    if isinstance(variables := said.get("chat_template_kwargs"), str):
+        with suppress(ValueError):  # the parser says what is wrong with it
+            said["chat_template_kwargs"] = json.loads(variables)
+    name, saved = start_play or (str(given.get("model_name_or_path") or ""), None)
+    checkpoint = given.get("resume_from_checkpoint")
+    if str(checkpoint).lower() == "true":
+        checkpoint = last_checkpoint(Path(output_dir))
+    if checkpoint and (file := Path(str(checkpoint)) / SETTINGS_FILE).is_file():
+        name, saved = str(checkpoint), read_play(file)
+    elif saved is None and name and not given.get("new_tiny_policy"):
+        saved = saved_play(resolve_policy(name, given.get("model_revision")).place)
+    settled = settle(name, saved, said, names)
+    flags = {}
+    if saved is not None:
+        inherited = {name: getattr(saved.settings, name) for name in names if name not in _FLAG_OF}
+        # None is no number, but whatever the command does without one.
+        flags = {name: str(v) if isinstance(v, Enum) else v for name, v in inherited.items() if v is not None}
+    return _TakenOver(flags, settled.settings.custom_system_prompt, settled.lines)
+
+
+_FLAG_OF = {"custom_system_prompt": "system_prompt"}
+"""Whose flag has another name: it is a file, and what was saved is its text."""
+
+
+def play_settings(arguments: SQLEnvArguments, grpo: GRPOConfig) -> PlaySettings:
+    """Return how a policy that is trained is to be played."""
+    return PlaySettings(
+        data=arguments.data,
+        answer_mode=AnswerMode(arguments.answer_mode),
+        action_format=ActionFormat(arguments.action_format),
+        chat_template_kwargs=grpo.chat_template_kwargs or {},
+        custom_system_prompt=arguments.custom_system_prompt,
+        few_shot=arguments.few_shot,
+        step_budget=arguments.step_budget,
+        max_completion_length=grpo.max_completion_length,
+        max_context_length=arguments.max_context_length,
+        max_turn_length=arguments.max_turn_length,
+        max_thinking_length=arguments.max_thinking_length,
+        eval_episodes=arguments.eval_episodes,
+        seed=grpo.seed,
+    )
+
+
+def warmup_play_settings(arguments: WarmupArguments) -> PlaySettings:
+    """Return how a policy that is warmed up is to be played."""
+    return PlaySettings(
+        data=arguments.data.split(",")[0],
+        answer_mode=AnswerMode(arguments.answer_mode),
+        action_format=ActionFormat(arguments.action_format),
+        chat_template_kwargs=arguments.template_variables,
+        custom_system_prompt=arguments.custom_system_prompt,
+        step_budget=arguments.step_budget,
+    )
 
 
 def _find_checkpoint(config: GRPOConfig | SFTConfig) -> None:

@@ -39,7 +39,6 @@ from trainer.config import ConfigError, WarmupArguments
 from trainer.next_command import NextCommand
 from trainer.policy.checkpoint_settings import SavePlaySettings
 from trainer.policy.loading import init_kwargs, load_base, load_to_continue, load_tokenizer, resolve_policy
-from trainer.policy.play_settings import PlaySettings
 from trainer.policy.quantisation import keep_gradients
 from trainer.ranks import Ranks, ending_together
 from trainer.results.fresh_folder import taken_back
@@ -47,7 +46,7 @@ from trainer.results.run_files import RunFolder
 from trainer.stopping import StopAfterStep, Stopping
 from trainer.tiny.model import build_model
 from trainer.tiny.tokenizer import build_tokenizer
-from trainer.training.arguments import last_checkpoint, parse_warmup_arguments
+from trainer.training.arguments import last_checkpoint, parse_warmup_arguments, warmup_play_settings
 from trainer.training.optimizers import MuonAdamW
 from trainer.training.questions import QuestionFilter
 from trainer.warmup.data import encode, play_demonstrations
@@ -220,14 +219,7 @@ def _warm_up(
     optimizer = None
     if arguments.muon_learning_rate > 0:
         optimizer = MuonAdamW(model, arguments.muon_learning_rate, sft.learning_rate, sft.weight_decay)
-    play = PlaySettings(
-        data=sources[0],
-        answer_mode=answer_mode,
-        action_format=settings.action_format,
-        chat_template_kwargs=settings.chat_template_kwargs,
-        custom_system_prompt=settings.custom_system_prompt,
-        step_budget=arguments.step_budget,
-    )
+    play = warmup_play_settings(arguments)
     continued = hasattr(model, "peft_config")
     deadline = Deadline(arguments.max_minutes, ranks) if arguments.max_minutes > 0 else None
     trainer = WarmupTrainer(

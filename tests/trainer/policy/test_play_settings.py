@@ -1,4 +1,4 @@
-"""How a policy is meant to be played: written beside its weights, read wherever they are, differences said."""
+"""How a policy is meant to be played: written beside its weights, read wherever they are, and said."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from trainer.config import ActionFormat
 from trainer.policy.checkpoint_settings import SavePlaySettings
 from trainer.policy.play_settings import (
     SETTINGS_FILE,
+    WARMUP_NAMES,
     PlaySettings,
     PlaySettingsError,
     SavedPlay,
-    differences,
+    Settled,
     saved_play,
+    settle,
 )
 from trainer.training.arguments import parse_arguments
 
@@ -90,20 +92,41 @@ def test_a_broken_file_is_named(content: str, problem: str, tmp_path: Path) -> N
         saved_play(Place(str(tmp_path)))
 
 
-def test_each_difference_is_a_line() -> None:
-    saved = SavedPlay(OTHER, "Explore.")
-    assert differences(OTHER, saved) == []
-    own = replace(OTHER, max_turn_length=64, max_context_length=None, eval_episodes=-1, chat_template_kwargs={})
-    assert differences(own, saved) == [
-        '--chat_template_kwargs {}, the run had {"enable_thinking": false}',
-        "--max_context_length as the model allows, the run had 512",
-        "--max_turn_length 64, the run had 16",
-        "--episodes -1, the run had 8",
-    ]
+def test_what_is_given_wins_over_what_was_saved_and_that_over_the_default() -> None:
+    saved = SavedPlay.of(OTHER)
+    assert settle("p", saved, {}).settings == OTHER
+    assert settle("p", None, {"step_budget": 3}) == Settled(PlaySettings(step_budget=3), ())
+    given = {"max_turn_length": 64, "max_context_length": None, "chat_template_kwargs": {}, "answer_mode": "value"}
+    assert settle("p", saved, given).settings == replace(OTHER, **given)
+
+
+def test_one_line_says_what_was_taken_over_and_what_was_changed() -> None:
+    (line,) = settle("p", SavedPlay.of(OTHER), {"max_turn_length": 64, "step_budget": 6}).lines
+    taken, _, changed = line.partition("; changed")
+    assert "taken over from p" in taken
+    for words in ("answer_mode sql", "step_budget 6", "system_prompt Explore.", '{"enable_thinking": false}'):
+        assert words in taken
+        assert words not in changed
+    assert "max_turn_length 64 (it had 16)" in changed
+    assert "max_turn_length" not in taken
+
+
+def test_settings_that_a_command_does_not_take_over_are_the_default() -> None:
+    settled = settle("p", SavedPlay.of(OTHER), {}, WARMUP_NAMES)
+    assert settled.settings == replace(
+        PlaySettings(),
+        data="spider:x",
+        answer_mode=AnswerMode.SQL,
+        action_format=ActionFormat.TOOLS,
+        chat_template_kwargs={"enable_thinking": False},
+        custom_system_prompt="Explore.",
+        step_budget=6,
+    )
+    assert "episodes" not in settled.lines[0]
 
 
 def test_another_system_prompt_is_said() -> None:
-    (line,) = differences(OTHER, SavedPlay(OTHER, "You are a pirate."))
+    _, line = settle("p", SavedPlay(OTHER, "You are a pirate."), {}).lines
     assert "system prompt" in line
 
 

@@ -242,8 +242,12 @@ async def test_servers_that_disagree_are_a_loud_error(
             "same --data",
         ),
         ({"fingerprint": "0"}, "its data set pets with 4 questions differs from this run's in questions or databases"),
-        ({"answer_mode": "sql"}, "it plays with --answer_mode sql, and this run with value; give both the same"),
-        ({"step_budget": 7}, "it plays with --step_budget 7, and this run with 15; give both the same"),
+        (
+            {"answer_mode": "sql", "fingerprint": "0"},
+            "it plays with --answer_mode sql, and this run with value; start it with --answer_mode value, or give this "
+            "run --answer_mode sql",
+        ),
+        ({"step_budget": 7}, "it plays with --step_budget 7, and this run with 15; start it with --step_budget 15"),
     ],
 )
 def test_a_server_that_serves_something_else_is_refused_at_the_start(

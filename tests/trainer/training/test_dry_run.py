@@ -18,10 +18,12 @@ from peft import LoraConfig
 from transformers import AutoConfig
 from trl import GRPOConfig
 
+from env_server.types import AnswerMode
 from sqlenv import cli
 from tests.dry_run import MODELS, StandIn, make_checkpoints, standing_in
 from tests.integration.service import serving
 from tests.integration.training import surroundings_in
+from trainer.policy.play_settings import PlaySettings
 from trainer.tiny import BASE_CHECKPOINT
 from trainer.training.memory import GIB, Load, estimate, shape_of
 from trainer.training.memory_plan import remedy
@@ -90,7 +92,8 @@ def test_every_config_passes_on_the_machine_that_it_says_it_needs(
             status, said, wrong = plan(*flags, "--env", environments.url, "--env_token", "geheim")
     else:
         status, said, wrong = plan(*flags)
-    assert (status, wrong) == (0, "")
+    assert status == 0
+    assert all("taken over from " in line for line in wrong.splitlines()), "of stages, by the next one"
     assert "Nothing is in the way of this run." in said
     planned = re.search(r"about ([\d.]+) GiB of", said)
     assert planned is not None
@@ -106,6 +109,17 @@ def test_the_plan_tells_what_the_run_would_do(plan: Plan) -> None:
     assert "local, 15 steps an episode; one was begun" in said
     for part in ("weights", "gradients", "optimizer", "activations", "logits", "key-value cache", "in all"):
         assert f" {part} " in said
+
+
+def test_the_plan_is_of_the_task_that_the_policy_was_taught(plan: Plan, tmp_path: Path) -> None:
+    policy = tmp_path / "warm"
+    shutil.copytree(BASE_CHECKPOINT, policy)
+    PlaySettings(answer_mode=AnswerMode.SQL, step_budget=6).save(policy)
+    status, said, told = plan("--config", "configs/tiny.yaml", "--model_name_or_path", str(policy))
+    assert status == 0
+    assert "synthetic, sql mode: " in said
+    assert "local, 6 steps an episode" in said
+    assert f"taken over from {policy}: " in told
 
 
 def test_everything_in_the_way_is_said_at_once(plan: Plan, tmp_path: Path) -> None:
