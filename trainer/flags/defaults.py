@@ -47,6 +47,14 @@ class Machine:
         return cls(gpu, False, not gpu or torch.cuda.is_bf16_supported(including_emulation=False), ranks)
 
 
+def trains_adapter(given: Mapping[str, Any], machine: Machine) -> bool:
+    """Whether LoRA is used, or all weights are trained; the same for `train` and `warmup`."""
+    # On a GPU, an adapter trains about as well as all weights, in a quarter of the memory. A new policy has nothing
+    # that an adapter could be beside, and Muon is for whole matrices.
+    whole = given.get("new_tiny_policy") or given.get("muon_learning_rate")
+    return _switch(given.get("use_peft"), machine.gpu and not whole)
+
+
 def machine_defaults(given: Mapping[str, Any], machine: Machine, lora: bool) -> dict[str, Any]:
     """Where to compute and in which precision; the same for `train` and `warmup`."""
     chosen: dict[str, Any] = {}
@@ -79,8 +87,7 @@ def adapter_defaults() -> dict[str, Any]:
 
 def train_defaults(given: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
     """The defaults of `sqlenv train` for what was given."""
-    # On a GPU, an adapter trains about as well as all weights, in a quarter of the memory.
-    lora = _switch(given.get("use_peft"), machine.gpu)
+    lora = trains_adapter(given, machine)
     chosen = {
         **machine_defaults(given, machine, lora),
         **adapter_defaults(),
@@ -129,10 +136,11 @@ def train_defaults(given: Mapping[str, Any], machine: Machine) -> dict[str, Any]
 
 def warmup_defaults(given: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
     """The defaults of `sqlenv warmup` for what was given."""
-    lora = _switch(given.get("use_peft"), False)
+    lora = trains_adapter(given, machine)
     chosen = {
         **machine_defaults(given, machine, lora),
         **adapter_defaults(),
+        "use_peft": lora,
         # A few hundred episodes are a few dozen steps: small models need large ones, and an adapter larger ones still.
         "learning_rate": 3e-4 if lora else 1e-4,
         "lr_scheduler_type": "cosine",

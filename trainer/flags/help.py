@@ -13,6 +13,7 @@ from typing import Any
 
 from sqlenv.parser import Parser
 from trainer.config import SQLEnvArguments, WarmupArguments
+from trainer.policy.play_settings import TRAIN_NAMES, WARMUP_NAMES
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class TRLFlag:
 
 
 _BOTH: Mapping[str, TRLFlag] = {
-    "use_peft": TRLFlag("BOOL", "Train a LoRA adapter, and leave the model as it is."),
+    "use_peft": TRLFlag("BOOL", "Train a LoRA adapter, and leave the model as it is (default: on a GPU)."),
     "lora_r": TRLFlag("N", "Rank of the adapter.", 16),
     "output_dir": TRLFlag("FOLDER", "Where the run writes all that it does (default: runs/NAME, after the model)."),
     "resume_from_checkpoint": TRLFlag("true", "Go on where the run in --output_dir was stopped."),
@@ -41,7 +42,6 @@ TRAIN_TRL: Mapping[str, TRLFlag] = {
     "model_name_or_path": TRLFlag(
         "MODEL", "What is trained: a checkpoint, a LoRA adapter or a run, by its folder or by a name on the Hub."
     ),
-    "use_peft": TRLFlag("BOOL", "Train a LoRA adapter, and leave the model as it is (default: on a GPU)."),
     "load_in_4bit": TRLFlag("BOOL", "Hold the model in 4 bits beside the adapter (QLoRA)."),
     "max_steps": TRLFlag("N", "Updates of the weights.", 200),
     "learning_rate": TRLFlag("X", "Default: 1e-5 for an adapter, 1e-6 for all weights."),
@@ -138,16 +138,22 @@ examples:
 
 def train_help() -> str:
     """The help of `sqlenv train`."""
-    return _help("sqlenv train", _TRAIN, _TRAIN_EXAMPLES, SQLEnvArguments, TRAIN_TRL, TRAIN_GROUPS)
+    return _help("sqlenv train", _TRAIN, _TRAIN_EXAMPLES, SQLEnvArguments, TRAIN_TRL, TRAIN_GROUPS, TRAIN_NAMES)
 
 
 def warmup_help() -> str:
     """The help of `sqlenv warmup`."""
-    return _help("sqlenv warmup", _WARMUP, _WARMUP_EXAMPLES, WarmupArguments, WARMUP_TRL, WARMUP_GROUPS)
+    return _help("sqlenv warmup", _WARMUP, _WARMUP_EXAMPLES, WarmupArguments, WARMUP_TRL, WARMUP_GROUPS, WARMUP_NAMES)
 
 
 def _help(
-    prog: str, description: str, examples: str, ours: type, trl: Mapping[str, TRLFlag], groups: Mapping[str, str]
+    prog: str,
+    description: str,
+    examples: str,
+    ours: type,
+    trl: Mapping[str, TRLFlag],
+    groups: Mapping[str, str],
+    inherited: Sequence[str],
 ) -> str:
     known = {field.name: field for field in fields(ours)}
     parser = Parser(prog=prog, usage=f"{prog} --model_name_or_path MODEL [flags]", add_help=False,
@@ -156,11 +162,13 @@ def _help(
         group = parser.add_argument_group(title)
         for name in names.split():
             if name in known:
-                _add_own(group, known[name])
+                _add_own(group, known[name], name in inherited)
             else:
                 flag = trl[name]
                 group.add_argument(
-                    f"--{name}", metavar=flag.metavar, help=_escaped(_with_default(flag.help, flag.default))
+                    f"--{name}",
+                    metavar=flag.metavar,
+                    help=_escaped(_with_default(flag.help, flag.default, name in inherited)),
                 )
     group = parser.add_argument_group("help and files")
     group.add_argument("--config", metavar="FILE", help="A YAML file whose keys are flags; a flag wins over it.")
@@ -169,7 +177,7 @@ def _help(
     return parser.format_help()
 
 
-def _add_own(group: argparse._ArgumentGroup, field: Field[Any]) -> None:
+def _add_own(group: argparse._ArgumentGroup, field: Field[Any], inherited: bool) -> None:
     names: Sequence[str] = field.metadata.get("aliases") or [f"--{field.name}"]
     kind = str(field.type).partition(" ")[0]
     default = None if field.default is MISSING else field.default
@@ -177,14 +185,16 @@ def _add_own(group: argparse._ArgumentGroup, field: Field[Any]) -> None:
         *names,
         dest=field.name,
         metavar=_NAMED.get(field.name, _METAVARS.get(kind, "TEXT")),
-        help=_escaped(_with_default(field.metadata["help"], default)),
+        help=_escaped(_with_default(field.metadata["help"], default, inherited)),
     )
 
 
-def _with_default(text: str, default: Any) -> str:
-    """Say the default, unless it is nothing, or the text speaks of it."""
+def _with_default(text: str, default: Any, inherited: bool) -> str:
+    """Say the default, unless it is nothing, or the text speaks of it; `inherited`: the policy may bring another."""
     if default is None or default is False or "default" in text:
         return text
+    if inherited:
+        default = f"the policy's, else {default}"
     shown = " ".join(f"{number:g}" for number in default) if isinstance(default, list) else default
     return f"{text.removesuffix('.')} (default: {shown})."
 

@@ -62,9 +62,24 @@ def test_precision_and_adapters_follow_from_the_machine(
     assert {name: defaults.get(name) for name in expected} == expected
 
 
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("given", [{}, {"use_peft": True}, {"use_peft": False}, {"load_in_4bit": True}])
+def test_a_warm_up_trains_what_training_trains(machine: Machine, given: dict[str, Any]) -> None:
+    warmed, trained = warmup_defaults(given, machine), train_defaults(given, machine)
+    for name in ("use_peft", "dtype", "bf16", "fp16", "use_cpu", "lora_target_modules", "lora_dropout"):
+        assert warmed.get(name) == trained.get(name)
+    assert warmed["learning_rate"] == (3e-4 if warmed["use_peft"] else 1e-4)
+
+
+@pytest.mark.parametrize("given", [{"new_tiny_policy": True}, {"muon_learning_rate": 0.02}])
+def test_weights_from_scratch_are_trained_themselves(given: dict[str, Any]) -> None:
+    defaults = warmup_defaults(given, A100)
+    assert (defaults["use_peft"], defaults["learning_rate"], defaults.get("dtype")) == (False, 1e-4, None)
+
+
 def test_weights_that_are_trained_stay_in_float32_and_frozen_ones_do_not() -> None:
-    assert "dtype" not in warmup_defaults({}, A100)
-    assert warmup_defaults({"use_peft": True}, A100)["dtype"] == "bfloat16"
+    assert "dtype" not in warmup_defaults({"use_peft": False}, A100)
+    assert warmup_defaults({}, A100)["dtype"] == "bfloat16"
     assert warmup_defaults({"load_in_4bit": True}, T4)["dtype"] == "float16"
 
 
