@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -37,9 +38,9 @@ def run(argv: Sequence[str]) -> int:
         name=destination.repo if destination else None,
         trust_remote_code=args.trust_remote_code,
     )
-    console = Console()
     for line in exported.taken_over:
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+        sys.stderr.write(f"sqlenv export: {line}\n")
+    console = Console()
     said = f"{exported.parameters:,} parameters, {exported.dtype}, in {exported.folder}"
     console.print(said, highlight=False, soft_wrap=True)
     if destination:

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -96,7 +97,12 @@ def test_what_is_given_wins_over_what_was_saved_and_that_over_the_default() -> N
     saved = SavedPlay.of(OTHER)
     assert settle("p", saved, {}).settings == OTHER
     assert settle("p", None, {"step_budget": 3}) == Settled(PlaySettings(step_budget=3), ())
-    given = {"max_turn_length": 64, "max_context_length": None, "chat_template_kwargs": {}, "answer_mode": "value"}
+    given: dict[str, Any] = {
+        "max_turn_length": 64,
+        "max_context_length": None,
+        "chat_template_kwargs": {},
+        "answer_mode": "value",
+    }
     assert settle("p", saved, given).settings == replace(OTHER, **given)
 
 

@@ -84,7 +84,9 @@ def test_a_full_checkpoint_keeps_its_weights_and_how_it_is_played(
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
     parameters = sum(tensor.numel() for tensor in after.values())
-    assert capsys.readouterr().out == f"{parameters:,} parameters, float32, in {tmp_path / 'out'}\n"
+    said = capsys.readouterr()
+    assert said.out == f"{parameters:,} parameters, float32, in {tmp_path / 'out'}\n"
+    assert f"taken over from {source}: " in said.err
     assert config(tmp_path / "out", SETTINGS_FILE) == config(source, SETTINGS_FILE)
 
 

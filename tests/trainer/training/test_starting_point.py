@@ -145,7 +145,7 @@ def test_a_flag_or_a_key_wins_over_the_policy_and_is_said(
     config.write_text("answer_mode: value\nstep_budget: 9\nchat_template_kwargs: {opening: x}\n", encoding="utf-8")
     flags = ["--model_name_or_path", str(warm), "--config", str(config), "--system_prompt", str(prompt)]
     settings = trained(*flags, "--step_budget", "4", "--max_turn_length", "32")
-    changed = {
+    changed: dict[str, Any] = {
         "answer_mode": AnswerMode.VALUE,
         "step_budget": 4,
         "max_turn_length": 32,
