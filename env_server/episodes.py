@@ -5,6 +5,7 @@ runs it. `apply` takes the outcome and gives the observation. Planning changes n
 has not been taken; and no step is computed twice.
 
 Promises:
+- An action takes time and memory that do not grow with it: a longer argument than MAX_ARGUMENT_CHARS is an error.
 - The same data set, question and actions give byte-identical observations and rewards.
 - Whatever an agent sends is answered by an observation; only the caller's own mistakes raise.
 - A question without a gold is played as any other; its ANSWER ends the episode unjudged, and nothing pays progress.
@@ -30,7 +31,7 @@ from env_server.judging.verdict import Judgement, judge_value
 from env_server.outcomes import ActionOutcome, Outcome, one_line
 from env_server.reward import EpisodeRewards
 from env_server.scores import Scores
-from env_server.settings import EnvSettings
+from env_server.settings import MAX_ARGUMENT_CHARS, EnvSettings
 from env_server.sql.schema import Schema
 from env_server.types import (
     ActionType,
@@ -132,7 +133,8 @@ class Episodes:
         episode = self._current()
         if episode.done:
             raise EpisodeOverError("the episode is over; call reset to start another one")
-        kind = action.action_type.strip().upper()
+        # No action has a longer name, and one more character than the history shows tells that it is cut.
+        kind = action.action_type.strip()[: HISTORY_CHARS + 1].upper()
         argument = action.argument.strip()
         need = self._need(episode, kind, argument)
         job, outcome = (need, None) if isinstance(need, (QueryJob, JudgeJob)) else (None, need)
@@ -180,6 +182,9 @@ class Episodes:
 
     def _need(self, episode: _Episode, kind: str, argument: str) -> Job | Outcome:
         """Return what an action gives, or the job that tells."""
+        if len(argument) > MAX_ARGUMENT_CHARS:
+            size = f"{len(argument):,} characters, at most {MAX_ARGUMENT_CHARS:,}"
+            return ActionOutcome(error=f"too large: the argument is too long ({size})")
         match kind:
             case ActionType.DESCRIBE:
                 return episode.explorer.describe(argument)

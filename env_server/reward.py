@@ -21,10 +21,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from hashlib import sha256
 
 from env_server.dataset import Gold, Row
 from env_server.progress import ROW_LIMIT, Target
-from env_server.settings import RewardSettings
+from env_server.settings import MAX_ARGUMENT_CHARS, RewardSettings
 from env_server.sql.lexer import folded, opaque_tokens
 from env_server.types import ActionType, RewardComponents
 
@@ -33,6 +34,8 @@ _WORD = re.compile(r"[\w.$]+|[<>=!|]+|\S")
 _MAX_REMEMBERED = 4_096
 _LONGEST_REMEMBERED = 1_000
 """Statements, and characters of one, whose identity is remembered: the rollouts of a group send the same ones."""
+_LONGEST_KEPT = 200
+"""Characters of an action of an episode that is kept as it is; of a longer one, a hash."""
 _NAME_QUOTES = {'"': '"', "'": "'", "`": "`", "[": "]"}
 
 
@@ -40,9 +43,12 @@ def normalize_action(action_type: str, argument: str) -> str:
     """Return the identity of an action, for `repeat` and `new information`.
 
     The type in upper case. A table name without quotes, case-folded. Anything else is taken as SQL: case-folded
-    outside of literals and quoted identifiers, comments, white space and trailing semicolons dropped.
+    outside of literals and quoted identifiers, comments, white space and trailing semicolons dropped. An argument
+    longer than MAX_ARGUMENT_CHARS, which is refused, stays as it is.
     """
     kind = action_type.strip().upper()
+    if len(argument) > MAX_ARGUMENT_CHARS:
+        return f"{kind} {argument}"
     if kind in (ActionType.DESCRIBE, ActionType.SAMPLE):
         return f"{kind} {_normalize_name(argument)}"
     normalize = _normalize_sql if len(argument) > _LONGEST_REMEMBERED else _remembered_sql
@@ -113,7 +119,7 @@ class EpisodeRewards:
         self._target: Target | None = None
         self._settings = settings
         self._row_limit = row_limit
-        self._taken: set[str] = set()
+        self._taken: set[str | bytes] = set()
         self._potential = 0.0
 
     def explore(
@@ -149,8 +155,10 @@ class EpisodeRewards:
     def _take(self, action_type: str, argument: str) -> bool:
         """Record an action; return whether it was taken before."""
         action = normalize_action(action_type, argument)
-        repeated = action in self._taken
-        self._taken.add(action)
+        is_long = len(action) > _LONGEST_KEPT
+        kept = sha256(action.encode(errors="surrogatepass")).digest() if is_long else action
+        repeated = kept in self._taken
+        self._taken.add(kept)
         return repeated
 
     def _progress(self, query: str, rows: Sequence[Row], row_count: int | None) -> float:

@@ -9,6 +9,10 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
 
+MAX_ARGUMENT_CHARS = 20_000
+"""Longest argument of an action, without the blanks around it: what is looked at and compared for each action. A
+statement may have as many bytes (`SandboxSettings.sql_bytes`)."""
+
 
 class SQLRule(StrEnum):
     """How the rows of a submitted query are compared with the gold's: as Spider's evaluation does, or as BIRD's."""

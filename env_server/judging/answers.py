@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -162,13 +163,20 @@ def _readings(text: str, width: int) -> Iterator[Table]:
     elif width > 1:
         for unquote in (True, False):
             for separator in (" | ", "|", ","):
-                yield from _grid([_split(line, separator, unquote=unquote) for line in lines], width)
+                yield from _grid(lines, separator, width, unquote=unquote)
 
 
-def _grid(rows: Sequence[Sequence[Cell]], width: int) -> Iterator[Table]:
-    """Yield the rows as a table when each has the right width."""
-    if rows and all(len(row) == width for row in rows):
-        yield tuple(tuple(row) for row in rows)
+def _grid(lines: Sequence[str], separator: str, width: int, *, unquote: bool) -> Iterator[Table]:
+    """Yield the lines as a table when each has the right width; read no further than the first that has not."""
+    rows: list[tuple[Cell, ...]] = []
+    for line in lines:
+        # Two cells more tell that there are too many, should the last one be dropped.
+        row = _split(line, separator, unquote=unquote, most=width + 2)
+        if len(row) != width:
+            return
+        rows.append(tuple(row))
+    if rows:
+        yield tuple(rows)
 
 
 def _cell(text: str, *, unquote: bool) -> Cell:
@@ -188,8 +196,8 @@ def _unquote(token: str) -> Cell:
         return Cell(token[1:-1], quoted=True)
 
 
-def _split(text: str, separator: str, *, unquote: bool) -> list[Cell]:
-    """Split at the separators; with `unquote`, those inside of a quoted cell do not count.
+def _split(text: str, separator: str, *, unquote: bool, most: int = sys.maxsize) -> list[Cell]:
+    """Split at the separators, into the first `most` cells; with `unquote`, those inside of a quoted cell do not count.
 
     The outer bars of a Markdown row and one trailing comma are dropped.
     """
@@ -199,7 +207,7 @@ def _split(text: str, separator: str, *, unquote: bool) -> list[Cell]:
     cells: list[Cell] = []
     unclosed = "" if unquote else _QUOTES
     start = 0
-    while start <= len(text):
+    while start <= len(text) and len(cells) < most:
         start = _skip_space(text, start)
         quoted = None
         if text[start : start + 1] in set(_QUOTES) - set(unclosed):

@@ -23,7 +23,7 @@ from env_server.episodes import Episodes
 from env_server.errors import SQLEnvError
 from env_server.service.execution.databases import SessionJobs
 from env_server.service.metrics import CONTENT_TYPE
-from env_server.service.protocol import ResetRequest, is_unicode, mcp_reply, observation_data, state_data
+from env_server.service.protocol import MAX_ERRORS, ResetRequest, is_unicode, mcp_reply, observation_data, state_data
 from env_server.types import SQLAction, SQLObservation, SQLState
 
 MAX_AT_ONCE = 16
@@ -183,7 +183,9 @@ def router(
 async def invalid_request(_request: Request, error: Exception) -> JSONResponse:
     """Answer a body that does not fit with what is wrong, and without the values that were sent."""
     assert isinstance(error, RequestValidationError)
-    details = [{"loc": list(each["loc"]), "msg": each["msg"], "type": each["type"]} for each in error.errors()]
+    details = [
+        {"loc": list(each["loc"]), "msg": each["msg"], "type": each["type"]} for each in error.errors()[:MAX_ERRORS]
+    ]
     return JSONResponse({"detail": details}, 422)
 
 

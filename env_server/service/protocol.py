@@ -23,6 +23,8 @@ from env_server.types import ErrorCode, SQLAction, SQLObservation, SQLState
 
 MAX_ERRORS = 10
 """Validation errors listed in one reply."""
+MAX_VALUES = 2_000
+"""Values in one frame: more take longer to read than an event loop may be held."""
 _BESIDE = {"done", "reward", "metadata"}
 """What stands beside the observation's own fields."""
 
@@ -116,6 +118,8 @@ def parse_frame(frame: str | bytes) -> Request:
 
 def _read(frame: str) -> Request:
     """Read a request. Raises FrameError, and RecursionError where it is nested too deeply."""
+    if _holds_too_much(frame):
+        raise FrameError(ErrorCode.VALIDATION_ERROR, f"a request holds at most {MAX_VALUES:,} values")
     try:
         message = json.loads(frame)
     except ValueError as error:
@@ -128,12 +132,23 @@ def _read(frame: str) -> Request:
     keys = _KEYS.get(kind) if isinstance(kind, str) else None
     if keys is None:
         known = ", ".join(_KEYS)
-        raise FrameError(ErrorCode.UNKNOWN_TYPE, f"unknown type {json.dumps(kind)[:80]}; known are {known}")
+        shown = json.dumps(kind[:80] if isinstance(kind, str) else kind)[:80]
+        raise FrameError(ErrorCode.UNKNOWN_TYPE, f"unknown type {shown}; known are {known}")
     extra = [key for key in message if key not in keys]
     if extra:
         errors = [{"loc": [key[:80]], "msg": "extra keys are not allowed", "type": "extra_forbidden"} for key in extra]
         raise _invalid(errors)
     return _request(str(kind), message)
+
+
+def _holds_too_much(frame: str) -> bool:
+    """Tell whether more than `MAX_VALUES` commas separate values; those within texts do not count."""
+    if frame.count(",") <= MAX_VALUES:
+        return False
+    # Every other part is outside of texts. So many values with a key each have half as many quotation marks.
+    most = 8 * MAX_VALUES
+    parts = frame.replace("\\\\", "").replace('\\"', "").split('"', most)
+    return len(parts) > most or sum(part.count(",") for part in parts[::2]) > MAX_VALUES
 
 
 def _request(kind: str, message: dict[str, Any]) -> Request:

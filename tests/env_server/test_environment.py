@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+import tracemalloc
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 
 from env_server.dataset import Dataset, Gold, Split
 from env_server.environment import SQLEnvironment
+from env_server.episodes import HISTORY_CHARS
 from env_server.errors import (
     DataError,
     EpisodeOverError,
@@ -22,7 +25,7 @@ from env_server.errors import (
 )
 from env_server.jobs import JudgeJob, QueryJob
 from env_server.reward import wrong_total_bound
-from env_server.settings import EnvSettings
+from env_server.settings import MAX_ARGUMENT_CHARS, EnvSettings
 from env_server.sql.pool import DatabasePool
 from env_server.types import AnswerMode, SQLAction, SQLObservation, Verdict
 
@@ -86,6 +89,47 @@ def test_a_mistake_is_an_observation_that_costs_a_step(environment: SQLEnvironme
     assert not observation.done
     assert observation.step_count == 1
     assert observation.reward == pytest.approx(-0.02)
+
+
+BIG = 1_000_000
+
+
+def big_arguments(number: int) -> list[str]:
+    """Arguments of a megabyte, each another one: many words, many symbols, letters that fold, one word."""
+    words = ("a, ", "(*)", "İSTANBUL ", "x", "'", "/* */", "é\n")
+    return [f"SELECT {number + place} " + word * (BIG // len(word)) for place, word in enumerate(words)]
+
+
+@pytest.mark.parametrize("kind", ["DESCRIBE", "SAMPLE", "QUERY", "ANSWER", "DANCE"])
+def test_an_argument_that_is_too_long_is_an_error_that_costs_a_step(environment: SQLEnvironment, kind: str) -> None:
+    environment.reset(question_id="cats")
+    argument = "2" * (MAX_ARGUMENT_CHARS + 1)
+    first, again = (environment.step(SQLAction(action_type=kind, argument=argument)) for _ in range(2))
+    assert (bool(first.error), first.result, first.done, first.step_count) == (True, "", False, 1)
+    assert len(first.error) < 1_000
+    assert [first.reward, again.reward] == pytest.approx([-0.02, -0.05])
+    assert [len(entry) for entry in again.action_history] == [HISTORY_CHARS] * 2
+    accepted = environment.step(SQLAction(action_type=kind, argument=f"  {argument[1:]}  "))
+    assert accepted.error != first.error
+    assert accepted.reward >= again.reward
+
+
+def test_megabytes_take_no_time_and_are_not_kept(environment: SQLEnvironment) -> None:
+    environment.reset(question_id="cats")
+    arguments = [*big_arguments(0), *big_arguments(10)]
+    actions = [SQLAction(action_type="QUERY", argument=argument) for argument in arguments[:13]]
+    actions.append(SQLAction(action_type="é" * BIG, argument=""))
+    tracemalloc.start()
+    try:
+        began = time.process_time()
+        last = [environment.step(action) for action in actions][-1]
+        taken = time.process_time() - began
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken / len(actions) < 0.05  # before there was a bound: 0.5 s
+    assert kept < BIG / 10
+    assert (last.step_count, len(str(last)) < 10_000) == (14, True)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from decimal import Decimal
@@ -412,3 +413,12 @@ def test_tables_that_cannot_be_compared_are_wrong() -> None:
 def test_execution_rule_keeps_order_where_the_gold_orders() -> None:
     assert not judge_rows([(1,), (2,)], gold((2,), (1,), ordered=True)).correct
     assert judge_rows([(1, "b"), (2, "a")], gold(("b", 1), ("a", 2), ordered=True)).correct
+
+
+@pytest.mark.parametrize("answer", ["\n,", ",", "|", "1 | 2 | 3\n", "1, "], ids=repr)
+def test_a_long_wrong_answer_is_judged_soon(answer: str) -> None:
+    wide = gold(*(tuple(range(30)) for _ in range(10)))
+    began = time.process_time()
+    assert not judge_value(answer * (15_000 // len(answer)), wide).correct
+    # Nothing here takes 0.005 s on an idle machine; the first took 0.15 s.
+    assert time.process_time() - began < 0.05

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import errno
+import gc
 import json
 import os
 import re
 import signal
+import time
+import tracemalloc
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import closing
 from dataclasses import replace
@@ -354,6 +357,36 @@ async def test_a_reset_never_waits_for_the_catalogue(
             assert (await ask(client, reset()))["type"] == "observation"
     # A reader that meets a lock gives up after ten seconds, with a warning.
     assert [record.name for record in caplog.records if record.name == "env_server.catalogue"] == []
+
+
+async def test_frames_of_a_megabyte_take_no_time_and_are_not_kept(server: RunningServer) -> None:
+    size = 1_000_000
+    words = ("a, ", "(*)", "x", "İ", "é")
+    frames = [
+        json.dumps(step(kind, f"SELECT {number} {word * (size // len(json.dumps(word)[1:-1]))}"))
+        for kind in ("DESCRIBE", "QUERY", "ANSWER")
+        for number, word in enumerate(words)
+    ]
+    async with connect(server.ws) as client:
+        await ask(client, reset())
+        gc.collect()
+        tracemalloc.start()
+        try:
+            for number, frame in enumerate(frames, 1):
+                assert 900_000 < len(frame) <= 1_048_576
+                began = time.process_time()
+                data = (await ask(client, frame))["data"]
+                # Of the client and the server together. Before an argument was bounded: 0.5 s.
+                assert time.process_time() - began < 0.25
+                observation = data["observation"]
+                assert (observation["error"] != "", observation["step_count"]) == (True, number)
+            del frame
+            gc.collect()
+            kept, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert (data["done"], data["metadata"]["verdict"]) == (True, "out_of_budget")
+    assert kept < 3 * size  # the last frame, at most; before: every one
 
 
 async def test_without_a_verdict_the_answer_is_an_error_and_can_be_given_again(serve: Serve) -> None:
