@@ -27,9 +27,10 @@ from statistics import fmean
 import torch
 from torch import Tensor, nn
 
+from inference.weights.gather import is_shared_out
 from inference.weights.perturb import Perturbation, direction, perturbed, pushed_parameters
 from inference.weights.probe import gap
-from inference.weights.sensitivity import HEAD, effects, is_sharded, overlaps, tied_head
+from inference.weights.sensitivity import HEAD, effects, overlaps, tied_head
 from inference.weights.transport import WeightSyncError
 
 PROBE_TEMPERATURE = 2.0
@@ -189,7 +190,7 @@ class Prover:
         self._prompt = prompt
         self._trainable_only = trainable_only
         # Of a sharded model, what is a parameter changes with each forward pass.
-        self._parameters = {} if is_sharded(model) else pushed_parameters(model, trainable_only=trainable_only)
+        self._parameters = {} if is_shared_out(model) else pushed_parameters(model, trainable_only=trainable_only)
 
     def distance(self, sample: Sample) -> float:
         """Return how far what a server generated is from the trainer with its weights of now, in nats.
@@ -200,7 +201,7 @@ class Prover:
 
     def scales(self, sample: Sample, noise: float) -> dict[str, float] | float:
         """Return by how much to change each tensor. Raises WeightSyncError."""
-        if is_sharded(self._model):
+        if is_shared_out(self._model):
             return UNMEASURED_SCALE
         tokens = len(sample.token_ids)
         at_first = {name: parameter.detach() for name, parameter in self._parameters.items()}
@@ -228,7 +229,7 @@ class Prover:
         `without_changes` is left at infinity: it is the `distance` once the changes are undone.
         """
         found = gap(self._values(sample), sample.logprobs)
-        if is_sharded(self._model):
+        if is_shared_out(self._model):
             return Evidence(sample.url, noise, found.rms, math.inf, math.inf)
         effect = self._effects(sample, changes.change)
         smallest = noise / math.sqrt(len(sample.token_ids))

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 import torch
 from peft import PeftModel
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from inference.weights.gather import unwrapped
@@ -49,11 +48,6 @@ class TiedHead:
             yield own
         finally:
             self.module.weight = tied
-
-
-def is_sharded(model: nn.Module) -> bool:
-    """Whether this process holds a part of the model only, of which no gradients are taken here."""
-    return any(isinstance(module, FSDPModule) for module in model.modules())
 
 
 def tied_head(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> TiedHead | None:

@@ -1,8 +1,9 @@
-"""A rank whose weights FSDP has not brought yet: `fsdp_worker.py URL FOLDER`, by torchrun, for test_weight_sync.
+"""A rank of a sharded trainer that pushes weights: `fsdp_worker.py HOW URL FOLDER`, by torchrun, for test_weight_sync.
 
-It loads as transformers does for `fsdp_cpu_ram_efficient_loading`: the main rank has the weights, the others zeros. The
-first push and its proof happen then, as in a run's evaluation before training. Then the model is shared out by FSDP2,
-changed, and pushed again. Each rank leaves what it saw in FOLDER.
+HOW is `late`: it loads as transformers does for `fsdp_cpu_ram_efficient_loading`, the main rank has the weights and the
+others zeros. The first push happens then, as in a run's evaluation before training; then FSDP2 shards the model. Or it
+is `fsdp1`: FSDP1 with flat parameters (`use_orig_params=False`) shards the model before the first push. In both, the
+weights are changed and pushed again. Each rank leaves what it saw in FOLDER.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from accelerate import Accelerator
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from transformers import AutoModelForCausalLM
 
 from inference.engine import EngineError
@@ -44,21 +46,34 @@ def share_out(model: nn.Module) -> None:
     set_model_state_dict(model, weights if dist.get_rank() == 0 else {}, options=options)
 
 
-def main(url: str, folder: Path) -> None:
+def flat_shards(model: nn.Module) -> nn.Module:
+    """Shard the model by FSDP1, each unit's parameters in one flat tensor."""
+    units = ModuleWrapPolicy({type(layer) for layer in model.get_submodule("model.layers").children()})
+    return FullyShardedDataParallel(model, auto_wrap_policy=units, device_id=torch.device("cpu"), use_orig_params=False)
+
+
+def load(how: str) -> nn.Module:
+    """Load the policy; for `late` as transformers does for FSDP."""
+    # Only for the loading: accelerate's own part of FSDP refuses a machine without GPUs.
+    flags = {"ACCELERATE_USE_FSDP": "true", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true"} if how == "late" else {}
+    os.environ |= flags
+    model: nn.Module = AutoModelForCausalLM.from_pretrained(BASE_CHECKPOINT, dtype=torch.float32)
+    for name in flags:
+        del os.environ[name]
+    return model
+
+
+def main(how: str, url: str, folder: Path) -> None:
     """Push twice, and write what was seen."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     ranks = Ranks(dist.get_rank(), dist.get_world_size(), dist.get_rank(), dist.new_group(backend="gloo"))
-    # Only for the loading: accelerate's own part of FSDP refuses a machine without GPUs.
-    flags = {"ACCELERATE_USE_FSDP": "true", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true"}
-    os.environ |= flags
-    model = AutoModelForCausalLM.from_pretrained(BASE_CHECKPOINT, dtype=torch.float32)
-    for name in flags:
-        del os.environ[name]
+    plain = load(how)
     accelerator = Accelerator(cpu=True)
-    seen: dict[str, object] = {"has_weights": any(bool(parameter.any()) for parameter in model.parameters())}
+    seen: dict[str, object] = {"has_weights": any(bool(parameter.any()) for parameter in plain.parameters())}
+    model = flat_shards(plain) if how == "fsdp1" else plain
     proved: list[Evidence] = []
-    engine = VLLMEngine([url], stop_ids=[3], vocab_size=model.config.vocab_size)
+    engine = VLLMEngine([url], stop_ids=[3], vocab_size=1_000)
     pusher = WeightPusher(
         lambda: model,
         engine,
@@ -66,18 +81,20 @@ def main(url: str, folder: Path) -> None:
         partial(token_logprobs, model),
         tuple(range(40, 60)),
         ranks=ranks,
-        has_weights=ranks.is_main,
+        has_weights=ranks.is_main or how != "late",
         on_proof=proved.extend,
     )
     engine.restore_with(pusher.restore)
     try:
         pusher.push(0)
         seen["proved"] = len(proved)
-        share_out(model)
+        if how == "late":
+            share_out(model)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(1.02)
         pusher.push(1)
+        seen["pushed"] = True
     except EngineError as error:
         seen["error"] = str(error)
     (folder / f"rank{ranks.index}.json").write_text(json.dumps(seen))
@@ -87,4 +104,4 @@ def main(url: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))

@@ -282,17 +282,30 @@ def test_weights_that_never_arrive_are_given_up_in_time(
     assert again.is_exact()
 
 
+def on_two_ranks(how: str, server: VLLMHandle, forks: ForkServer, folder: Path) -> list[dict[str, object]]:
+    """Push from two ranks; returns what each saw. See fsdp_worker."""
+    worker = str(Path(__file__).with_name("fsdp_worker.py"))
+    launch = [sys.executable, "-m", "tests.forked_ranks", worker]
+    done = forks.run([*launch, how, server.url, str(folder)], timeout=START_S)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+
+
 def test_the_start_of_a_run_whose_other_rank_has_no_weights_yet(
     server: VLLMHandle, forks: ForkServer, tmp_path: Path
 ) -> None:
     """RAM-efficient loading for FSDP leaves the others' weights zero until the model is shared out."""
-    worker = str(Path(__file__).with_name("fsdp_worker.py"))
-    launch = [sys.executable, "-m", "tests.forked_ranks", worker]
-    done = forks.run([*launch, server.url, str(tmp_path)], timeout=START_S)
-    assert done.returncode == 0, done.stderr[-4000:]
-    main, other = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2))
-    assert main == {"has_weights": True, "proved": 1}
-    assert other == {"has_weights": False, "proved": 0}
+    main, other = on_two_ranks("late", server, forks, tmp_path)
+    assert main == {"has_weights": True, "proved": 1, "pushed": True}
+    assert other == {"has_weights": False, "proved": 0, "pushed": True}
+
+
+def test_flat_shards_are_pushed_without_the_proof_that_needs_single_tensors(
+    model: Qwen3ForCausalLM, server: VLLMHandle, forks: ForkServer, tmp_path: Path
+) -> None:
+    Pushing(model, [server.url], tmp_path / "other").pusher.push(0)  # so that the server's weights are other ones
+    for seen in on_two_ranks("fsdp1", server, forks, tmp_path):
+        assert seen == {"has_weights": True, "proved": 0, "pushed": True}
 
 
 class PlainReload(DiskTransport):

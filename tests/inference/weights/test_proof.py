@@ -21,7 +21,7 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from inference.weights.perturb import Perturbation, perturbed, pushed_parameters
+from inference.weights.perturb import Perturbation, PerturbError, perturbed, pushed_parameters
 from inference.weights.probe import token_logprobs
 from inference.weights.proof import (
     LARGEST_EFFECT,
@@ -229,3 +229,20 @@ def test_gradients_find_what_a_forward_pass_finds() -> None:
             assert found[name] == pytest.approx(moved.square().sum().item(), rel=0.1)
     assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
     assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+def test_of_a_model_that_zero3_partitions_no_gradients_are_taken() -> None:
+    """DeepSpeed leaves an empty tensor in a parameter's place outside of a forward pass, and marks it by `ds_id`."""
+    model = policy(2)
+    for index, parameter in enumerate(model.parameters()):
+        setattr(parameter, "ds_id", index)  # noqa: B010
+        parameter.data = torch.empty(0)
+
+    def logprobs(*_: object) -> Tensor:
+        """As the forward pass computes them that gathers the parameters."""
+        return torch.zeros(PROOF_TOKENS, requires_grad=True)
+
+    prover = Prover(model, logprobs, logprobs, PROMPT, trainable_only=False)
+    scales = prover.scales(Sample("http://server", TOKENS, (0.0,) * PROOF_TOKENS), 1e-6)
+    with pytest.raises(PerturbError), perturbed(model, scales):
+        pytest.fail("entered")
