@@ -2,7 +2,10 @@
 
 Promises:
 - Every failure is typed by what a caller can do about it: `ReplicaUnavailableError` may go away by itself or on another
-  server (no connection, no answer in time, 429, 5xx); `ReplicaRejectedError` is a mistake in the call (any other 4xx).
+  server (no connection, no answer in time, 429, 5xx); `ReplicaRejectedError` is a mistake in the call (any other 4xx),
+  or, as `NotVLLMError`, in its address: what answers there does not answer as vLLM does.
+- A completion is what was asked for: one choice, no more tokens than allowed, ended by a stop id or the limit, each
+  with a logprob that is finite and not positive.
 - Every sampling field is sent. vLLM would take what is missing from the model's generation config.
 - A cancelled call closes its connection, and vLLM then drops the request.
 
@@ -14,7 +17,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
@@ -26,7 +29,14 @@ NEW_PROCESS = "default"
 OPENENV_HEALTH = {"status": "healthy"}
 """What environment servers answer to GET /health, where vLLM answers with nothing."""
 
+T = TypeVar("T")
+
+LEAST_LOGPROB = -9_999.0
+"""What vLLM writes for minus infinity: JSON has none."""
+LARGEST_LOGPROB = 1e-3
+"""Logprobs are at most 0; kernels that subtract a rounded log-sum-exp from a logit miss that by a rounding error."""
 _BUSY = frozenset((429, 503))
+_MODELS, _COMPLETIONS = "/v1/models", "/v1/completions"
 _SHOWN_CHARS = 300
 """Of an error's text."""
 
@@ -51,6 +61,15 @@ class ReplicaUnavailableError(ReplicaError):
 
 class ReplicaRejectedError(ReplicaError):
     """The server refuses the call itself; the same call fails anywhere."""
+
+
+class NotVLLMError(ReplicaRejectedError):
+    """What answers at this address is not vLLM, or a proxy answers for it: a login page, another engine."""
+
+    def __init__(self, url: str, path: str, found: str) -> None:
+        super().__init__(
+            url, f"{path} answered {found}, which vLLM does not; start a server with `sqlenv inference --model ...`"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +127,14 @@ class VLLMServer:
             ) from error
         for card in cards:
             if not card.get("parent"):
-                return ServedModel(card["id"], int(card["max_model_len"]))
-        raise ReplicaRejectedError(self.url, "it serves no model")
+                context = self._part(_MODELS, card, "max_model_len", int)
+                return ServedModel(self._part(_MODELS, card, "id", str), context)
+        raise NotVLLMError(self.url, _MODELS, "no model")
 
     async def served_adapters(self) -> dict[str, str]:
         """Return the adapters that requests can ask for: where each was loaded from, by name. Raises ReplicaError."""
-        return {card["id"]: str(card["root"]) for card in await self._cards() if card.get("parent")}
+        found = [card for card in await self._cards() if card.get("parent")]
+        return {self._part(_MODELS, card, "id", str): str(card.get("root")) for card in found}
 
     async def complete(
         self,
@@ -130,7 +151,7 @@ class VLLMServer:
         """
         reply = await self._call(
             "POST",
-            "/v1/completions",
+            _COMPLETIONS,
             {
                 "model": self.model,
                 "prompt": prompt_ids,
@@ -157,21 +178,12 @@ class VLLMServer:
             },
             timeout_s=None if is_bounded else httpx.Timeout(None, connect=self._client.timeout.connect),
         )
-        (choice,) = reply["choices"]
-        token_ids = tuple(choice["token_ids"])
-        logprobs = tuple(choice["logprobs"]["token_logprobs"])
-        reason = choice["finish_reason"]
-        if not token_ids or len(token_ids) != len(logprobs) or reason not in tuple(FinishReason):
-            # An aborted request ends so, when the server was paused in mode abort.
-            raise ReplicaUnavailableError(
-                self.url, f"it broke off a completion ({len(token_ids)} tokens, {reason!r})", answered=True
-            )
-        return ServerCompletion(token_ids, logprobs, FinishReason(reason), reply.get("system_fingerprint"))
+        return self._completion(reply, sampling, stop_ids)
 
     async def settings(self) -> dict[str, Any]:
         """Return vLLM's settings, section by section. Takes it seconds. Raises ReplicaError."""
         reply = await self._call("GET", "/server_info", params={"config_format": "json"})
-        return dict(reply["vllm_config"])
+        return self._part("/server_info", reply, "vllm_config", dict)
 
     async def pause(self, *, freeze: bool) -> None:
         """Stop generating: freeze what is in flight, or let it end first. Raises ReplicaError."""
@@ -194,16 +206,52 @@ class VLLMServer:
     async def weight_version(self) -> str:
         """Return what `set_weight_version` set in this process of the server. Raises ReplicaError."""
         reply = await self._call("GET", "/weight_info")
-        return str(reply["weight_version"])
+        return self._part("/weight_info", reply, "weight_version", str)
 
     async def set_weight_version(self, version: str) -> None:
         """Mark the weights that the server has now. Raises ReplicaError."""
         await self.post("/update_weight_version", json={"new_version": version})
 
     async def _cards(self) -> list[dict[str, Any]]:
-        reply = await self._call("GET", "/v1/models")
-        cards: list[dict[str, Any]] = reply["data"]
+        cards = self._part(_MODELS, await self._call("GET", _MODELS), "data", list)
+        if not all(isinstance(card, dict) for card in cards):
+            raise NotVLLMError(self.url, _MODELS, _shown(cards))
         return cards
+
+    def _completion(self, reply: object, sampling: Sampling, stop_ids: tuple[int, ...]) -> ServerCompletion:
+        """Return the completion that a reply holds. Raises ReplicaError."""
+        choices = self._part(_COMPLETIONS, reply, "choices", list)
+        if len(choices) != 1:
+            raise NotVLLMError(self.url, _COMPLETIONS, f"{len(choices)} choices, of which one was asked for")
+        (choice,) = choices
+        reason = choice.get("finish_reason") if isinstance(choice, dict) else None
+        token_ids = self._part(_COMPLETIONS, choice, "token_ids", list)
+        if not token_ids or reason not in tuple(FinishReason):
+            # An aborted request ends so, when the server was paused in mode abort.
+            raise ReplicaUnavailableError(
+                self.url, f"it broke off a completion ({len(token_ids)} tokens, {reason!r})", answered=True
+            )
+        logprobs = self._part(_COMPLETIONS, self._part(_COMPLETIONS, choice, "logprobs", dict), "token_logprobs", list)
+        if wrong := _wrong_tokens(token_ids, reason, sampling, stop_ids) or _wrong_logprobs(logprobs, len(token_ids)):
+            raise NotVLLMError(self.url, _COMPLETIONS, wrong)
+        # They are numbers by now.
+        if not all(LEAST_LOGPROB < value <= LARGEST_LOGPROB for value in logprobs):
+            raise ReplicaRejectedError(
+                self.url,
+                "it generates tokens whose logprobs are not finite, or positive; its weights or its precision are "
+                "broken, or they are no logprobs (sqlenv inference: --logprobs-mode processed_logprobs)",
+            )
+        assert isinstance(reply, dict)  # it has choices
+        return ServerCompletion(
+            tuple(token_ids), tuple(logprobs), FinishReason(reason), reply.get("system_fingerprint")
+        )
+
+    def _part(self, path: str, reply: object, name: str, kind: type[T]) -> T:
+        """Return what a reply holds under a name. Raises NotVLLMError when it is not of that kind."""
+        found = reply.get(name) if isinstance(reply, dict) else None
+        if not isinstance(found, kind):
+            raise NotVLLMError(self.url, path, f"no {name}: {_shown(reply)}")
+        return found
 
     async def get(self, path: str) -> Any:
         """GET, and return the reply's JSON, or its text. Raises ReplicaError."""
@@ -237,6 +285,8 @@ class VLLMServer:
         if reply.status_code == 429 or reply.status_code >= 500:
             text = f"{path} answered {reply.status_code}: {_complaint(reply)}"
             raise ReplicaUnavailableError(self.url, text, busy=reply.status_code in _BUSY, answered=True)
+        if 300 <= reply.status_code < 400:
+            raise NotVLLMError(self.url, path, f"a redirect to {reply.headers.get('Location', 'nowhere')}")
         if reply.status_code >= 400:
             hint = ""
             if reply.status_code == 404 and not path.startswith("/v1/"):
@@ -244,7 +294,7 @@ class VLLMServer:
             raise ReplicaRejectedError(self.url, f"{path} answered {reply.status_code}: {_complaint(reply)}{hint}")
         try:
             return reply.json()
-        except json.JSONDecodeError:
+        except ValueError:  # also bytes that are no text
             return reply.text
 
 
@@ -255,7 +305,35 @@ def _complaint(reply: httpx.Response) -> str:
         found = reply.json()
         error = found.get("error", found.get("detail", found))
         text = str(error.get("message", error) if isinstance(error, dict) else error)
-    except (json.JSONDecodeError, AttributeError):
+    except (ValueError, AttributeError):
         pass
+    return _in_one_line(text)
+
+
+def _shown(reply: object) -> str:
+    """What came instead of what was expected, in one line."""
+    return _in_one_line(reply if isinstance(reply, str) else json.dumps(reply)) or "nothing"
+
+
+def _in_one_line(text: str) -> str:
     text = " ".join(text.split())
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
+
+
+def _wrong_tokens(token_ids: list[Any], reason: str, sampling: Sampling, stop_ids: tuple[int, ...]) -> str:
+    """Say what is wrong with a completion's tokens, "" when nothing is."""
+    if not all(type(token) is int and token >= 0 for token in token_ids):
+        return f"token_ids that are no token ids: {_shown(token_ids)}"
+    if len(token_ids) > sampling.max_new_tokens:
+        return f"{len(token_ids)} tokens, where at most {sampling.max_new_tokens} were asked for"
+    ends = [token in stop_ids for token in token_ids]
+    if any(ends[:-1]) or (reason == FinishReason.STOP and not ends[-1]):
+        return "a completion that did not end where its stop_token_ids say"
+    return ""
+
+
+def _wrong_logprobs(logprobs: list[Any], tokens: int) -> str:
+    """Say why these are no logprobs of so many tokens, "" when they are."""
+    if len(logprobs) != tokens or not all(isinstance(value, int | float) for value in logprobs):
+        return f"no logprob for each of {tokens} tokens: {_shown(logprobs)}"
+    return ""

@@ -155,7 +155,7 @@ class DeviceTransport:
 
     async def _announce(self, server: VLLMServer) -> tuple[WorkerFacts, ...]:
         call = {"method": _ANNOUNCE, "kwargs": {"run": self._run, "deadline_s": self._timeout_s}}
-        return WorkerFacts.read(await server.post("/collective_rpc", json=call))
+        return WorkerFacts.read(server.url, await server.post("/collective_rpc", json=call))
 
     def _drop(self, url: str) -> None:
         if (group := self._groups.pop(url, None)) is not None:

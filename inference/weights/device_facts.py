@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 import torch
 
-from inference.vllm.api import ReplicaRejectedError, ReplicaUnavailableError, VLLMServer
+from inference.vllm.api import NotVLLMError, ReplicaRejectedError, ReplicaUnavailableError, VLLMServer
 from inference.weights.transport import Pause
 
 FACTS = "sqlenv_facts"
@@ -48,23 +48,29 @@ class WorkerFacts:
     weights: str = ""
 
     @classmethod
-    def read(cls, reply: object) -> tuple[WorkerFacts, ...]:
-        """Return what `/collective_rpc` answered for each worker; what is not known here is left out."""
-        assert isinstance(reply, dict)
+    def read(cls, url: str, reply: object) -> tuple[WorkerFacts, ...]:
+        """Return what `/collective_rpc` of `url` answered for each worker; what is not known here is left out.
+
+        Raises NotVLLMError.
+        """
+        results = reply.get("results") if isinstance(reply, dict) else None
+        if not isinstance(results, list) or not all(isinstance(one, dict) for one in results):
+            raise NotVLLMError(url, "/collective_rpc", f"no results: {reply}")
         known = {field.name for field in fields(cls)}
-        return tuple(cls(**{name: str(one[name]) for name in known & one.keys()}) for one in reply["results"])
+        return tuple(cls(**{name: str(one[name]) for name in known & one.keys()}) for one in results)
 
 
 async def ask(server: VLLMServer) -> tuple[WorkerFacts, ...]:
     """Return the facts of a server's workers; none where `sqlenv inference` did not start it. Raises ReplicaError."""
     try:
-        return WorkerFacts.read(await server.post("/collective_rpc", json={"method": FACTS}))
+        reply = await server.post("/collective_rpc", json={"method": FACTS})
     except ReplicaRejectedError:  # its development endpoints are closed
         return ()
     except ReplicaUnavailableError as error:
         if FACTS in str(error):
             return ()
         raise
+    return WorkerFacts.read(server.url, reply)
 
 
 def facts_here(device: torch.device) -> WorkerFacts:

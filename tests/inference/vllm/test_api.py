@@ -6,8 +6,11 @@ import httpx
 import pytest
 
 from env_server.dataset import Dataset
-from inference.vllm.api import ReplicaRejectedError, VLLMServer
+from inference.engine import FinishReason, Sampling
+from inference.vllm.api import NotVLLMError, ReplicaRejectedError, ServerCompletion, VLLMServer
+from inference.weights.device_facts import ask
 from tests.env_server.conftest import RunningServer, settings
+from tests.not_vllm import BROKEN_MODEL, NOT_VLLM, STOP, Answer, Fault, answering
 
 
 @pytest.mark.parametrize("token", [None, "geheim"])
@@ -21,3 +24,45 @@ async def test_an_environment_server_is_told_from_one_that_generates(
                 await VLLMServer(server.http, client).served_model()
     finally:
         server.stop()
+
+
+async def completed(url: str) -> ServerCompletion:
+    """Ask as a client does: what is served, then for a completion."""
+    async with httpx.AsyncClient(trust_env=False) as client:
+        server = VLLMServer(url, client)
+        server.model = (await server.served_model()).name
+        return await server.complete((5, 6), Sampling(4), seed=1, stop_ids=(STOP,))
+
+
+async def test_the_stand_in_without_a_fault_is_taken_for_vllm() -> None:
+    with answering("m", None) as url:
+        assert await completed(url) == ServerCompletion((7, 8, STOP), (-0.1, -0.2, -0.3), FinishReason.STOP, None)
+
+
+@pytest.mark.parametrize("fault", NOT_VLLM)
+async def test_a_server_that_is_not_vllm_is_one_error_that_says_what_to_do(fault: str) -> None:
+    with answering("m", NOT_VLLM[fault]) as url:
+        with pytest.raises(NotVLLMError) as caught:
+            await completed(url)
+        assert caught.value.url == url
+    text = str(caught.value)
+    assert text.startswith(f"{url}: {NOT_VLLM[fault].path} answered ")
+    assert "sqlenv inference --model" in text
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize("fault", BROKEN_MODEL)
+async def test_logprobs_of_no_distribution_are_refused(fault: str) -> None:
+    with answering("m", BROKEN_MODEL[fault]) as url, pytest.raises(ReplicaRejectedError) as caught:
+        await completed(url)
+    assert not isinstance(caught.value, NotVLLMError)
+    assert caught.value.url == url
+
+
+async def test_workers_that_tell_nothing_readable_are_not_vllms() -> None:
+    for reply in (b"[]", b'{"results": 1}', b'{"results": [1]}', b"<html>"):
+        fault = Fault("/collective_rpc", lambda _, reply=reply: Answer(reply))  # type: ignore[misc]
+        with answering("m", fault) as url:
+            async with httpx.AsyncClient(trust_env=False) as client:
+                with pytest.raises(NotVLLMError):
+                    await ask(VLLMServer(url, client))
