@@ -43,6 +43,11 @@ class Terminal:
         os.close(slave)
         self._unread = ""
 
+    @property
+    def pid(self) -> int:
+        """The command's process."""
+        return self._process.pid
+
     def press(self, keys: str) -> None:
         """Press these keys."""
         os.write(self._master, keys.encode())

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -68,6 +68,7 @@ from trainer.training.provenance import provenance
 from trainer.training.questions import QuestionFilter, question_order
 from trainer.training.reward_weights import AdaptiveWeights
 from trainer.training.run_log import RunLog, episode_lines
+from trainer.training.saving import policy_kept, require_saved_in, writes_in_one_line
 from trainer.training.trackers import writing_into
 
 Evaluate = Callable[[str, str], EvaluationSummary | None]
@@ -96,7 +97,7 @@ def train(argv: Sequence[str], stopping: Stopping) -> Ranks:
     if arguments.dry_run:
         dry_run(arguments, grpo, model_config, console)
         return ranks
-    with memory_errors(grpo, "this run does not fit"), writing_into(grpo):
+    with memory_errors(grpo, "this run does not fit"), writes_in_one_line(grpo.output_dir), writing_into(grpo):
         Training(arguments, grpo, model_config, departures(argv), ranks, console, stopping).run()
     return ranks
 
@@ -179,6 +180,9 @@ class Training:
             setup = RolloutSetup(trainer, chat, self._arguments, self._ranks, loop, self._use_vllm)
             settings = setup.settings
             advise("sqlenv train", context_advice(settings.budget.max_context, settings.budget.turn))
+            play = replace(play_settings(arguments, grpo), max_context_length=settings.budget.max_context)
+            if room := trainer.try_saving(play.save):
+                self._say(f"disk    {room}")
             policy = open_policy(setup, self._say)
             stack.callback(lambda: loop.run(policy.aclose()))
             use_engine(trainer, trainer.times.timing(policy))
@@ -188,7 +192,6 @@ class Training:
                 run = watched(self._arguments, grpo, self._ranks.count)
                 trainer.add_callback(HealthWatch(self._folder, run, self._say))
             trace = self._open_trace(stack, trainer)
-            play = replace(play_settings(arguments, grpo), max_context_length=settings.budget.max_context)
             trainer.add_callback(StopAfterStep(self._stopping))
             learnt = [Kept(order, "questions.json", "--question_sampler measured and --curriculum")]
             if adaptive is not None:
@@ -272,14 +275,16 @@ class Training:
         self._stopping.begin_training(self._ranks)
         length = f"{grpo.max_steps} steps" if grpo.max_steps > 0 else f"{grpo.num_train_epochs:g} epochs"
         self._say(f"training for {length}, {grpo.generation_batch_size} episodes at a time, into {self._folder.path}")
-        trainer.train(resume_from_checkpoint=resuming)
+        path = self._folder.path / RUN_MODEL
+
+        def save() -> Path:
+            return trainer.save_policy(path, play.save)
+
+        with nullcontext() if trainer.is_sharded else policy_kept(save, lambda: trainer.state.global_step):
+            trainer.train(resume_from_checkpoint=resuming)
         if self._stopping.stopped_after is not None:
             return False
-        path = self._folder.path / RUN_MODEL
-        trainer.save_model(str(path))
-        if self._ranks.is_main:
-            self._tokenizer.save_pretrained(path)
-            play.save(path)
+        require_saved_in(path, self._ranks.broadcast(save()))
         if self._stopping.end_training(path, self._arguments.data):
             return False
         is_best = self._grpo.load_best_model_at_end and trainer.state.best_model_checkpoint is not None

@@ -40,7 +40,7 @@ from trainer.stages.plan import RESUME, STAGES, Kind, KnownFlags, Plan, Stage, S
 from trainer.stages.progress import FinishedStage, clear, read_finished, write_finished
 from trainer.stages.summary import rows_of, table, write_page
 from trainer.stopping import Stopping
-from trainer.training.arguments import last_checkpoint
+from trainer.training.arguments import came_to_nothing, last_checkpoint
 from trainer.training.trackers import closing_runs
 from trainer.warmup import warmup
 
@@ -83,7 +83,7 @@ def _run(plan: Plan, after: NextCommand) -> int:
         if plan.dry_run:
             return 0
         first = plan.folder(plan.stages[0])
-        with taken_back(plan.output_dir, lambda: ranks.is_main and not finished and last_checkpoint(first) is None):
+        with taken_back(plan.output_dir, lambda: ranks.is_main and not finished and came_to_nothing(first)):
             if left:
                 _make_ready(plan, finished, left, ranks)
             for stage in left:

@@ -246,6 +246,11 @@ def last_checkpoint(folder: Path) -> Path | None:
     return max(whole, key=lambda path: int(steps[path]), default=None)
 
 
+def came_to_nothing(folder: Path) -> bool:
+    """Whether a warm-up has left nothing to go on with: neither a checkpoint nor a policy."""
+    return last_checkpoint(folder) is None and not (folder / SETTINGS_FILE).is_file()
+
+
 def advise(command: str, lines: Sequence[str]) -> None:
     """Say the lines on stderr, once for all ranks."""
     if os.environ.get("RANK", "0") == "0":

@@ -20,9 +20,11 @@ from env_server.dataset import Question
 from trainer.chat.format import ChatFormat
 from trainer.config import ConfigError
 from trainer.flags.combinations import check_optimizer
+from trainer.policy.generation_settings import repair_generation_settings
 from trainer.policy.loading import PolicyError, init_kwargs, load_to_continue, resolve_policy
 from trainer.policy.quantisation import keep_gradients
 from trainer.rollout.rewards import REWARD_FUNCTIONS
+from trainer.training.arguments import advise
 from trainer.training.batches import Batches, prompt_of
 from trainer.training.evaluating import SQLEnvTrainer
 from trainer.training.step_times import WeightSync
@@ -87,6 +89,8 @@ def build_trainer(
     except (ValueError, TypeError, ImportError, NotImplementedError) as error:
         # What TRL, PEFT and transformers say of arguments that do not fit the model or each other.
         raise ConfigError(" ".join(str(error).split())) from error
+    if line := repair_generation_settings(trainer.model):
+        advise("sqlenv train", [line])
     keep_gradients(trainer.model, model_config)
     trainer.train_on(batches)
     trainer.remove_callback(PrinterCallback)

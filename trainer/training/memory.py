@@ -189,6 +189,11 @@ def estimate(shape: ModelShape, load: Load) -> Estimate:
     return Estimate(_standing(shape, load), training, generation, load.server_bytes)
 
 
+def optimizer_bytes(name: str, weight_bytes: float) -> float:
+    """Bytes of an optimizer's state for each trained parameter of so many bytes."""
+    return next((size for word, size in OPTIMIZER_BYTES.items() if word in name), 2.0 * weight_bytes)
+
+
 def activations(shape: ModelShape, load: Load) -> float:
     """Bytes that the layers keep for the backward pass of one micro-batch."""
     tokens = load.rows * load.width
@@ -223,7 +228,7 @@ def _standing(shape: ModelShape, load: Load) -> tuple[Part, ...]:
     if shape.adapted:
         trained_bytes = FLOAT32 if load.quantized_bits is None else 2
         weights += shape.trained * trained_bytes
-    state = next((size for word, size in OPTIMIZER_BYTES.items() if word in load.optimizer), 2.0 * trained_bytes)
+    state = optimizer_bytes(load.optimizer, trained_bytes)
     trained = f"{shape.trained / 1e6:,.1f} M trained parameters"
     parts = [
         Part("runtime", RUNTIME, "libraries, and the device's context"),

@@ -38,6 +38,7 @@ from trainer.chat.parsing import format_action
 from trainer.config import ConfigError, WarmupArguments
 from trainer.next_command import NextCommand
 from trainer.policy.checkpoint_settings import SavePlaySettings
+from trainer.policy.generation_settings import repair_generation_settings
 from trainer.policy.loading import init_kwargs, load_base, load_to_continue, load_tokenizer, resolve_policy
 from trainer.policy.quantisation import keep_gradients
 from trainer.ranks import Ranks, ending_together
@@ -46,9 +47,10 @@ from trainer.results.run_files import RunFolder
 from trainer.stopping import StopAfterStep, Stopping
 from trainer.tiny.model import build_model
 from trainer.tiny.tokenizer import build_tokenizer
-from trainer.training.arguments import last_checkpoint, parse_warmup_arguments, warmup_play_settings
+from trainer.training.arguments import advise, came_to_nothing, parse_warmup_arguments, warmup_play_settings
 from trainer.training.optimizers import MuonAdamW
 from trainer.training.questions import QuestionFilter
+from trainer.training.saving import policy_kept, require_saved_in, writes_in_one_line
 from trainer.warmup.data import encode, play_demonstrations
 from trainer.warmup.replay import replay
 from trainer.warmup.training import WarmupTrainer
@@ -159,7 +161,10 @@ def warm_up(argv: Sequence[str], stopping: Stopping) -> Ranks:
     console = Console(file=sys.stderr, quiet=not ranks.is_main)
     folder = Path(sft.output_dir)
     begins = ranks.is_main and not sft.resume_from_checkpoint
-    with taken_back(folder, lambda: last_checkpoint(folder) is None) if begins else nullcontext():
+    with (
+        writes_in_one_line(sft.output_dir),
+        taken_back(folder, lambda: came_to_nothing(folder)) if begins else nullcontext(),
+    ):
         _warm_up(arguments, sft, model_config, ranks, console, stopping)
     return ranks
 
@@ -240,17 +245,23 @@ def _warm_up(
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     large = model.config.get_text_config(decoder=True).vocab_size >= LARGE_VOCABULARY
+    if room := trainer.try_saving(play.save):
+        console.print(f"disk    {room}", highlight=False, soft_wrap=True)
     stopping.begin_training(ranks)
-    with scoring_labels_alone() if large else nullcontext():
+
+    def save() -> Path:
+        _stop_where_turns_end(model, chat)
+        return trainer.save_policy(target, play.save)
+
+    with (
+        scoring_labels_alone() if large else nullcontext(),
+        nullcontext() if trainer.is_sharded else policy_kept(save, lambda: trainer.state.global_step),
+    ):
         trainer.train(resume_from_checkpoint=sft.resume_from_checkpoint)
     if stopping.stopped_after is not None:
         return
     stopping.conclude()
-    _stop_where_turns_end(model, chat)
-    trainer.save_model(str(target))
-    if ranks.is_main:
-        tokenizer.save_pretrained(str(target))
-        play.save(target)
+    require_saved_in(target, ranks.broadcast(save()))
     console.print(f"saved to {target}", highlight=False)
 
 
@@ -278,6 +289,8 @@ def _load(model_config: ModelConfig, sft: SFTConfig) -> PreTrainedModel:
         model = load_base(policy, sft, quantization)
     else:
         model = load_to_continue(policy, sft, quantization, lora_dropout=model_config.lora_dropout)
+    if line := repair_generation_settings(model):
+        advise("sqlenv warmup", [line])
     keep_gradients(model, model_config)
     return model
 
