@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import signal
@@ -51,6 +52,9 @@ TRAIN_PACKAGES = (
 SERVE_PACKAGES = ("fastapi", "starlette", "uvicorn", "uvloop", "pydantic_settings", "prometheus_client")
 """What the extra `serve` installs; the environment in this process works without."""
 
+_OF_FILES = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR, errno.EISDIR)
+"""What the system says of files and folders that cannot be read or written."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand and return its exit status; a SQLEnvError becomes one line on stderr and status 2."""
@@ -74,6 +78,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _COMMANDS[name](rest)
     except SQLEnvError as error:
         print(f"sqlenv {name}: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        if error.errno not in _OF_FILES:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"sqlenv {name}: {where}{error.strerror}. Check who may read and write it, and the room", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]

@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from enum import Enum
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 Choice = TypeVar("Choice", bound=Enum)
@@ -109,6 +110,54 @@ def whole_number(least: int) -> Callable[[str], int]:
         return number
 
     return read
+
+
+def output_file(text: str) -> Path:
+    """What argparse is given as the type of a flag that names a file to write, which is tried before any work."""
+    return _output(text, unwritable_file)
+
+
+def output_folder(text: str) -> Path:
+    """What argparse is given as the type of a flag that names a folder to write into or to make."""
+    return _output(text, unwritable_folder)
+
+
+def _output(text: str, problem_of: Callable[[Path], str]) -> Path:
+    path = Path(text)
+    if problem := problem_of(path):
+        raise argparse.ArgumentTypeError(f"{text} cannot be written: {problem}. Choose another place")
+    return path
+
+
+def unwritable_file(path: Path) -> str:
+    """Say why a file cannot be written or replaced; empty where it can. Nothing is left behind.
+
+    What is there and is no regular file, such as a pipe, is not tried.
+    """
+    try:
+        if path.is_dir():
+            return "it is a folder"
+        if path.exists() and not path.is_file():
+            return ""
+        if path.is_file():
+            path.open("ab").close()
+    except OSError as error:
+        return str(error.strerror)
+    return unwritable_folder(path.parent) if path.parent.exists() else f"there is no folder {path.parent}"
+
+
+def unwritable_folder(path: Path) -> str:
+    """Say why a folder cannot be made or written into; empty where it can. Nothing is left behind."""
+    from tempfile import TemporaryFile
+
+    try:
+        there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+        if not there.is_dir():
+            return f"{there} is no folder"
+        TemporaryFile(dir=there).close()
+    except OSError as error:
+        return str(error.strerror)
+    return ""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -84,6 +84,88 @@ def test_the_version(capsys: Captured) -> None:
     assert capsys.readouterr().out == f"sqlenv {version('sqlenv')}\n"
 
 
+RUN_EACH = """
+import contextlib, io, json, sys
+from sqlenv import cli
+for argv in json.loads(sys.argv[1]):
+    out, error = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
+        try:
+            status = cli.main(argv)
+        except SystemExit as stopped:
+            status = stopped.code
+    print(json.dumps([status, out.getvalue(), error.getvalue()]))
+"""
+
+
+def as_a_user(commands: list[list[str]], **environment: str) -> list[tuple[int, str, str]]:
+    """Run commands in a process that files' permissions bind; the status, output and errors of each."""
+    bound = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+    if bound and shutil.which("setpriv") is None:
+        pytest.skip("root may read and write everything, and there is no setpriv")
+    command = [*bound, sys.executable, "-c", RUN_EACH, json.dumps(commands)]
+    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr, done.stderr
+    return [(status, out, error) for status, out, error in map(json.loads, done.stdout.splitlines())]
+
+
+@pytest.fixture
+def locked(tmp_path: Path) -> Iterator[Path]:
+    """A folder that may be neither read nor written."""
+    folder = tmp_path / "locked"
+    folder.mkdir(mode=0o000)
+    yield folder
+    folder.chmod(0o700)
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    """A folder of two tables and a question."""
+    folder = tmp_path / "shop"
+    folder.mkdir()
+    (folder / "orders.csv").write_text("id,name\n1,a\n2,b\n", encoding="utf-8")
+    (folder / "items.csv").write_text("id,name\n1,a\n2,b\n", encoding="utf-8")
+    asked = {"question": "How many?", "sql": "SELECT COUNT(*) FROM orders", "split": "eval"}
+    (folder / "questions.json").write_text(json.dumps([asked]), encoding="utf-8")
+    return folder
+
+
+def test_what_cannot_be_written_is_found_before_the_work(shop: Path, locked: Path, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    outputs = {
+        ("evaluate", "--policy", "oracle", "--data", str(shop), "--episodes_out"): "x.jsonl",
+        ("data", "validate", str(shop), "--out"): "x.jsonl",
+        ("data", "suggest", str(shop), "--yes", "--out"): "x.jsonl",
+        ("data", "export", str(shop), "--out"): "x",
+        ("data", "doctor", str(shop), "--fix", "--yes", "--out"): "x",
+        ("data", "fetch", "spider", "--out"): "x",
+        ("compare", "a", "b", "--png"): "x.png",
+        ("report", "a", "--png"): "x.png",
+        ("export", "a", "--out"): "x",
+        ("inference", "--model", TINY, "--log_dir"): "x",
+    }
+    commands = [[*words, str(place / name)] for words, name in outputs.items() for place in (locked, file)]
+    for words, (status, out, error) in zip(commands, as_a_user(commands), strict=True):
+        assert (status, out, error.count("\n")) == (2, "", 1), words
+        assert words[-1] in error
+    assert sorted(tmp_path.iterdir()) == sorted([file, locked, shop]), "nothing is left behind"
+
+
+def test_a_file_that_cannot_be_read_and_a_cache_that_cannot_be_used_are_one_line(shop: Path, locked: Path) -> None:
+    commands = [["data", what, str(shop)] for what in ("inspect", "validate", "doctor")]
+    commands += [["evaluate", "--policy", "oracle", "--data", str(shop)]]
+    for words, (status, out, error) in zip(commands, as_a_user(commands, **{CACHE_VARIABLE: str(locked)}), strict=True):
+        assert (status, error.count("\n")) == ((1, 0) if "doctor" in words else (2, 1)), words
+        assert CACHE_VARIABLE in out + error
+    (shop / "items.csv").chmod(0o000)
+    commands += [["data", "suggest", str(shop), "--yes"]]
+    commands += [["report", str(locked)], ["view", str(locked)], ["compare", str(locked), str(locked)]]
+    for words, (status, _, error) in zip(commands, as_a_user(commands), strict=True):
+        assert (status, error.count("\n")) == (2, 1), words
+        assert str(locked if str(locked) in words else shop / "items.csv") in error
+
+
 @pytest.mark.parametrize(
     "command", [["data", "inspect"], ["data", "validate", "--json"], ["data", "doctor", "--json"], ["play", "--data"]]
 )

@@ -60,9 +60,9 @@ def import_tables(name: str, files: Sequence[Path], cache_dir: Path) -> Path:
     label = re.sub(r"[^A-Za-z0-9_-]+", "_", name)[:40]
     digest = _digest(tables, keys)
     target = cache_dir.absolute() / CACHE_FOLDER / f"{label}-{digest}.sqlite"
-    if target.is_file() and not file_problem(target):
-        return target
     try:
+        if target.is_file() and not file_problem(target):
+            return target
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{label}-") as scratch:
             fresh = Path(scratch, "new.sqlite")

@@ -22,7 +22,7 @@ from pathlib import Path
 from inference.launch.plan import PORT, Device, LaunchError, LaunchSettings, WeightSyncMode, advice, plan
 from inference.launch.process import PYTHON_VARIABLE, find_python, see_machine, see_model
 from inference.launch.supervisor import Supervision, Supervisor, say
-from sqlenv.parser import Parser
+from sqlenv.parser import Parser, output_folder
 
 AUTO = "auto"
 
@@ -145,7 +145,7 @@ def _parser() -> Parser:
     add("--dtype", default=AUTO, help="auto: on a CPU the checkpoint's own, on a GPU what vLLM makes of it")
     add("--seed", type=int, default=0)
     add("--python", metavar="FILE", help="the interpreter that has vLLM")
-    add("--log_dir", type=Path, metavar="DIR", help="keep each server's log in a file there, not on stderr")
+    add("--log_dir", type=output_folder, metavar="DIR", help="keep each server's log in a file there, not on stderr")
     add(
         "--startup_timeout_s",
         type=float,

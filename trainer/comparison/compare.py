@@ -13,11 +13,10 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 from rich.console import Console
 
-from sqlenv.parser import Parser
+from sqlenv.parser import Parser, output_file
 from trainer.comparison.comparison import compare_sides
 from trainer.comparison.sides import find_side
 from trainer.comparison.text import SHOWN, print_comparison
@@ -38,7 +37,7 @@ def build_parser() -> Parser:
     parser.add_argument("--all", action="store_true", help=f"show all that differs, not the first {SHOWN} of each kind")
     parser.add_argument(
         "--png",
-        type=Path,
+        type=output_file,
         metavar="FILE",
         help="draw it as well: success, and paired differences by difficulty and database; of two runs, training too",
     )
@@ -50,8 +49,6 @@ def run(argv: Sequence[str]) -> int:
     """Compare as the flags say. Raises SQLEnvError."""
     parser = build_parser()
     args = parser.parse_args(argv)
-    if args.png is not None and not args.png.absolute().parent.is_dir():
-        parser.error(f"--png: there is no folder {args.png.parent}")
     a, b = find_side(args.a), find_side(args.b)
     comparison = compare_sides(a, b)
     if args.json:

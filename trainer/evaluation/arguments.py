@@ -6,7 +6,6 @@ import argparse
 import json
 import math
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
 from env_server.data.loading import SYNTAX
@@ -14,7 +13,7 @@ from env_server.dataset import Split
 from env_server.errors import SQLEnvError
 from env_server.types import AnswerMode
 from inference.launch.plan import PORT
-from sqlenv.parser import Parser, choice, whole_number
+from sqlenv.parser import Parser, choice, output_file, whole_number
 from trainer.config import (
     ACTION_FORMAT_HELP,
     ENV_HELP,
@@ -145,6 +144,7 @@ def build_parser() -> Parser:
     add("--json", action="store_true", help="print one JSON object on stdout, and the tables on stderr")
     add(
         "--episodes_out",
+        type=output_file,
         metavar="FILE.jsonl",
         help="write every episode, turn by turn, to this file, and to FILE.evaluation.json what was played; sqlenv "
         "compare reads both",
@@ -157,8 +157,8 @@ def check(parser: Parser, args: argparse.Namespace) -> None:
     """End with status 2 where flags do not go together."""
     if args.eval_episodes is not None and (args.eval_episodes == 0 or args.eval_episodes < -1):
         parser.error(f"--episodes must be positive, or -1 for all; got {args.eval_episodes}")
-    if args.episodes_out and not Path(args.episodes_out).parent.is_dir():
-        parser.error(f"--episodes_out: there is no folder {Path(args.episodes_out).parent}")
+    if args.episodes_out and args.episodes_out.exists() and not args.episodes_out.is_file():
+        parser.error(f"--episodes_out {args.episodes_out} is no regular file, which would be replaced")
     if args.trace and args.policy in SCRIPTED:
         parser.error(f"--trace is of what the episodes of a model wait for; {args.policy} waits for nothing")
     if args.samples > 1 and (args.policy == "oracle" or (args.policy not in SCRIPTED and not args.temperature)):

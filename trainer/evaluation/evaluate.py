@@ -231,7 +231,7 @@ def run(argv: Sequence[str]) -> int:
             f"{len(dataset.excluded)} questions of the data set are excluded: {counts}", highlight=False, soft_wrap=True
         )
     if args.episodes_out:
-        write_episodes(Path(args.episodes_out), _about(args, chosen, dataset, summary), records)
+        write_episodes(args.episodes_out, _about(args, chosen, dataset, summary), records)
     if args.json:
         print(  # noqa: T201
             summary_json(
@@ -254,7 +254,7 @@ def _about(args: argparse.Namespace, chosen: PlaySettings, dataset: Dataset, sum
     settings = {**asdict(chosen), "temperature": args.temperature, "protocol": args.protocol.value}
     unseen = args.split is Split.EVAL and all(len(splits) == 1 for splits in dataset.splits().values())
     what = (args.policy, chosen.data, args.split.value, chosen.answer_mode.value)
-    return Evaluation(Path(args.episodes_out).stem, *what, 0, summary, unseen, settings=settings)
+    return Evaluation(args.episodes_out.stem, *what, 0, summary, unseen, settings=settings)
 
 
 def _luck(records: Sequence[EpisodeRecord], dataset: Dataset, console: Console) -> Luck | None:

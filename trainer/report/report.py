@@ -25,7 +25,7 @@ import numpy as np
 from jinja2 import Environment, StrictUndefined
 
 from env_server.dataset import Hardness
-from sqlenv.parser import Parser
+from sqlenv.parser import Parser, output_file
 from trainer.report import plots
 from trainer.report.exploration_tables import exploration_table, failure_table
 from trainer.report.replays import OUTCOMES, cut, replays
@@ -56,7 +56,7 @@ WEIGHT = "reward_weights/"
 def add_arguments(parser: Parser) -> None:
     """Add the arguments of `sqlenv report`."""
     parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a run, such as runs/tiny")
-    parser.add_argument("--png", type=Path, metavar="FILE", help="also write the learning curve as a picture")
+    parser.add_argument("--png", type=output_file, metavar="FILE", help="also write the learning curve as a picture")
 
 
 def run(argv: Sequence[str]) -> int:

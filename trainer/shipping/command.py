@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.console import Console
 
-from sqlenv.parser import Parser
+from sqlenv.parser import Parser, output_folder
 
 DTYPES = ("float32", "bfloat16", "float16")
 DESCRIPTION = """\
@@ -33,7 +32,7 @@ def run(argv: Sequence[str]) -> int:
         destination = destination.prepared()
     exported = export(
         args.policy,
-        Path(args.out),
+        args.out,
         dtype=args.dtype and getattr(torch, args.dtype),
         name=destination.repo if destination else None,
         trust_remote_code=args.trust_remote_code,
@@ -58,7 +57,7 @@ def build_parser() -> Parser:
         "  sqlenv export runs/mine --out exported --push_to_hub me/my-policy",
     )
     parser.add_argument("policy", help="a run's folder, a checkpoint's, an adapter's, or a model on the Hub")
-    parser.add_argument("--out", required=True, help="the folder to write; it must be new or empty")
+    parser.add_argument("--out", type=output_folder, required=True, help="the folder to write; it must be new or empty")
     parser.add_argument("--dtype", choices=DTYPES, help="of the weights (default: as the checkpoint or base has)")
     parser.add_argument("--trust_remote_code", action="store_true", help="run code that comes with the policy")
     parser.add_argument("--push_to_hub", metavar="REPO", help="push the folder to this repository on the Hub, too")

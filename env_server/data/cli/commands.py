@@ -29,7 +29,7 @@ from env_server.dataset import Dataset, Split
 from env_server.errors import DataError
 from env_server.settings import EnvSettings, JudgingSettings
 from env_server.types import AnswerMode
-from sqlenv.parser import Parser, choice, whole_number
+from sqlenv.parser import Parser, choice, output_file, output_folder, whole_number
 
 _INSPECT = """\
 Show what a data set holds: questions by split and hardness, databases, what was left out and why, samples with
@@ -101,7 +101,9 @@ def run(argv: Sequence[str]) -> int:
         help="also flag questions whose answer many wrong queries give as well; minutes, not seconds",
     )
     check.add_argument("--json", action="store_true", help="print one JSON object instead of the text")
-    check.add_argument("--out", type=Path, metavar="FILE", help="write what became of each question, as JSON Lines")
+    check.add_argument(
+        "--out", type=output_file, metavar="FILE", help="write what became of each question, as JSON Lines"
+    )
 
     examined = command("doctor", doctor.run, "what is wrong, where, and the repair", doctor.DESCRIPTION, doctor.EPILOG)
     _add_data(examined, AnswerMode.VALUE)
@@ -112,7 +114,9 @@ def run(argv: Sequence[str]) -> int:
 
     export = command("export", _export, "write it for Hugging Face datasets and TRL", _EXPORT, _EXPORT_EXAMPLE)
     _add_data(export, AnswerMode.SQL)
-    export.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="a folder that does not exist yet")
+    export.add_argument(
+        "--out", type=output_folder, required=True, metavar="FOLDER", help="a folder that does not exist yet"
+    )
     export.add_argument(
         "--split",
         type=choice(Split),
@@ -123,7 +127,7 @@ def run(argv: Sequence[str]) -> int:
 
     download = command("fetch", _fetch, "download Spider from the Hugging Face Hub", _FETCH, _FETCH_EXAMPLE)
     download.add_argument("name", choices=NAMES, help="the benchmark")
-    download.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where to put it")
+    download.add_argument("--out", type=output_folder, required=True, metavar="FOLDER", help="where to put it")
     download.add_argument(
         "--repo", metavar="OWNER/NAME", default=REPO, help="the copy on the Hub (default: %(default)s)"
     )
@@ -155,8 +159,6 @@ def _inspect(args: argparse.Namespace) -> int:
 
 
 def _validate(args: argparse.Namespace) -> int:
-    if args.out is not None:
-        _refuse_missing_folder(args.out)
     try:
         dataset = _load(args.data, args.answer_mode)
     except NothingUsableError as error:
@@ -227,12 +229,6 @@ def _bar(title: str) -> Iterator[Callable[[int, int], None]]:
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-def _refuse_missing_folder(target: Path) -> None:
-    """Before the work: a file can be written only into a folder that exists."""
-    if not target.parent.is_dir():
-        raise DataError(f"{target} cannot be written: there is no folder {target.parent}. Make it first")
 
 
 def _write(target: Path, lines: Iterable[str]) -> None:

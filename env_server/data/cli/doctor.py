@@ -28,6 +28,7 @@ from env_server.data.doctor.repairs import mend_folder
 from env_server.data.loading import is_folder
 from env_server.dataset import Dataset, Gold
 from env_server.errors import DataError
+from sqlenv.parser import unwritable_folder
 
 SHOWN = 5
 """Findings of one kind that are shown, unless all are asked for."""
@@ -106,6 +107,8 @@ def _refuse_idle_flags(args: argparse.Namespace) -> None:
         raise DataError(f"--fix repairs a folder of your own, and {args.data} is none. Leave it out")
     if args.fix and not args.yes and not sys.stdin.isatty():
         raise DataError("--fix asks before each repair, and there is no terminal to ask at. Add --yes to make them all")
+    if args.fix and (problem := unwritable_folder(_target(args).parent)):
+        raise DataError(f"{_target(args)} cannot be written: {problem}. Choose another place with --out")
 
 
 def _kinds(only: str | None) -> set[Kind] | None:
@@ -187,9 +190,7 @@ def _fix(
     if not chosen:
         console.print("\nNothing was repaired, and nothing written.", markup=False)
         return
-    folder = Path(args.data).expanduser()
-    named = folder if folder.name not in ("", "..") else folder.resolve()
-    target = args.out or named.parent / "fixed" / named.name
+    folder, target = Path(args.data).expanduser(), _target(args)
     findings = [diagnosis.findings[i] for i in chosen]
     mend_folder(diagnosis, findings, target)
     again = diagnose(str(target), default_cache_dir(), answer_mode=args.answer_mode, variants=False, order=order)
@@ -201,6 +202,12 @@ def _fix(
         console.print("\n".join(f"  {line}" for line in lines), markup=False, soft_wrap=True)
     left = sum(each.severity is not Severity.NOTE for each in again.findings)
     console.print(f"\n{_left(left)}: sqlenv data doctor {target}", markup=False, soft_wrap=True)
+
+
+def _target(args: argparse.Namespace) -> Path:
+    folder = Path(args.data).expanduser()
+    named = folder if folder.name not in ("", "..") else folder.resolve()
+    return args.out or named.parent / "fixed" / named.name
 
 
 def _left(count: int) -> str:

@@ -29,7 +29,7 @@ from env_server.errors import DataError
 from env_server.judging.answers import format_answer
 from env_server.settings import EnvSettings
 from env_server.sql.sandbox import limit_memory
-from sqlenv.parser import whole_number
+from sqlenv.parser import unwritable_file, whole_number
 
 DESCRIPTION = """\
 Propose questions about the databases of a folder of your own, with SQL that is verified: it runs, its answer can be
@@ -65,8 +65,8 @@ def run(args: argparse.Namespace) -> int:
         raise DataError("there is no terminal to ask at. Add --yes to accept all, and look through the file afterwards")
     folder = Path(args.data).expanduser()
     target = args.out or folder / SUGGESTED_FILE
-    if not target.parent.is_dir():
-        raise DataError(f"{target} cannot be written: there is no folder {target.parent}. Make it first")
+    if problem := unwritable_file(target):
+        raise DataError(f"{target} cannot be written: {problem}. Choose another place with --out")
     settings = EnvSettings()
     limit_memory(settings.sandbox)
     sources, asked = _sources(folder)

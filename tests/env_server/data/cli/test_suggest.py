@@ -125,7 +125,7 @@ def test_what_else_the_other_questions_state(folder: Path, tmp_path: Path) -> No
     [
         (["synthetic", "--yes"], "synthetic is no folder of your own"),
         (["shop"], "there is no terminal to ask at. Add --yes"),
-        (["shop", "--yes", "--out", "no/where.jsonl"], "there is no folder no. Make it first"),
+        (["shop", "--yes", "--out", "no/where.jsonl"], "there is no folder no"),
     ],
 )
 def test_what_cannot_be_done(argv: list[str], words: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
