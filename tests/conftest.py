@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sqlite3
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +18,11 @@ from env_server.dataset import Dataset, Gold, Hardness, Question, Row, Split
 from env_server.environment import SQLEnvironment
 from env_server.settings import EnvSettings
 from env_server.sql.pool import DatabasePool
+from tests.fork_server import end_with_parent
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # One whose test does not end would go on after the process that has started it, and so would its servers.
+    end_with_parent(os.getppid(), signal.SIGKILL)
 
 # No test needs the Hub: names that are no folders are looked for in the cache alone.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

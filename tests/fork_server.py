@@ -2,8 +2,9 @@
 
 A `ForkServer` runs an interpreter that imports some modules, once, and then waits to be asked for processes. A process
 is what the command line would have started: its arguments, environment, folder, streams, `__main__` and exit status
-are its own. What is imported ahead has seen the environment that the fork server was started with. A process gets
-SIGTERM when the fork server ends, which it does with the tests, however they end.
+are its own. What is imported ahead has seen the environment that the fork server was started with. The fork server
+ends with the tests, however they end, and its processes with it: by SIGTERM, frozen ones too, and after a grace period
+by SIGKILL. Of a process with a session, nothing is left of that.
 
 The interpreter may be of another environment: this file is its program as well, and needs the standard library alone.
 """
@@ -23,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import types
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -49,7 +51,7 @@ class ForkServer:
         with theirs, log.open("wb") as output:
             # -P: the folder of this file is no place for modules.
             self._process = subprocess.Popen(
-                [self._python, "-P", __file__, str(theirs.fileno()), *preload],
+                [self._python, "-P", __file__, str(theirs.fileno()), str(os.getpid()), *preload],
                 env=dict(environment),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -169,24 +171,53 @@ class ForkedProcess:
         self.send_signal(signal.SIGTERM)
 
 
-def _serve(channel: socket.socket) -> list[str]:
-    """Answer requests; returns in each new process, with its arguments, and ends the one that it forks from."""
+def end_with_parent(parent: int, number: int) -> None:
+    """Have the kernel send a signal to this process when the thread ends that started it; `parent` is its process."""
+    ctypes.CDLL(None).prctl(_SET_PDEATHSIG, number)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _serve(channel: socket.socket, tests: int) -> list[str]:
+    """Answer requests; returns in each new process, with its arguments, and ends the one that it forks from.
+
+    `tests` is the process of the tests.
+    """
     parent = os.getpid()
+    running: dict[int, bool] = {}
+    """The processes that were not waited for, and whether each has a session."""
+
+    def end(*_: object) -> None:
+        _end(running)
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, end)
+    end_with_parent(tests, signal.SIGTERM)  # a process that the tests have forked may hold their end of the channel
     inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     while True:
         message, files, _, _ = socket.recv_fds(channel, _MESSAGE, 2)
         if not message:
-            os._exit(0)
+            end()
         request = json.loads(message)
         if "status" in request:
             pid, status = os.waitpid(request["status"], os.WNOHANG)
             found = os.waitstatus_to_exitcode(status) if pid else None
+            if pid:
+                del running[pid]
             channel.send(json.dumps(found).encode())
         else:
             assert len(list(Path("/proc/self/task").iterdir())) == 1, (
                 "another thread's locks would stay locked in a fork"
             )
-            if not os.fork():
+            # Until the new process has its own handler: it would end its siblings.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+            child = os.fork()
+            if not child:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            else:
+                running[child] = request["new_session"]
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+            if not child:
                 try:
                     _settle(request, files, parent, inherited)
                 finally:
@@ -198,13 +229,27 @@ def _serve(channel: socket.socket) -> list[str]:
             os.close(file)
 
 
+def _end(running: Mapping[int, bool]) -> None:
+    """End processes, and wait for them."""
+    for pid in running:
+        os.kill(pid, signal.SIGTERM)
+        os.kill(pid, signal.SIGCONT)
+    deadline = time.monotonic() + GRACE_S
+    for pid, has_session in running.items():
+        ended = select.poll()
+        ended.register(os.pidfd_open(pid), select.POLLIN)
+        ended.poll(max(0.0, deadline - time.monotonic()) * 1000)
+        with suppress(ProcessLookupError):
+            # Nobody else has these numbers before it was waited for.
+            (os.killpg if has_session else os.kill)(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
 def _settle(request: dict[str, Any], files: Sequence[int], parent: int, inherited: Sequence[str]) -> None:
     """Be the new process in all that it does not share."""
     if request["new_session"]:
         os.setsid()
-    ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:
-        os._exit(1)
+    end_with_parent(parent, signal.SIGTERM)
     for stream, file in enumerate(files, 1):
         os.dup2(file, stream)
         os.close(file)
@@ -234,8 +279,8 @@ def _run(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    for module in sys.argv[2:]:
+    for module in sys.argv[3:]:
         importlib.import_module(module)
     gc.collect()
     gc.freeze()  # what is shared stays so
-    _run(_serve(socket.socket(fileno=int(sys.argv[1]))))
+    _run(_serve(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])))

@@ -102,6 +102,59 @@ def test_processes_end_with_the_server(tmp_path: Path) -> None:
     assert ended.poll(LONGEST_S * 1000)
 
 
+SERVES = """
+import os, signal, subprocess, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the engine has its own mind
+engine = subprocess.Popen(["sleep", "1000"])
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+with open(sys.argv[1], "w") as file:
+    file.write(f"{os.getpid()} {engine.pid}")
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+TEST = """
+import os, signal, sys
+from contextlib import closing
+import pytest
+from tests.fork_server import ForkServer
+
+@pytest.fixture
+def forks(tmp_path):
+    with closing(ForkServer(sys.executable, [], os.environ, tmp_path / "log")) as server:
+        yield server
+
+def test_that_serves(forks, tmp_path):
+    with (tmp_path / "output").open("wb") as output:
+        forks.start([sys.executable, "-c", SERVES, PIPE], output=output, new_session=True)
+    if not os.fork():  # holds all that is open, for longer than the test takes
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(150)
+        signal.pause()
+    signal.pause()
+"""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_sigterm_to_a_test_run_leaves_no_server_behind(workers: str, tmp_path: Path) -> None:
+    """Not even one that is frozen, nor what it has started; nor where the test runs in a worker of xdist."""
+    pipe, file = tmp_path / "pipe", tmp_path / "test_inner.py"
+    os.mkfifo(pipe)
+    file.write_text(f"SERVES, PIPE = {SERVES!r}, {str(pipe)!r}\n{TEST}")
+    command = [sys.executable, "-m", "pytest", "-q", "-n", workers, "-p", "tests.conftest", "--rootdir", str(tmp_path)]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environment["PYTHONPATH"] = str(Path(__file__).parents[1])
+    run = subprocess.Popen([*command, "-p", "no:cacheprovider", str(file)], cwd=tmp_path, env=environment)
+    started = [os.pidfd_open(int(pid)) for pid in pipe.read_text().split()]
+    run.terminate()
+    run.wait()
+    assert len(started) == 2
+    for process in started:
+        ended = select.poll()
+        ended.register(process, select.POLLIN)
+        assert ended.poll(LONGEST_S * 1000)
+        os.close(process)
+
+
 def test_what_cannot_be_imported_is_told(tmp_path: Path) -> None:
     with (
         closing(ForkServer(sys.executable, ["no_such_module"], os.environ, tmp_path / "log")) as server,

@@ -10,6 +10,7 @@ import urllib.request
 from pathlib import Path
 from typing import IO, Any
 
+from benchmarks.real_model_phases import with_parent
 from benchmarks.server_process import ROOT, SQLENV, reserved_ports
 from tests.integration.service import until
 from tests.integration.vllm_server import PYTHON, START_S, group_of, skip_without_vllm
@@ -43,7 +44,8 @@ def launch(folder: Path, errors: IO[bytes], port: int, *flags: str) -> subproces
     command = [*SQLENV, "inference", "--model", str(BASE), "--python", str(PYTHON)]
     command += ["--port", str(port), "--log_dir", str(folder), "--cpu_kv_cache_gb", "0.25"]
     command += ["--startup_timeout_s", str(START_S), *flags]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+    ends = with_parent(signal.SIGTERM)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, preexec_fn=ends)
 
 
 def test_two_replicas_serve_and_end_together(tmp_path: Path) -> None:
