@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import Progress
 
 from env_server.data.loading import load_dataset
 from env_server.dataset import Dataset, Question, Split, in_turn
 from env_server.settings import EnvSettings
 from env_server.types import AnswerMode
 from inference.adapters import PolicyNameError, find_policy
+from sqlenv.progress import reported
 from trainer.chat.format import ChatFormat
 from trainer.chat.text_to_sql import SYSTEM_PROMPT
 from trainer.config import ActionFormat, ConfigError, token_of
@@ -193,15 +193,14 @@ def run(argv: Sequence[str]) -> int:
     with ExitStack() as stack:
         stack.enter_context(closing(environments))
         trace = stack.enter_context(tracing)
-        progress = stack.enter_context(Progress(console=console, transient=True))
         baseline = None
         if args.protocol is EvaluationProtocol.TEXT_TO_SQL:
             baseline = TextToSQL(dataset, env_settings, chosen.answer_mode, examples.questions)
             stack.enter_context(closing(baseline))
-        bar = progress.add_task(f"playing as {args.policy}", total=len(questions))
+        progress = stack.enter_context(reported(f"playing as {args.policy}", len(questions), console))
 
         def advance(episode: Episode) -> None:
-            progress.advance(bar)
+            progress.advance(episode.correct)
             if trace is not None:
                 trace.write_episode(episode)
 
@@ -259,10 +258,8 @@ def _about(args: argparse.Namespace, chosen: PlaySettings, dataset: Dataset, sum
 
 def _luck(records: Sequence[EpisodeRecord], dataset: Dataset, console: Console) -> Luck | None:
     right = sum(map(successful, records))
-    # What is no terminal would get an empty line.
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("trying what right answers rest on", total=right)
-        return measure_luck(records, dataset, lambda: progress.advance(bar))
+    with reported("trying what right answers rest on", right, console) as progress:
+        return measure_luck(records, dataset, progress.advance)
 
 
 def _saved_with(policy: str, console: Console) -> SavedPlay | None:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress
 
 from env_server.dataset import Dataset, Question, Split
 from env_server.types import AnswerMode
+from sqlenv.progress import reported
 from trainer.evaluation.evaluate import excluded_by_reason, play_scripted
 from trainer.ranks import Ranks
 from trainer.results.run_files import Evaluation, RunFolder
@@ -135,10 +135,8 @@ class RunEvaluations:
 
     @contextmanager
     def _progress(self, label: str, total: int) -> Iterator[OnEpisode]:
-        # What is no terminal would get an empty line.
-        with Progress(console=self._console, transient=True, disable=not self._console.is_terminal) as progress:
-            bar = progress.add_task(f"evaluating: {label}", total=total)
-            yield lambda _: progress.advance(bar)
+        with reported(f"evaluating: {label}", total, self._console) as progress:
+            yield lambda episode: progress.advance(episode.correct)
 
     def _play(
         self, label: str, client: RolloutClient, loop: RolloutLoop, stopping: Stopping | None = None

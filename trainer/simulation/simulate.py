@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import Progress
 
 from env_server.data.loading import load_dataset
 from env_server.dataset import Dataset, Split, in_turn
 from env_server.settings import EnvSettings
 from env_server.types import AnswerMode
 from inference.simulated.profile import Faults
+from sqlenv.progress import reported
 from trainer.chat.format import ChatFormat
 from trainer.config import token_of
 from trainer.rollout.client import EpisodeRequest, derive_seed, request_for
@@ -127,11 +127,10 @@ def _settle(
 
 
 def _play(args: argparse.Namespace, chat: ChatFormat, rehearsed: Rehearsed, console: Console) -> Figures:
-    with Progress(console=console, transient=True) as progress:
-        bar = progress.add_task("rehearsing", total=args.episodes)
+    with reported("rehearsing", args.episodes, console) as progress:
 
         def advance(_: Episode) -> None:
-            progress.advance(bar)
+            progress.advance()
 
         if args.env == SIMULATED:
             return figures(rehearse(chat, rehearsed.load, rehearsed.deployment, on_episode=advance))

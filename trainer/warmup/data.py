@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.progress import track
 
 from env_server.data.loading import load_dataset
 from env_server.dataset import in_turn
 from env_server.factory import EnvironmentFactory
 from env_server.settings import EnvSettings, JudgingSettings
 from env_server.types import AnswerMode
+from sqlenv.progress import reported
 from trainer.chat.format import ChatFormat, Conversation
 from trainer.config import ConfigError
 from trainer.rollout.players import as_shown_to_players
@@ -64,9 +64,11 @@ def play_demonstrations(
         with EnvironmentFactory(dataset, settings, answer_mode) as factory:
             shown_to = [as_shown_to_players(question, factory.pool) for question in questions]
             playing = demonstrate(factory.make(), shown_to, good, seed, answer_mode, explore)
-            quiet = not console.is_terminal
-            shown = track(playing, f"playing {spec}", len(questions), console=console, transient=True, disable=quiet)
-            played = list(shown)
+            played = []
+            with reported(f"playing {spec}", len(questions), console) as progress:
+                for episode, conversation in playing:
+                    played.append((episode, conversation))
+                    progress.advance(episode.correct)
         correct = sum(episode.correct for episode, _ in played)
         of_all = "" if len(questions) == len(everything) else f" on {len(questions):,} of {len(everything):,} questions"
         console.print(

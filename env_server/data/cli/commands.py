@@ -9,12 +9,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import Progress
 
 from env_server.cache import default_cache_dir
 from env_server.data.cli import doctor, suggest
@@ -30,6 +28,7 @@ from env_server.errors import DataError
 from env_server.settings import EnvSettings, JudgingSettings
 from env_server.types import AnswerMode
 from sqlenv.parser import Parser, choice, output_file, output_folder, whole_number
+from sqlenv.progress import reported
 
 _INSPECT = """\
 Show what a data set holds: questions by split and hardness, databases, what was left out and why, samples with
@@ -164,8 +163,8 @@ def _validate(args: argparse.Namespace) -> int:
     except NothingUsableError as error:
         dataset = error.dataset
     settings = EnvSettings(judging=JudgingSettings(variants=not args.no_variants))
-    with _bar("playing the gold answers") as progress:
-        validation = validate(dataset, args.answer_mode, settings, progress, guessable=args.guessable)
+    with reported("playing the gold answers") as progress:
+        validation = validate(dataset, args.answer_mode, settings, progress.update, guessable=args.guessable)
     warnings = _warnings(args.data, args.answer_mode)
     _print_validation(validation, warnings, as_json=args.json)
     if args.out is not None:
@@ -177,8 +176,8 @@ def _validate(args: argparse.Namespace) -> int:
 
 def _export(args: argparse.Namespace) -> int:
     dataset = _load(args.data, args.answer_mode)
-    with _bar("writing the questions") as progress:
-        counts = export_dataset(dataset, args.out, args.split, progress=progress)
+    with reported("writing the questions") as progress:
+        counts = export_dataset(dataset, args.out, args.split, progress=progress.update)
     lines = [f"{args.out / f'{split}.parquet'}: {counted(count, 'question')}" for split, count in counts.items()]
     lines += [f"{args.out / DATABASES}: the databases", f"{args.out / 'README.md'}: how to train on it"]
     _say("\n".join(lines))
@@ -217,18 +216,9 @@ def _say(text: str) -> None:
 
 
 def _load(spec: str, answer_mode: AnswerMode) -> Dataset:
-    """Load the data set, with a progress bar on a terminal."""
-    with _bar("running the gold queries") as progress:
-        return load_dataset(spec, answer_mode=answer_mode, progress=progress)
-
-
-@contextmanager
-def _bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar on a terminal; yields what to call with the number done and the number in all."""
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    """Load the data set, and report how far that is."""
+    with reported("running the gold queries") as progress:
+        return load_dataset(spec, answer_mode=answer_mode, progress=progress.update)
 
 
 def _write(target: Path, lines: Iterable[str]) -> None:

@@ -17,7 +17,6 @@ from itertools import groupby
 from pathlib import Path
 
 from rich.console import Console, Group
-from rich.progress import Progress
 from rich.text import Text
 
 from env_server.cache import default_cache_dir
@@ -29,6 +28,7 @@ from env_server.data.loading import is_folder
 from env_server.dataset import Dataset, Gold
 from env_server.errors import DataError
 from sqlenv.parser import unwritable_folder
+from sqlenv.progress import reported
 
 SHOWN = 5
 """Findings of one kind that are shown, unless all are asked for."""
@@ -257,8 +257,6 @@ def _shown(gold: Gold) -> str:
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """Show a progress bar on a terminal."""
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
+    """Report how far a diagnosis is."""
+    with reported("reading the data") as progress:
+        yield lambda what, done, total: progress.update(done, total, what)

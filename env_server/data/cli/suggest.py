@@ -14,7 +14,6 @@ from contextlib import closing
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import Progress
 
 from env_server.cache import default_cache_dir
 from env_server.data.cli.asking import typed
@@ -30,6 +29,7 @@ from env_server.judging.answers import format_answer
 from env_server.settings import EnvSettings
 from env_server.sql.sandbox import limit_memory
 from sqlenv.parser import unwritable_file, whole_number
+from sqlenv.progress import reported
 
 DESCRIPTION = """\
 Propose questions about the databases of a folder of your own, with SQL that is verified: it runs, its answer can be
@@ -74,8 +74,8 @@ def run(args: argparse.Namespace) -> int:
     console = Console(highlight=False)
     written = 0
     with closing(Proposer(sources, settings, default_cache_dir(), args.seed)) as proposer:
-        proposals = _with_bar(proposer.proposals(args.count), args.count, shown=args.yes)
-        accepted = proposals if args.yes else _asked(console, proposer, proposals, args.count)
+        proposals = proposer.proposals(args.count)
+        accepted = _reported(proposals, args.count) if args.yes else _asked(console, proposer, proposals, args.count)
         for question in accepted:
             _add(target, question, named=len(sources) > 1, extra=extra)
             written += 1
@@ -126,13 +126,10 @@ def _add(target: Path, question: Question, *, named: bool, extra: dict[str, str]
         raise DataError(f"{target} cannot be written: {error.strerror}. Choose another place with --out") from error
 
 
-def _with_bar(proposals: Iterator[Question], count: int, *, shown: bool) -> Iterator[Question]:
-    """Show a progress bar on a terminal where nobody is asked."""
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not (shown and console.is_terminal)) as bar:
-        task = bar.add_task("verifying questions", total=count)
+def _reported(proposals: Iterator[Question], count: int) -> Iterator[Question]:
+    with reported("verifying questions", count) as progress:
         for question in proposals:
-            bar.advance(task)
+            progress.advance()
             yield question
 
 
