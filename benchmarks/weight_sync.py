@@ -14,7 +14,7 @@ import json
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -23,7 +23,7 @@ from typing import Literal
 import torch
 from accelerate import Accelerator
 from peft import LoraConfig, get_peft_model
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # before the script's folder, which hides env_server
@@ -57,9 +57,12 @@ def make_transport(name: str, model: nn.Module, accelerator: Accelerator, folder
     return DeviceTransport(device, lambda: full_weights(model, accelerator), accelerator.device, TIMEOUT_S, 1)
 
 
-def size(weights: Mapping[str, Tensor]) -> int:
-    """Return the bytes of the tensors."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
+def sent_bytes(transport: Transport, folder: Path) -> int:
+    """Return the bytes of weights that the last push wrote, or sent."""
+    if isinstance(transport, DeviceTransport):
+        return sum(tensor.nbytes for tensor in transport._weights.values())
+    last = max(folder.iterdir(), key=lambda path: path.stat().st_mtime)
+    return sum(file.stat().st_size for file in last.glob("*.safetensors"))
 
 
 def change(model: nn.Module) -> None:
@@ -78,13 +81,9 @@ def measure(name: str, args: argparse.Namespace, scratch: Path) -> dict[str, obj
         model = get_peft_model(loaded, LoraConfig(r=16, target_modules="all-linear"))
     accelerator = Accelerator(cpu=loaded.device.type == "cpu")
     transport = make_transport(name, model, accelerator, scratch / "weights")
-    bytes_of: Callable[[], int] = (
-        (lambda: size(adapter_weights(model, accelerator)[0]))
-        if name == "lora"
-        else (lambda: size(full_weights(model, accelerator)))
-    )
     command = [*INFERENCE, "--model", args.policy, "--weight_sync", name, *shlex.split(args.inference_flags)]
-    command += ["--dtype", args.dtype] if args.dtype else []
+    served = args.server_dtype or args.dtype
+    command += ["--dtype", served] if served else []
     environment = {"CUDA_VISIBLE_DEVICES": args.server_gpu} if args.server_gpu else {}
     proof: list[Evidence] = []
     with ServerProcess(command, scratch / f"{name}.log", environment, VLLM_START_S) as server:
@@ -95,10 +94,11 @@ def measure(name: str, args: argparse.Namespace, scratch: Path) -> dict[str, obj
             change(model)
             pusher.push(version)
             seconds.append(pusher.last_seconds)
+        sent = sent_bytes(transport, scratch / "weights")
         pusher.close()
     return {
         "seconds": round(median(seconds), 4),
-        "bytes": bytes_of(),
+        "bytes": sent,
         "noise": max(found.noise for found in proof),
         "effect": min(found.without_changes for found in proof),
         "unseen_tensors": max(len(found.unseen) for found in proof),
@@ -136,6 +136,7 @@ def main() -> None:
     parser.add_argument("--transports", nargs="+", default=["disk", "lora", "nccl", "ipc"])
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), help="on both sides (default: the policy's own)")
+    parser.add_argument("--server_dtype", choices=("bfloat16", "float32"), help="the server's (default: --dtype)")
     parser.add_argument("--inference_flags", default="", help="more flags of `sqlenv inference`, in one word")
     parser.add_argument("--server_gpu", default="", help="the server's GPU, where it is not the trainer's")
     args = parser.parse_args()

@@ -122,9 +122,12 @@ class SQLEnvWorker:
 
         if not self._sqlenv_process:
             self._sqlenv_process = uuid.uuid4().hex
-        facts = {"process": self._sqlenv_process, "transfer": "", "gpu": "", "nccl": ""}
+        facts = {"process": self._sqlenv_process, "transfer": "", "gpu": "", "nccl": "", "dtype": ""}
         if self.weight_transfer_engine is not None:
             facts["transfer"] = self.vllm_config.weight_transfer_config.backend
+        dtypes = {str(p.dtype) for p in self.model_runner.get_model().parameters() if p.is_floating_point()}
+        if len(dtypes) == 1:
+            facts["dtype"] = dtypes.pop().removeprefix("torch.")
         if torch.cuda.is_available():
             facts["gpu"] = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
             facts["nccl"] = NCCLLibrary().ncclGetVersion()

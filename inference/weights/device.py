@@ -117,10 +117,13 @@ class DeviceTransport:
         self._weights: dict[str, torch.Tensor] = {}
         self._groups: dict[str, _Group] = {}
 
-    def prepare(self, version: int) -> None:
+    def prepare(self, version: int, dtype: torch.dtype | None = None) -> None:
         """Copy the weights."""
         # They may alias the parameters, and a server may come back when the optimiser is at work.
-        self._weights = {name: tensor.to("cpu", copy=True) for name, tensor in self._gather().items()}
+        self._weights = {
+            name: tensor.to("cpu", dtype if tensor.is_floating_point() else None, copy=True)
+            for name, tensor in self._gather().items()
+        }
 
     async def send(self, server: VLLMServer) -> None:
         """Bring a server to the weights that were prepared last. Raises EngineError."""

@@ -35,14 +35,15 @@ class WorkerFacts:
     """One process that holds a model on a GPU: a worker of a server, or the trainer's main process.
 
     `transfer` is the transport that the server was prepared for, `gpu` a UUID, `nccl` the version of the library that
-    vLLM loads, `process` a name that no other process has had. `config` and `weights` are digests of what `location`
-    holds. "" where there is none, or it is not known.
+    vLLM loads, `process` a name that no other process has had, `dtype` the one of all its parameters.
+    `config` and `weights` are digests of what `location` holds. "" where there is none, or it is not known.
     """
 
     process: str = ""
     transfer: str = ""
     gpu: str = ""
     nccl: str = ""
+    dtype: str = ""
     location: str = ""
     config: str = ""
     weights: str = ""

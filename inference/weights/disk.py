@@ -39,7 +39,7 @@ class DiskTransport:
         self._count = 0
         self._is_main = is_main
 
-    def prepare(self, version: int) -> None:
+    def prepare(self, version: int, dtype: torch.dtype | None = None) -> None:
         """Write a checkpoint. Raises WeightSyncError."""
         weights = self._gather()
         # A version may be prepared twice, and a server may still be reading the first one.
@@ -51,7 +51,7 @@ class DiskTransport:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(path, ignore_errors=True)  # of a run that was killed
-            write_checkpoint(path, weights)
+            write_checkpoint(path, weights, dtype=dtype)
         except OSError as error:
             raise WeightSyncError(f"the weights cannot be written to {path}: {error.strerror or error}") from error
         while len(self._written) > KEPT:

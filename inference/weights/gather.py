@@ -12,7 +12,7 @@ Promises:
    once), never into the parameters, where unmerging would leave rounding errors behind.
 3. Tensors that no wrapper shards and no adapter changes are not copied: they alias the parameters, and the next
    optimiser step changes them. Sharded ones are gathered one at a time and kept in the main process's host memory.
-4. A folder appears under its name complete and on disk, or not at all.
+4. A folder appears under its name complete, or not at all. A reader finds it all; a machine that loses power may not.
 """
 
 from __future__ import annotations
@@ -149,24 +149,33 @@ def reshard(model: nn.Module) -> None:
             module.reshard()
 
 
-def write_checkpoint(folder: Path, weights: Mapping[str, Tensor], *, shard_bytes: int = SHARD_BYTES) -> None:
-    """Write `weights` as the safetensors file or files (with an index) of a checkpoint.
+def write_checkpoint(
+    folder: Path,
+    weights: Mapping[str, Tensor],
+    *,
+    dtype: torch.dtype | None = None,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Write `weights`, rounded to `dtype`, as the safetensors file or files (with an index) of a checkpoint.
 
     `folder` must not exist; a reader sees it complete or not at all. Raises FileExistsError.
     """
     split = split_torch_state_dict_into_shards(dict(weights), max_shard_size=shard_bytes)
     with _appearing(folder) as partial:
         for file, names in split.filename_to_tensors.items():
-            _save({name: weights[name] for name in names}, partial / file)
+            _save({name: weights[name] for name in names}, partial / file, dtype)
         if split.is_sharded:
-            index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+            size = sum(tensor.numel() * _dtype_of(tensor, dtype).itemsize for tensor in weights.values())
+            index = {"metadata": {"total_size": size}, "weight_map": split.tensor_to_filename}
             (partial / "model.safetensors.index.json").write_text(json.dumps(index, indent=2), encoding="utf-8")
 
 
-def write_adapter(folder: Path, weights: Mapping[str, Tensor], config: LoraConfig) -> None:
-    """Write an adapter as PEFT reads it. `folder` must not exist; raises FileExistsError."""
+def write_adapter(
+    folder: Path, weights: Mapping[str, Tensor], config: LoraConfig, *, dtype: torch.dtype | None = None
+) -> None:
+    """Write an adapter, rounded to `dtype`, as PEFT reads it. `folder` must not exist; raises FileExistsError."""
     with _appearing(folder) as partial:
-        _save(weights, partial / "adapter_model.safetensors")
+        _save(weights, partial / "adapter_model.safetensors", dtype)
         config.save_pretrained(str(partial))
 
 
@@ -357,11 +366,19 @@ def _clean(name: str) -> str:
 # --- files ------------------------------------------------------------------------------------------------------
 
 
-def _save(weights: Mapping[str, Tensor], file: Path) -> None:
+def _dtype_of(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    """Return the dtype that a tensor is written in."""
+    return tensor.dtype if dtype is None or not tensor.is_floating_point() else dtype
+
+
+def _save(weights: Mapping[str, Tensor], file: Path, dtype: torch.dtype | None) -> None:
     """Write one file. Its format has neither shared nor strided memory: those tensors are copied."""
     storages: set[int] = set()
     ready = {}
-    for name, tensor in weights.items():
+    for name, given in weights.items():
+        wanted = _dtype_of(given, dtype)
+        # Off the device: there is no room for two of a model there.
+        tensor = given if given.dtype is wanted else given.to("cpu", wanted)
         storage = tensor.untyped_storage().data_ptr()
         shared = storage in storages
         storages.add(storage)
@@ -371,7 +388,7 @@ def _save(weights: Mapping[str, Tensor], file: Path) -> None:
 
 @contextmanager
 def _appearing(folder: Path) -> Iterator[Path]:
-    """Yield a folder to write into that becomes `folder` at the end, once everything in it is on disk."""
+    """Yield a folder to write into that becomes `folder` at the end."""
     if folder.exists():
         raise FileExistsError(f"{folder} exists: each version is written to a folder of its own")
     partial = folder.with_name(f".{folder.name}.{uuid4().hex}")
@@ -380,13 +397,10 @@ def _appearing(folder: Path) -> Iterator[Path]:
         yield partial
         for path in partial.iterdir():
             path.chmod(0o644)  # safetensors makes it for its owner alone, and the server may run as somebody else
-        for path in [*partial.iterdir(), partial]:
-            sync_to_disk(path)
         partial.rename(folder)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    sync_to_disk(folder.parent)
 
 
 def sync_to_disk(path: Path) -> None:

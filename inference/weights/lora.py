@@ -63,7 +63,7 @@ class LoraTransport:
         self._paths: list[Path] = []
         self._rank = 0
 
-    def prepare(self, version: int) -> None:
+    def prepare(self, version: int, dtype: torch.dtype | None = None) -> None:
         """Write the adapter. Raises WeightSyncError, also when vLLM cannot serve such an adapter."""
         weights, config = self._gather()
         if found := unserved_settings(config.to_dict()):
@@ -80,7 +80,7 @@ class LoraTransport:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(path, ignore_errors=True)  # of an earlier run, resumed in this folder
-            write_adapter(path, weights, config)
+            write_adapter(path, weights, config, dtype=dtype)
         except OSError as error:
             raise WeightSyncError(f"the adapter cannot be written to {path}: {error.strerror or error}") from error
         for old in self._paths[:-KEPT]:

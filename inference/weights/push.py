@@ -37,6 +37,7 @@ from inference.engine import EngineError, Sampling
 from inference.vllm.api import ReplicaUnavailableError, VLLMServer
 from inference.vllm.engine import EngineUnavailableError, VLLMEngine
 from inference.vllm.fleet import Replica
+from inference.weights.device_facts import ask
 from inference.weights.gather import is_shared_out
 from inference.weights.perturb import Perturbation, PerturbError, perturbed
 from inference.weights.probe import gap
@@ -117,6 +118,8 @@ class WeightPusher:
         self._ours: dict[tuple[int, ...], list[float]] = {}
         """The model's logprobs of what was generated since the last push: servers that are alike generate the same."""
         self._model_name = ""
+        self._dtype: torch.dtype | None = None
+        """Of all the servers' parameters; None until they have told, and where they have several."""
         self._bound: float | None = None
         """For the root mean square of later differences; none before the proof."""
         self._probe_tokens = PROOF_TOKENS
@@ -231,7 +234,9 @@ class WeightPusher:
 
     def _push(self, version: int, label: str) -> tuple[Sample, ...]:
         """Push to all servers; returns what each that took the weights generated. Raises WeightSyncError."""
-        self._transport.prepare(version)
+        if self._ranks.is_main and self._dtype is None:
+            self._dtype = self._loop.run(self._common_dtype())
+        self._transport.prepare(version, self._dtype)
         self._loop.run(self._engine.hold(drain=self._settings.pause is Pause.WAIT))
         try:
             # Every rank has come to rest before any gets past this.
@@ -255,6 +260,19 @@ class WeightPusher:
             for sample in outcome.samples:
                 self._check(sample)
         return outcome.samples
+
+    async def _common_dtype(self) -> torch.dtype | None:
+        """Ask the servers that are there which dtype all their parameters have; None where it is not one."""
+        settings = self._engine.settings
+        async with self._engine.client() as client:
+            asked = [
+                asyncio.wait_for(ask(VLLMServer(replica.url, client)), settings.health_timeout_s)
+                for replica in self._engine.fleet.replicas
+            ]
+            found = await asyncio.gather(*asked, return_exceptions=True)
+        workers = [one.dtype for answer in found if not isinstance(answer, BaseException) for one in answer]
+        (dtype,) = set(workers) if len(set(workers)) == 1 else ("",)
+        return getattr(torch, dtype) if dtype else None
 
     async def _send_to_all(self) -> None:
         """Send to every server; wait for one when there is none. Raises EngineError."""

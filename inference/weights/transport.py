@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Protocol
 from inference.engine import EngineError
 
 if TYPE_CHECKING:
-    # Flags need the names of pauses, and not a client of HTTP.
+    # Flags need the names of pauses, and neither torch nor a client of HTTP.
+    import torch
+
     from inference.vllm.api import VLLMServer
 
 GIVE_UP_S = 5.0
@@ -36,8 +38,11 @@ class Transport(Protocol):
 
     name: str
 
-    def prepare(self, version: int) -> None:
-        """Make the trainer's weights of now ready to be sent. Every rank calls it. Raises WeightSyncError."""
+    def prepare(self, version: int, dtype: torch.dtype | None = None) -> None:
+        """Make the trainer's weights of now ready to be sent. Every rank calls it. Raises WeightSyncError.
+
+        `dtype` is that of all the servers' parameters: the weights are rounded to it here as they would be there.
+        """
 
     async def send(self, server: VLLMServer) -> None:
         """Bring a server to what was prepared last; again, when it was away. Raises EngineError."""

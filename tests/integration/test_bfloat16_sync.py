@@ -14,6 +14,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Qwen3ForCausalLM
 
@@ -40,8 +41,10 @@ def policy() -> Qwen3ForCausalLM:
     return model
 
 
-def prove(model: nn.Module, server: VLLMHandle, transport: Transport) -> Evidence:
-    """Push as a run does at its start, and once more; returns what the proof found."""
+def prove(
+    model: nn.Module, server: VLLMHandle, transport: Transport, pushed: Callable[[], None] = lambda: None
+) -> Evidence:
+    """Push as a run does at its start, and once more; returns what the proof found. `pushed` is called then."""
     found: list[Evidence] = []
     engine = VLLMEngine([server.url], stop_ids=[3], vocab_size=1)
     logprobs = partial(token_logprobs, model)
@@ -54,6 +57,7 @@ def prove(model: nn.Module, server: VLLMHandle, transport: Transport) -> Evidenc
                 if parameter.requires_grad:
                     parameter.mul_(1.05)
         pusher.push(1)
+        pushed()
     finally:
         pusher.close()
     (evidence,) = found
@@ -86,6 +90,32 @@ def test_all_weights(vllm_forks: ForkServer, tmp_path: Path, caplog: pytest.LogC
         at_the_start = model.state_dict()[kept].clone()
         with pytest.raises(WeightSyncError, match=kept):
             prove(model, server, pushing(all_but_one))
+
+
+def written(folder: Path) -> set[torch.dtype]:
+    """The dtypes of what a transport has left in its folder."""
+    found = {tensor.dtype for file in folder.glob("*/*.safetensors") for tensor in load_file(file).values()}
+    assert found
+    return found
+
+
+def test_float32_weights_are_rounded_to_the_servers_dtype_before_they_are_sent(
+    vllm_forks: ForkServer, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    accelerator = Accelerator(cpu=True)
+    config = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
+    with vllm_server(vllm_forks, BASE_CHECKPOINT, tmp_path, *BFLOAT16, weight_sync=WeightSyncMode.LORA) as server:
+        model = get_peft_model(policy().float(), config)
+        adapter = tmp_path / "adapter"
+        transport = LoraTransport(lambda: adapter_weights(model, accelerator), adapter)
+        seen: list[set[torch.dtype]] = []
+        assert is_proof(prove(model, server, transport, lambda: seen.append(written(adapter))))
+        full = tmp_path / "full"
+        plain = policy().float()
+        disk = DiskTransport(lambda: full_weights(plain, accelerator), full)
+        assert is_proof(prove(plain, server, disk, lambda: seen.append(written(full))))
+    assert seen == [{torch.bfloat16}, {torch.bfloat16}]
 
 
 def test_an_adapter(vllm_forks: ForkServer, tmp_path: Path) -> None:
