@@ -60,6 +60,8 @@ def _not_on_the_hub(name: str, revision: str | None, files: tuple[str, ...]) -> 
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 
+    if not constants.HF_HUB_OFFLINE and (wrong := _wrong_proxy()):
+        return wrong
     try:
         if any(isinstance(try_to_load_from_cache(name, file, revision=revision), str) for file in files):
             return None
@@ -78,6 +80,22 @@ def _not_on_the_hub(name: str, revision: str | None, files: tuple[str, ...]) -> 
     except httpx.TransportError as error:
         return f", and the Hub cannot be asked ({type(error).__name__}: {error})"
     return None
+
+
+def _wrong_proxy() -> str:
+    """Say which proxy of the environment no client of HTTP can use, "" when all can be used."""
+    import httpx
+
+    try:
+        httpx.Client().close()
+    except (ValueError, ImportError) as error:
+        named = {key: value for key, value in os.environ.items() if key.lower().endswith("_proxy")}
+        socks = ", ".join(f"{key}={value}" for key, value in named.items() if value.lower().startswith("socks"))
+        return (
+            f", and the Hub cannot be asked through the proxy of the environment ({socks or error}): unset it, name an "
+            "HTTP proxy in HTTPS_PROXY, or write socks5://HOST:PORT and pip install 'httpx[socks]'"
+        )
+    return ""
 
 
 def _folders(folder: Path) -> list[str]:

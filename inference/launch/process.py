@@ -27,6 +27,7 @@ from typing import IO, Any
 
 from inference.adapters import PolicyNameError, find_policy
 from inference.launch.plan import Device, LaunchError, Machine, ModelFacts, ReplicaPlan
+from inference.weight_files import WeightFileError, check_weights
 
 PYTHON_VARIABLE = "SQLENV_VLLM_PYTHON"
 CPU_ENVIRONMENT = ".venv-vllm"
@@ -96,6 +97,10 @@ def see_model(model: str) -> ModelFacts:
         raise LaunchError(f"--model {model}: the folder is not a checkpoint: {error}") from error
     if not isinstance(config, dict):
         raise LaunchError(f"--model {model}: the folder is not a checkpoint: config.json holds no object")
+    try:
+        check_weights(folder)
+    except WeightFileError as error:
+        raise LaunchError(f"--model {model}: {error}") from error
     heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
     return ModelFacts(
         is_folder=Path(policy.place.location).is_dir(),

@@ -59,6 +59,19 @@ def point_at(monkeypatch: pytest.MonkeyPatch, url: str, home: Path) -> None:
     monkeypatch.delenv("HF_TOKEN", raising=False)
 
 
+@pytest.mark.parametrize("proxy", ["socks://127.0.0.1:9", "socks5://127.0.0.1:9", "nonsense://x"])
+def test_a_proxy_that_no_client_can_use_is_named_with_the_fix(
+    proxy: str, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    with pytest.raises(PolicyNameError) as caught:
+        find_policy("somebody/model")
+    assert proxy.partition(":")[0] in str(caught.value)
+    assert "socks5://" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert hub.asked == []
+
+
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     folder = tmp_path / "here"

@@ -8,6 +8,7 @@ vLLM makes. Merging rounds the sum to the dtype of the base, which in bfloat16 i
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -32,6 +33,7 @@ from trl.trainer.utils import create_model_from_path
 from env_server.errors import SQLEnvError
 from inference.adapters import NamedPolicy, PolicyNameError, find_policy
 from inference.missing import hint
+from inference.weight_files import WeightFileError, check_weights
 
 ADAPTER_NAME = "default"
 """What PEFT and TRL call the adapter that is trained."""
@@ -156,7 +158,14 @@ def _adapted(base: PreTrainedModel, policy: NamedPolicy, *, is_trainable: bool, 
 def _loading(policy: NamedPolicy) -> Iterator[None]:
     """Raise what goes wrong in loading as one line."""
     try:
+        for place in {policy.base, policy.place}:
+            if Path(place.location).is_dir():
+                check_weights(Path(place.location))
         yield
+    except (WeightFileError, pickle.UnpicklingError) as error:
+        text = str(error) if isinstance(error, WeightFileError) else "its weights are no pickle of tensors"
+        adapter = f", an adapter on {policy.base.location!r}," if policy.adapter is not None else ""
+        raise PolicyError(f"the policy {policy.name!r}{adapter} cannot be loaded: {text}") from error
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         text = " ".join(str(error).split())
         if policy.adapter is not None:

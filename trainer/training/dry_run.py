@@ -38,6 +38,7 @@ from inference.engine import EngineError
 from inference.launch.plan import WeightSyncMode
 from inference.vllm.addresses import every_server
 from inference.vllm.api import ReplicaError, VLLMServer
+from inference.weight_files import check_shapes, check_weights
 from inference.weights.device_facts import Sender, WorkerFacts, allocator_settings, ask, facts_here, has_vllm
 from trainer.chat.format import ChatFormat, ChatSettings
 from trainer.chat.prompts import first_message
@@ -49,7 +50,7 @@ from trainer.rollout.environments import open_environments
 from trainer.rollout.examples import Examples
 from trainer.training.arguments import require_questions
 from trainer.training.engines import server_urls
-from trainer.training.memory import GIB, Estimate, estimate, shape_of
+from trainer.training.memory import GIB, Estimate, estimate, shape_of, shapes_of
 from trainer.training.memory_plan import bits_of, device_of, load_of, memory_table, remedy
 from trainer.training.prerequisites import DryRunError, compiler, unprepared
 from trainer.training.questions import QuestionFilter
@@ -196,6 +197,9 @@ class _Run:
             adapter.inference_mode = False
         elif self._model_config.use_peft:
             adapter = get_peft_config(self._model_config)
+        if folder.is_dir():
+            expected = shapes_of(config, trust_remote_code=self._grpo.trust_remote_code)
+            check_shapes(check_weights(folder), expected, str(folder))
         kind = "all weights" if adapter is None else f"LoRA of rank {getattr(adapter, 'r', '?')}"
         bits = bits_of(self._model_config)
         precision = f"{self._model_config.dtype or 'float32'}{f', {bits} bits' if bits else ''}"

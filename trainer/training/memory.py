@@ -169,6 +169,13 @@ def shape_of(config: PretrainedConfig, adapter: PeftConfig | None, *, trust_remo
     )
 
 
+def shapes_of(config: PretrainedConfig, *, trust_remote_code: bool = False) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a model's tensors by their names, without making it. Raises ValueError as `shape_of`."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+
 def estimate(shape: ModelShape, load: Load) -> Estimate:
     """What a run of this load needs on one device, at its longest rows."""
     training = (

@@ -11,12 +11,17 @@ import pytest
 import torch
 from accelerate import Accelerator
 from peft import LoraConfig, PeftModel, get_peft_model
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, Qwen3ForCausalLM
 from trl import ModelConfig, SFTConfig
 
+from inference.launch.plan import LaunchError
+from inference.launch.process import see_model
 from inference.weights.gather import adapter_weights, full_weights
+from sqlenv import cli
+from tests.integration.training import surroundings_in
 from trainer.policy.loading import PolicyError, load_policy, load_to_continue, load_tokenizer, resolve_policy
+from trainer.tiny import BASE_CHECKPOINT
 from trainer.tiny.tokenizer import build_tokenizer
 
 IDS = torch.arange(5, 25)[None]
@@ -140,3 +145,88 @@ def test_what_is_pushed_and_saved_is_the_adapter_that_is_trained_not_the_kl_term
     plain.load_state_dict(merged)
     with torch.no_grad():
         torch.testing.assert_close(plain.eval()(IDS).logits, expected(IDS).logits, rtol=1e-4, atol=1e-4)
+
+
+def _pointer(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(POINTER)
+
+
+def _cut_off(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def _header_cut_off(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:20])
+
+
+def _too_long(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes() + b"0")
+
+
+def _nothing(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"")
+
+
+def _shard_missing(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    shards = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+
+
+def _pickle_pointer(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(POINTER)
+
+
+def _pickle_cut_off(folder: Path) -> None:
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    file = folder / "pytorch_model.bin"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def _other_shape(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"] = weights["model.norm.weight"][:-2].clone()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 123\n"
+BROKEN: dict[str, Callable[[Path], None]] = {
+    "pointer": _pointer,
+    "cut off": _cut_off,
+    "header cut off": _header_cut_off,
+    "too long": _too_long,
+    "empty": _nothing,
+    "shard missing": _shard_missing,
+    "pickle: pointer": _pickle_pointer,
+    "pickle: cut off": _pickle_cut_off,
+    "other shape": _other_shape,
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_weights_that_are_broken_are_one_line_in_every_command_that_loads_them(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And a dry run, which loads none, finds them too."""
+    folder = tmp_path / "policy"
+    shutil.copytree(BASE_CHECKPOINT, folder)
+    BROKEN[kind](folder)
+    with pytest.raises(PolicyError) as caught:
+        load_policy(str(folder))
+    assert "\n" not in str(caught.value)
+    if "cut off" not in kind and "other" not in kind:
+        assert str(folder) in str(caught.value)
+    with surroundings_in(tmp_path):
+        flags = ("--config", "configs/tiny.yaml", "--model_name_or_path", str(folder))
+        assert cli.main(["train", *flags, "--output_dir", str(tmp_path / "run"), "--dry_run"]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert str(folder) in said
+    if kind != "other shape":
+        with pytest.raises(LaunchError) as refused:
+            see_model(str(folder))
+        assert str(folder) in str(refused.value)
