@@ -30,25 +30,27 @@ import apsw
 from env_server.dataset import Row, SQLValue
 from env_server.errors import DataError, SQLError
 from env_server.settings import SandboxSettings
+from env_server.sql.cost import SORTING, STEPS_OF_SORTS, Program, RunLimits
 from env_server.sql.date_functions import refuse_local_time
 from env_server.sql.statements import (
     MAX_ARGUMENTS,
     authorize,
     classify,
-    is_quadratic,
     may_use_local_time,
     statement_body,
 )
 from env_server.sql.vfs import SANDBOX_VFS, VFS_NAME
 
-STEP_INTERVAL = 1_000
-"""Virtual-machine steps between two looks at the budget."""
+GAP_S = 0.5
+"""Processor time between two looks at the budget, at most: a second would break the promise on a slower machine."""
+LIMITS = RunLimits(gap_s=GAP_S, interval=1_000, opcodes=700, pattern_bytes=100)
+"""A statement is first tried under these. No gold query of Spider needs more than 160 opcodes, or patterns of 15."""
+ANALYSED_LIMITS = RunLimits(gap_s=GAP_S, interval=20, opcodes=50_000, pattern_bytes=100)
+"""For one with larger values, or a longer program."""
 CACHE_KIB = 1_024
 """Page cache of one connection; a sort larger than this spills."""
 RESULT_VALUES = 32
 """A result may hold this many times `value_bytes`."""
-QUADRATIC_VALUE_BYTES = 50_000
-"""Largest value in a statement that uses a function of quadratic time, such as instr or replace."""
 MEMORY_RETRIES = 2
 """Times that a statement runs again when the process's heap was full."""
 SPILL_SHARE = 4
@@ -60,10 +62,8 @@ _LIMITS = {
     apsw.SQLITE_LIMIT_EXPR_DEPTH: 500,
     apsw.SQLITE_LIMIT_PARSER_DEPTH: 400,
     apsw.SQLITE_LIMIT_FUNCTION_ARG: MAX_ARGUMENTS,
-    apsw.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 200,
     apsw.SQLITE_LIMIT_TRIGGER_DEPTH: 1,
     apsw.SQLITE_LIMIT_VARIABLE_NUMBER: 10,
-    apsw.SQLITE_LIMIT_VDBE_OP: 200_000,
     apsw.SQLITE_LIMIT_WORKER_THREADS: 0,
 }
 
@@ -98,8 +98,8 @@ class _Meter:
     """The budget of one statement; `tick` is SQLite's progress handler, in the thread that made the meter."""
 
     def __init__(self, settings: SandboxSettings) -> None:
-        self.interval = min(STEP_INTERVAL, settings.vm_steps)
         self._limit = settings.vm_steps
+        self._interval = 0
         self._spent = 0
         self._deadline_s = settings.deadline_s
         self._due = time.thread_time() + settings.deadline_s
@@ -109,17 +109,45 @@ class _Meter:
         self.out_of_steps = False
         self.interrupted = False
 
+    def attach(self, connection: apsw.Connection, interval: int) -> None:
+        """Look at the budget every so many steps of the connection from now on."""
+        self._interval = min(interval, self._limit)
+        connection.set_progress_handler(self.tick, self._interval)
+        connection.trace_v2(apsw.SQLITE_TRACE_PROFILE, self._record)
+
+    def limit(self, steps: int) -> None:
+        """Allow no more than so many steps."""
+        self._limit = min(self._limit, steps)
+
+    def spent(self) -> tuple[int, int]:
+        """Return what has been spent so far, for `restore`."""
+        return self._spent, self.steps
+
+    def restore(self, spent: tuple[int, int]) -> None:
+        """Forget the steps since `spent`, though not the time: what took them is tried again."""
+        self._spent, self.steps = spent
+
     def tick(self) -> bool:
         """Return whether to stop; `exceeded` then says why."""
-        self._spent += self.interval
+        self._spent += self._interval
         if self._spent > self._limit:
             self.exceeded = f"the query needs more than {self._limit} steps"
             self.out_of_steps = True
         elif self._is_due():
-            self.exceeded = f"the query takes longer than {self._deadline_s:g} s"
+            self.exceeded = self.late
         elif self.interrupted:
             self.exceeded = "the query was interrupted"
         return bool(self.exceeded)
+
+    @property
+    def late(self) -> str:
+        """What is said of a statement that is not done by the deadline."""
+        return f"the query takes longer than {self._deadline_s:g} s"
+
+    def check_deadline(self) -> None:
+        """Raise SQLError where the deadline has passed: no look may have come after the last step."""
+        if self._is_due():
+            raise SQLError("budget", self.late, deterministic=False)
 
     def _is_due(self) -> bool:
         """Whether the thread has used the time; it is asked for only when that may be, since asking is slow."""
@@ -130,11 +158,20 @@ class _Meter:
         self._look_at = now + left
         return left < 0
 
-    def record(self, event: dict[str, object]) -> None:
+    def _record(self, event: dict[str, object]) -> None:
         """Add the steps of a finished statement, a virtual table's own ones included; SQLite's profile trace."""
         status = event["stmt_status"]
         if isinstance(status, dict):
             self.steps += status["SQLITE_STMTSTATUS_VM_STEP"]
+
+
+def _without_samples(_action: int, first: str | None, *_: str | None) -> int:
+    """Hide ANALYZE's samples of values: comparing with them calls constant functions before a step is counted."""
+    return apsw.SQLITE_IGNORE if (first or "").lower() == "sqlite_stat4" else apsw.SQLITE_OK
+
+
+class _TooLargeError(Exception):
+    """The statement's program has more opcodes than the limits allow."""
 
 
 class Sandbox:
@@ -149,15 +186,23 @@ class Sandbox:
         settings: SandboxSettings,
         *,
         functions: Collection[str] | None = None,
+        limits: RunLimits = LIMITS,
     ) -> None:
-        """`functions`: the only ones that may be called, in lower case; None: all but those that nobody may."""
+        """`functions`: the only ones that may be called, in lower case; None: all but those that nobody may.
+
+        `limits`: what a statement is first tried under.
+        """
         self._database = database
         self._functions = functions
         self._settings = settings
+        self._limits = limits
         self._refusal = ""
-        self._value_limit = settings.value_bytes
+        self._called: set[str] = set()
+        """Functions of the statement that is being prepared, in lower case."""
         self._encoding = "utf-8"
         self._own_tables: frozenset[str] = frozenset()
+        self.has_collations = False
+        """Whether the schema names a collation: comparing texts then takes ten times as long."""
         self._has_virtual_tables = False
         self._has_dated_views = False
         self._refuses_local_time = False
@@ -211,13 +256,14 @@ class Sandbox:
         connection = self._connected()
         self._refuses_local_time = self._has_dated_views or may_use_local_time(body)
         if self._refuses_local_time:
+            connection.limit(apsw.SQLITE_LIMIT_LENGTH, self._settings.value_bytes)
             refuse_local_time(connection, self._encoding)
         meter = _Meter(self._settings)
         with self._metered(connection, meter):
             try:
-                columns, rows = self._fetch(connection, body, max_rows + 1)
+                columns, rows = self._fetch(connection, body, max_rows + 1, meter)
             except UnicodeDecodeError:
-                columns, rows = self._fetch_undecodable(connection, body, max_rows + 1)
+                columns, rows = self._fetch_undecodable(connection, body, max_rows + 1, meter)
         row_count: int | None = len(rows)
         if len(rows) > max_rows:
             row_count = self._count(connection, body, meter)
@@ -227,7 +273,7 @@ class Sandbox:
         """Count the statement's rows with what is left of the budget; None where that cannot be done."""
         try:
             with self._metered(connection, meter):
-                _, rows = self._fetch(connection, f"SELECT COUNT(*) FROM (\n{body}\n)", 1)
+                _, rows = self._fetch(connection, f"SELECT COUNT(*) FROM (\n{body}\n)", 1, meter)
         except SQLError as error:
             if not error.deterministic:
                 raise
@@ -235,18 +281,51 @@ class Sandbox:
         count = rows[0][0]
         return count if isinstance(count, int) else None
 
-    def _fetch(self, connection: apsw.Connection, sql: str, limit: int) -> tuple[tuple[str, ...], list[Row]]:
+    def _fetch(
+        self, connection: apsw.Connection, sql: str, limit: int, meter: _Meter
+    ) -> tuple[tuple[str, ...], list[Row]]:
         """Return the column names and at most `limit` rows, bytes bounded. A limit of 0 runs nothing."""
-        columns: tuple[str, ...] = ()
+        spent = meter.spent()
+        try:
+            return self._run(connection, sql, limit, meter, self._limits)
+        except (_TooLargeError, apsw.TooBigError):
+            if not self._limits.analysed:
+                raise SQLError("size", "the statement is too large for these limits") from None
+        meter.restore(spent)
+        connection.limit(apsw.SQLITE_LIMIT_VDBE_OP, ANALYSED_LIMITS.opcodes)
+        program = Program(connection.execute(f"EXPLAIN {sql}"))
+        value_bytes = program.value_bytes(ANALYSED_LIMITS, self._settings.value_bytes)
+        meter.restore(spent)
+        return self._run(connection, sql, limit, meter, ANALYSED_LIMITS, value_bytes)
+
+    def _run(
+        self,
+        connection: apsw.Connection,
+        sql: str,
+        limit: int,
+        meter: _Meter,
+        limits: RunLimits,
+        value_bytes: int | None = None,
+    ) -> tuple[tuple[str, ...], list[Row]]:
+        """Fetch under some limits. Raises _TooLargeError where the program has too many opcodes for them."""
+        columns: tuple[str, ...] | None = None
 
         def inspect(cursor: apsw.Cursor, _sql: str, _bindings: object) -> bool:
             nonlocal columns
             if cursor.is_explain or not cursor.is_readonly:
                 raise SQLError("denied", "only SELECT queries are allowed")
             columns = tuple(name for name, _ in cursor.get_description())
-            connection.limit(apsw.SQLITE_LIMIT_LENGTH, min(self._value_limit, self._settings.value_bytes))
+            largest = limits.value_bytes(self._called) if value_bytes is None else value_bytes
+            connection.limit(apsw.SQLITE_LIMIT_LENGTH, min(largest, self._settings.value_bytes))
+            if not SORTING.isdisjoint(self._called):
+                meter.limit(STEPS_OF_SORTS)
             return limit > 0
 
+        self._called.clear()
+        connection.limit(apsw.SQLITE_LIMIT_LENGTH, self._settings.value_bytes)
+        connection.limit(apsw.SQLITE_LIMIT_VDBE_OP, limits.opcodes)
+        connection.limit(apsw.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, limits.pattern_bytes)
+        meter.attach(connection, limits.interval)
         cursor = connection.cursor()
         cursor.exec_trace = inspect
         rows: list[Row] = []
@@ -260,10 +339,14 @@ class Sandbox:
                 if len(rows) == limit:
                     break
         except apsw.ExecTraceAbort:
-            return columns, []
+            return columns or (), []
+        except apsw.NoMemError:
+            if columns is None and limits is self._limits:
+                raise _TooLargeError from None
+            raise
         finally:
             cursor.close(True)
-        return columns, rows
+        return columns or (), rows
 
     def _row_bytes(self, row: Row) -> int:
         size = 0
@@ -275,13 +358,14 @@ class Sandbox:
         return size
 
     def _fetch_undecodable(
-        self, connection: apsw.Connection, body: str, limit: int
+        self, connection: apsw.Connection, body: str, limit: int, meter: _Meter
     ) -> tuple[tuple[str, ...], list[Row]]:
         """Fetch text that is not valid Unicode: as bytes, then decoded with replacement characters."""
-        columns, _ = self._fetch(connection, body, 0)
+        columns, _ = self._fetch(connection, body, 0, meter)
         names = [f"c{i}" for i in range(len(columns))]
         cells = ", ".join(f"typeof({n}), iif(typeof({n}) = 'text', CAST({n} AS BLOB), {n})" for n in names)
-        _, raw = self._fetch(connection, f"WITH r({', '.join(names)}) AS (\n{body}\n) SELECT {cells} FROM r", limit)
+        wrapped = f"WITH r({', '.join(names)}) AS (\n{body}\n) SELECT {cells} FROM r"
+        _, raw = self._fetch(connection, wrapped, limit, meter)
         return columns, [self._decoded(row) for row in raw]
 
     def _decoded(self, row: Row) -> Row:
@@ -297,14 +381,11 @@ class Sandbox:
     def _metered(self, connection: apsw.Connection, meter: _Meter) -> Iterator[None]:
         """Count what runs inside against the meter, allow it temporary space, and type its errors."""
         self._refusal = ""
-        self._value_limit = self._settings.value_bytes
         self._meter = meter
-        connection.limit(apsw.SQLITE_LIMIT_LENGTH, self._value_limit)
-        connection.set_progress_handler(meter.tick, meter.interval)
-        connection.trace_v2(apsw.SQLITE_TRACE_PROFILE, meter.record)
         try:
             with SANDBOX_VFS.spill_allowance(self._settings.heap_bytes // SPILL_SHARE):
                 yield
+            meter.check_deadline()
         except apsw.NoMemError as error:
             raise MemoryError from error
         except apsw.Error as error:
@@ -327,15 +408,12 @@ class Sandbox:
     def _authorizer(
         self, action: int, first: str | None, second: str | None, _database: str | None, _trigger: str | None
     ) -> int:
-        if action == apsw.SQLITE_FUNCTION and second is not None and is_quadratic(second):
-            self._value_limit = QUADRATIC_VALUE_BYTES
         reason = authorize(action, first, second, self._own_tables)
-        if (
-            self._functions is not None
-            and action == apsw.SQLITE_FUNCTION
-            and (second or "").lower() not in self._functions
-        ):
-            reason = reason or f"function {second} is not allowed here"
+        if action == apsw.SQLITE_FUNCTION:
+            name = (second or "").lower()
+            self._called.add(name)
+            if self._functions is not None and name not in self._functions:
+                reason = reason or f"function {second} is not allowed here"
         if not reason:
             return apsw.SQLITE_OK
         self._refusal = self._refusal or reason
@@ -377,11 +455,14 @@ class Sandbox:
             (apsw.SQLITE_DBCONFIG_ENABLE_ATTACH_WRITE, 0),
         ):
             connection.config(option, value)
+        connection.authorizer = _without_samples
         for pragma in ("query_only = 1", f"cache_size = -{CACHE_KIB}", "mmap_size = 0", "temp_store = FILE"):
             connection.execute(f"PRAGMA {pragma}").fetchall()
         self._encoding = str(connection.pragma("encoding"))
         is_virtual = "lower(substr(sql, 1, 14)) = 'create virtual'"
         tables = connection.execute(f"SELECT name, {is_virtual} FROM sqlite_master WHERE type = 'table'").fetchall()
+        collated = "SELECT count(*) FROM sqlite_master WHERE instr(lower(sql), 'collate')"
+        self.has_collations = connection.execute(collated).get > 0
         self._own_tables = frozenset(str(name).lower() for name, _ in tables)
         virtual = [str(name) for name, is_virtual in tables if is_virtual]
         self._has_virtual_tables = bool(virtual)

@@ -37,9 +37,6 @@ _REFUSED_VERBS = frozenset(
         *("insert", "reindex", "release", "replace", "rollback", "savepoint", "update", "vacuum"),
     )
 )
-# One call is one step however long it takes, and its time grows with the product of its arguments' lengths.
-_QUADRATIC_FUNCTIONS = frozenset(("instr", "replace", "trim", "ltrim", "rtrim", "unhex"))
-_QUADRATIC_PREFIX = "geopoly_"
 FIRST_MODIFIER = {"date": 1, "time": 1, "datetime": 1, "julianday": 1, "unixepoch": 1, "strftime": 2}
 """The date functions that take modifiers, and how many arguments come before them."""
 LOCAL_TIME = frozenset(("localtime", "utc"))
@@ -180,12 +177,6 @@ def authorize(action: int, first: str | None, second: str | None, own_tables: Co
     if action == apsw.SQLITE_PRAGMA:
         return "" if (first or "").lower() in READ_PRAGMAS else f"PRAGMA {first} is not allowed"
     return "only SELECT queries are allowed"
-
-
-def is_quadratic(function: str) -> bool:
-    """Return whether a function may take time that grows with the square of its arguments' length."""
-    name = function.lower()
-    return name in _QUADRATIC_FUNCTIONS or name.startswith(_QUADRATIC_PREFIX)
 
 
 _SIZE_WORDS = ("too large", "too big", "too many", "too complex", "too long", "too deep", "at most", "Recursion limit")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import signal
 import sys
 from asyncio.subprocess import PIPE
 from collections.abc import Callable
@@ -74,6 +75,11 @@ class ChildProcess(asyncio.SubprocessProtocol):
     def alive(self) -> bool:
         """Whether it is worth asking; it may be lost all the same."""
         return not self._at_end and not self._exited
+
+    @property
+    def overran(self) -> bool:
+        """Whether it ended because a statement had used too much processor time; known after `end`."""
+        return self._transport.get_returncode() == -signal.SIGPROF
 
     def ask(self, job: Job, tell: Callable[[Answer | ChildLostError], None]) -> None:
         """Send a job to a child that is alive. `tell` is called once, with the answer or when the child is lost."""

@@ -13,7 +13,8 @@ Promises:
 - A job that is there already is not run twice: who asks for the same waits for the one answer, as the sessions of a
   group do, which ask the same at the same moment.
 - When nobody awaits a job any more, the statement is stopped at once and its process takes the next job.
-  A process that does not react, or that takes `CROWDED` times the deadline by the clock, is killed and replaced.
+  A process that does not react, that uses a second of processor time more than the deadline, or that takes `CROWDED`
+  times the deadline by the clock, is killed and replaced.
 - A job whose process is lost runs again, once. Then it fails with an SQLError that is not deterministic.
 - `aclose` fails what waits or runs with PoolClosedError and leaves no process behind. Should the server die instead,
   its processes end as well.

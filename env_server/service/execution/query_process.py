@@ -4,6 +4,8 @@ Promises:
 - Each job is answered once, in the order sent, as `DatabasePool` and `SQLJudge` answer it. On trial, a job that the
   bounds stop is answered by None instead: it has to be run with more.
 - CANCEL stops the running statement at once, and no other one.
+- A statement on a question's database that uses OVERRUN_S more processor time than its deadline ends the process, by
+  SIGPROF: of what runs in one step of SQLite, nothing else can.
 - The process ends when the server closes the pipe or dies, in the middle of a statement too.
 
 Server and child speak in length-prefixed pickles over the child's standard input and output, a pipe that nobody else
@@ -18,6 +20,7 @@ import signal
 import struct
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -43,6 +46,8 @@ READY = "ready"
 CANCEL = "cancel"
 """From the server: the job that was sent last is not wanted any more."""
 
+OVERRUN_S = 1.0
+"""Processor time beyond its deadline after which a statement is killed, with its process."""
 _INTERRUPT_INTERVAL_S = 0.005
 _BOUNDED = frozenset(("budget", "size"))
 """Errors that the bounds of a trial may have caused."""
@@ -92,17 +97,21 @@ class Answer(NamedTuple):
 class _Databases:
     """The databases, with the statement that runs in reach of `interrupt`."""
 
-    def __init__(self, setup: ProcessSetup) -> None:
+    def __init__(self, setup: ProcessSetup, limit_cpu: Callable[[float], None]) -> None:
         self._pool = DatabasePool(setup.databases, setup.sandbox, MAX_IDLE)
+        self._limit_cpu = limit_cpu
+        self._most_s = setup.sandbox.deadline_s + OVERRUN_S
         self._running: Sandbox | None = None
 
     def query(self, db_id: str, sql: str, max_rows: int) -> QueryResult:
         """Run one statement. Raises SQLError, DataError."""
         with self._pool.lease(db_id) as sandbox:
             self._running = sandbox
+            self._limit_cpu(self._most_s)
             try:
                 return sandbox.query(sql, max_rows)
             finally:
+                self._limit_cpu(0)
                 self._running = None
 
     def schema(self, db_id: str) -> Schema:
@@ -117,11 +126,14 @@ class _Databases:
 
 
 class JobRunner:
-    """Runs jobs, on one thread."""
+    """Runs jobs, on one thread.
 
-    def __init__(self, setup: ProcessSetup) -> None:
+    `limit_cpu` is called before each statement with the processor seconds that it may take, and afterwards with 0.
+    """
+
+    def __init__(self, setup: ProcessSetup, limit_cpu: Callable[[float], None] | None = None) -> None:
         self._setup = setup
-        self._databases = _Databases(setup)
+        self._databases = _Databases(setup, limit_cpu or (lambda _: None))
         self._judge = None if setup.judging is None else self._make_judge(setup.judging)
 
     def run(self, job: Job) -> Reply:
@@ -181,18 +193,24 @@ def frame(message: object) -> bytes:
     return HEADER.pack(len(body)) + body
 
 
+def limit_cpu(seconds: float) -> None:
+    """Let the process end, by SIGPROF, once it has used so much more processor time; 0: let it go on."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
 def main() -> None:
     """Serve the server at the other end of standard input and output. Never returns."""
     # A signal to the whole process group is the server's to handle; it closes the pipe when it is done.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
     requests = os.fdopen(0, "rb")
     replies = os.fdopen(os.dup(1), "wb")
     # Nothing that prints may get between the messages.
     os.dup2(2, 1)
     setup = _receive(requests)
     limit_memory(setup.sandbox)
-    runner = JobRunner(setup)
+    runner = JobRunner(setup, limit_cpu)
     jobs: SimpleQueue[Job] = SimpleQueue()
     idle = threading.Event()
     idle.set()

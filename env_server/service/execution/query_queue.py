@@ -17,10 +17,8 @@ from env_server.errors import SQLEnvError
 from env_server.jobs import Job
 from env_server.service.execution.child import ChildLostError, ChildProcess
 from env_server.service.execution.cpu_budget import CpuBudget
-from env_server.service.execution.query_process import Answer, Failure, ProcessSetup, Reply
+from env_server.service.execution.query_process import OVERRUN_S, Answer, Failure, ProcessSetup, Reply
 
-OVERRUN_S = 1.0
-"""A process gets this long beyond the queue's patience, and to stop a job that is not wanted any more."""
 HANDICAP_S = 0.25
 TRIES = 2
 
@@ -165,6 +163,7 @@ class _Runner:
             self._replace("it was lost while it was idle")
             return
         self._began = _now()
+        # A process also gets the overrun beyond the queue's patience, and to stop a job that is not wanted any more.
         self._limit(self._queue.patience_s + OVERRUN_S)
         self.child.ask(entry.job, self._on_answer)
 
@@ -210,14 +209,14 @@ class _Runner:
         assert self.entry is not None
         assert self.child is not None
         self.entry.cpu_budget.charge(_now() - self._began)
-        self._finish(self._overrun())
+        self._finish(self._overrun(self._queue.patience_s))
         self.child.kill()
         self._replace(f"it did not answer within {self._queue.patience_s + OVERRUN_S:g} s, or did not stop")
 
-    def _overrun(self) -> Failure | None:
+    def _overrun(self, allowed_s: float) -> Failure | None:
         if self._queue.setup.trial:
             return None
-        message = f"the query takes longer than {self._queue.patience_s:g} s"
+        message = f"the query takes longer than {allowed_s:g} s"
         return Failure("budget", message, deterministic=False)
 
     def _finish(self, outcome: Result) -> None:
@@ -239,9 +238,12 @@ class _Runner:
     async def _replaced(self, reason: str) -> None:
         try:
             if self.child is not None:
-                pid = self.child.pid
+                child, pid = self.child, self.child.pid
                 await self._end()
                 self._queue.restarts += 1
+                if child.overran:
+                    self._charge_overrun()
+                    reason = "a query used too much processor time"
                 logger.warning("process %d of the %s queue is replaced: %s", pid, self._queue.name, reason)
             self._give_up_in_time()
             while self.child is None:
@@ -261,6 +263,13 @@ class _Runner:
             self._go_on()
         else:
             self.take(self.entry)
+
+    def _charge_overrun(self) -> None:
+        """Be done with a job whose statement was killed: it would be so again."""
+        if self.entry is not None:
+            deadline_s = self._queue.setup.sandbox.deadline_s
+            self.entry.cpu_budget.charge(deadline_s + OVERRUN_S)
+            self._finish(self._overrun(deadline_s))
 
     def _give_up_in_time(self) -> None:
         """Be done with a job that nobody wants any more, or that has lost too many processes."""

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from env_server.errors import SQLError
-from env_server.sql.statements import MAX_MESSAGE_CHARS, authorize, classify, is_quadratic, statement_body
+from env_server.sql.statements import MAX_MESSAGE_CHARS, authorize, classify, statement_body
 
 LIMIT = 20_000
 
@@ -150,12 +150,6 @@ def test_a_message_is_one_bounded_line() -> None:
     message = classify(apsw.SQLError("near\n  \tx" + "y" * 1_000)).message
     assert message.startswith("near x")
     assert len(message) == MAX_MESSAGE_CHARS
-
-
-def test_quadratic_functions_are_known_in_any_case() -> None:
-    assert is_quadratic("INSTR")
-    assert is_quadratic("geopoly_overlap")
-    assert not is_quadratic("count")
 
 
 @pytest.mark.parametrize("name", ["date", '"date"', "[strftime]", "`datetime`", "'time'", "JulianDay"])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import sqlite3
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import HealthCheck, given, settings
 
 from env_server.dataset import Dataset
 from env_server.errors import DataError, SQLError
@@ -18,7 +21,9 @@ from env_server.outcomes import ActionOutcome, query_outcome
 from env_server.service.execution import databases as service_databases
 from env_server.service.execution.cpu_budget import FREE_S, CpuBudget
 from env_server.service.execution.databases import (
+    TRIAL_COUNT_BYTES,
     TRIAL_DATABASE_BYTES,
+    TRIAL_FUNCTIONS,
     OutcomeCache,
     RunInPool,
     ServiceDatabases,
@@ -27,6 +32,7 @@ from env_server.service.execution.databases import (
 from env_server.settings import EnvSettings, SandboxSettings
 from env_server.sql.pool import DatabasePool
 from env_server.sql.sandbox import QueryResult, Sandbox
+from tests.env_server.sql.hostile_statements import SCRIPT, build, small_statements, statements
 
 AT_ONCE = [
     "SELECT COUNT(*) FROM pets WHERE species = 'cat'",
@@ -49,7 +55,8 @@ WITH_A_LANE = [
     "SELECT COUNT(*) FROM pets NATURAL JOIN owners",
     "SELECT 'a' || name FROM pets",
     f"SELECT 1 WHERE 'x' IN ({', '.join(repr(str(n)) for n in range(300))})",
-    "SELECT name FROM pets WHERE name LIKE '%a%b%c%d%e%f%'",
+    "SELECT name FROM pets WHERE name LIKE '%a%b%c%d%e%f%g%h%i%j%k%l%m%n%o%'",
+    "SELECT name FROM pets ORDER BY name COLLATE NOCASE",
     "WITH RECURSIVE r(x) AS (SELECT 1 UNION ALL SELECT x FROM r) SELECT x FROM r WHERE x > 1",
 ]
 
@@ -255,3 +262,67 @@ def test_one_more_row_is_another_question(jobs: SessionJobs) -> None:
         assert isinstance(done.outcome, ActionOutcome)
         assert done.outcome.rows is not None
         assert len(done.outcome.rows.rows) == rows
+
+
+# --- how long the event loop is held -------------------------------------------------------------------------
+
+
+LOOP_S = 0.010
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("hostile") / "t.db", SCRIPT.replace("COLLATE NOCASE", ""))
+
+
+def held_s(path: Path, sql: str) -> float:
+    """Processor time of trying a statement: the least of three, since a busy machine's caches are cold."""
+    least = float("inf")
+    for _ in range(3):
+        databases = ServiceDatabases({"t": path}, EnvSettings())
+        databases.attempt(QueryJob("t", "SELECT 1", 20))
+        gc.disable()
+        began = time.thread_time()
+        try:
+            result = databases.attempt(QueryJob("t", sql, 20))
+            if result is not None:
+                databases.outcome(QueryJob("t", sql, 20), result)
+            least = min(least, time.thread_time() - began)
+        finally:
+            gc.enable()
+            databases.close()
+        if least < LOOP_S:
+            break
+    return least
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(small_statements(TRIAL_FUNCTIONS) | small_statements(TRIAL_FUNCTIONS) | statements())
+def test_the_event_loop_is_held_less_than_ten_milliseconds(hostile: Path, sql: str) -> None:
+    assert held_s(hostile, sql) < LOOP_S
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        f"SELECT count(*) FROM t WHERE large LIKE '%{'0_' * 40}1'",
+        f"SELECT count(*) FROM t WHERE medium LIKE '%{'a_' * 13}1' OR medium LIKE '%{'b_' * 13}1'",
+        "SELECT count(*) FROM t WHERE large LIKE '%0_0_..1' ESCAPE '!'",
+        f"SELECT count(*) FROM t l, t r WHERE l.medium LIKE '%{'ab' * 14}1'",
+        "SELECT " + ", ".join(["(SELECT count(*) FROM t)"] * 30),
+        "SELECT 1 FROM " + ", ".join(["t"] * 60),
+        "SELECT 1 FROM t a0 " + " ".join(f"JOIN t a{i} USING (a, small)" for i in range(25)),
+        "SELECT 1 FROM t ORDER BY substr(small, 1, a) || small",
+    ],
+)
+def test_what_is_dear_does_not_hold_the_event_loop(hostile: Path, sql: str) -> None:
+    assert held_s(hostile, sql) < LOOP_S
+
+
+def test_a_count_of_a_large_table_is_not_tried(tmp_path: Path) -> None:
+    path = build(tmp_path / "t.db", SCRIPT.replace("COLLATE NOCASE", "").replace("LIMIT 300", "LIMIT 2000"))
+    assert path.stat().st_size > TRIAL_COUNT_BYTES
+    databases = ServiceDatabases({"t": path}, EnvSettings())
+    assert databases.attempt(QueryJob("t", "SELECT small FROM t WHERE a = 7", 20)) is not None
+    assert databases.attempt(QueryJob("t", "SELECT count(*) FROM t", 20)) is None
+    databases.close()

@@ -304,6 +304,26 @@ async def test_a_process_that_overruns_is_replaced_and_its_job_fails_or_moves_on
         await until(lambda: [stats.restarts for stats in both.stats.values()] == [1, 1])
 
 
+async def test_a_query_killed_for_its_processor_time_is_not_run_again(
+    databases: dict[str, Path], tmp_path: Path
+) -> None:
+    """A query that is on trial moves on to the slow queue, where it fails."""
+    async with QueryPool(databases, SETTINGS, AnswerMode.VALUE, tmp_path) as both:
+        cpu_budget = CpuBudget(clock=lambda: 0.0)
+        for pid in (both.stats["medium"].pids[0], both.stats["slow"].pids[0]):
+            os.kill(pid, signal.SIGSTOP)
+        task = asyncio.create_task(both.run(QueryJob("pets", "SELECT 1", 5), cpu_budget))
+        for name in ("medium", "slow"):
+            await until(lambda name=name: both.stats[name].running == 1)  # type: ignore[misc]
+            os.kill(both.stats[name].pids[0], signal.SIGPROF)
+            os.kill(both.stats[name].pids[0], signal.SIGCONT)
+        with pytest.raises(SQLError) as caught:
+            await task
+        assert (caught.value.kind, caught.value.deterministic) == ("budget", False)
+        assert cpu_budget.left_s == LEAST_S
+        await until(lambda: [stats.restarts for stats in both.stats.values()] == [1, 1])
+
+
 # --- lost processes ------------------------------------------------------------------------------------------
 
 

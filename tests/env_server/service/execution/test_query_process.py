@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -205,3 +206,22 @@ lane_process.JobRunner = Runner
         assert isinstance(child.receive(), QueryResult)
         assert child.end() == 0
     assert capfd.readouterr().err == "printed\n"
+
+
+def test_a_process_that_uses_more_processor_time_than_it_may_is_killed() -> None:
+    program = (
+        "from env_server.service.execution.query_process import limit_cpu\n"
+        "limit_cpu(60); limit_cpu(0); limit_cpu(0.05)\n"
+        "while True: pass"
+    )
+    done = subprocess.run([sys.executable, "-c", program], timeout=60)
+    assert done.returncode == -signal.SIGPROF
+
+
+def test_each_statement_may_take_a_second_more_than_its_deadline(pets: Dataset) -> None:
+    limits: list[float] = []
+    runner = JobRunner(setup(pets, SandboxSettings(deadline_s=2.5)), limits.append)
+    runner.run(query("SELECT 1"))
+    runner.run(query("SELECT nobody"))
+    runner.run(JudgeJob(pets.question("cats"), "SELECT 2"))
+    assert limits == [3.5, 0] * 3
