@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,11 +13,12 @@ import yaml
 
 from benchmarks.server_process import ROOT
 from tests.docker.compose import CPU, GPU, compose, resolved
+from trainer.viewer.view import build_parser
 
 pytestmark = pytest.mark.skipif(compose() is None, reason="Docker Compose is not installed")
 
-SERVICES = {"env", "env-public", "inference", "inference-public", "model", "trainer", "trainer-remote"}
-ALWAYS = {"env", "inference", "model", "trainer"}
+SERVICES = {"env", "env-public", "inference", "inference-public", "model", "trainer", "trainer-remote", "view"}
+ALWAYS = {"env", "inference", "model", "trainer", "view"}
 
 
 def gpus(service: dict[str, Any]) -> list[str]:
@@ -93,7 +96,7 @@ def test_an_adapter_is_sent_as_one() -> None:
 def test_nothing_is_published_but_on_loopback(files: tuple[str, ...]) -> None:
     services = resolved(files)
     published = {name: service["ports"] for name, service in services.items() if service.get("ports")}
-    assert set(published) == {"env-public", "inference-public"}
+    assert set(published) == {"env-public", "inference-public", "view"}
     for ports in published.values():
         assert [_host(port) for port in ports] == ["127.0.0.1"]
 
@@ -103,6 +106,34 @@ def test_only_the_environment_can_be_published_to_others(files: tuple[str, ...])
     services = resolved(files, ENV_BIND="0.0.0.0", INFERENCE_BIND="0.0.0.0", BIND="0.0.0.0")
     assert [_host(port) for port in services["env-public"]["ports"]] == ["0.0.0.0"]
     assert [_host(port) for port in services["inference-public"]["ports"]] == ["127.0.0.1"]
+    assert [_host(port) for port in services["view"]["ports"]] == ["127.0.0.1"]
+
+
+@pytest.mark.parametrize("files", [GPU, CPU])
+@pytest.mark.parametrize("name", ["trainer", "trainer-remote"])
+def test_a_second_up_leaves_a_finished_run_alone_and_goes_on_with_another(
+    files: tuple[str, ...], name: str, tmp_path: Path
+) -> None:
+    """What the script does with each kind of run: `tests/docker/test_train_script.py`."""
+    service = resolved(files, RUN="mine", TRAINER_LAUNCH="torchrun --nproc-per-node 2 -m sqlenv")[name]
+    entry = service["entrypoint"]
+    shell, script, folder, *launch = shlex.split(entry) if isinstance(entry, str) else entry
+    assert (shell, folder, launch[0]) == ("sh", "/runs/mine", "torchrun")
+    assert "--output_dir" not in words(service), "the script adds it"
+    mounts = [m if isinstance(m, str) else f"{m['source']}:{m['target']}" for m in service["volumes"]]
+    (source,) = (mount.split(":")[0] for mount in mounts if mount.split(":")[1] == script)
+    (tmp_path / "report.html").touch()
+    done = subprocess.run(["sh", ROOT / source, tmp_path, "false"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.count("\n")) == (0, 1)
+
+
+def test_the_runs_are_shown_and_not_written() -> None:
+    view, trainer = resolved(CPU)["view"], resolved(CPU)["trainer"]
+    assert view["image"] == trainer["image"]
+    args = build_parser().parse_args(words(view)[1:])
+    assert (words(view)[0], args.paths, args.host, args.port) == ("view", [Path("/runs")], "0.0.0.0", 8060)
+    (mount,) = (each for each in view["volumes"] if "/runs" in str(each))
+    assert mount.endswith(":ro") if isinstance(mount, str) else mount["read_only"]
 
 
 def _host(port: str | dict[str, Any]) -> str:

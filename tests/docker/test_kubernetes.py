@@ -275,10 +275,9 @@ def test_the_policy_server_starts_as_it_is_told(overlay: str) -> None:
     program, *flags = command(objects, container)
     assert program == "inference"
     settings, _ = read_arguments(flags)
-    on_gpu = "resources" in container
-    assert on_gpu == (overlay != "cpu")
-    if on_gpu:
-        assert container["resources"]["limits"] == {"nvidia.com/gpu": "1"}
+    limits = container["resources"].get("limits", {})
+    assert limits == ({} if overlay == "cpu" else {"nvidia.com/gpu": "1"})
+    if limits:
         return  # `tests/docs/test_recipes.py` plans it, and the run that uses it
     (replica,) = plan(settings, see_model(settings.model), Machine("python", (), Device.CPU, cores=2))
     assert replica.arguments[replica.arguments.index("--port") + 1] == str(container["ports"][0]["containerPort"])
@@ -312,6 +311,12 @@ def test_the_trainer_and_the_servers_agree(overlay: str) -> None:
     assert config.get("use_peft", False) == (inference.weight_sync == "lora")
     saves = variables(objects, container)["TRAIN_FLAGS"] + str(config["save_strategy"])
     assert "steps" in saves, "a lost node costs at most the steps since the last checkpoint"
+
+
+def test_no_pod_is_the_first_to_be_evicted(objects: tuple[Object, ...]) -> None:
+    """Kubernetes evicts pods without requests of their own before all others."""
+    for _, container in containers(objects):
+        assert {"cpu", "memory"} <= set(container["resources"]["requests"]), container["name"]
 
 
 def test_the_metric_of_the_autoscaler_is_one_of_the_servers(with_components: tuple[Object, ...]) -> None:
@@ -416,18 +421,25 @@ NAMES_AND_WEB = {(pod, "internet", port) for pod in ("inference", "trainer") for
 SERVERS = {("trainer", "env", 8000), ("trainer", "inference", 8000)}
 
 
-@pytest.mark.parametrize("overlay", ["cpu", "gpu"])
-def test_only_the_trainer_reaches_the_servers(overlay: str) -> None:
-    assert edges(manifests(overlay)) == SERVERS | NAMES_AND_WEB
+NCCL = {
+    (source, target, port)
+    for source, target in product(("trainer", "inference"), repeat=2)
+    for port in (53, 80, 443, 8000, 29500, 40000)
+}
+"""The trainer's ranks and vLLM, whose ports NCCL chooses."""
 
 
-def test_ranks_reach_each_other_on_every_port() -> None:
-    ranks = {("trainer", "trainer", port) for port in (53, 80, 443, 8000, 29500, 40000)}
-    assert edges(manifests("multi-node")) == SERVERS | NAMES_AND_WEB | ranks
+def test_only_the_trainer_reaches_the_servers() -> None:
+    assert edges(manifests("cpu")) == SERVERS | NAMES_AND_WEB
+
+
+@pytest.mark.parametrize("overlay", ["gpu", "multi-node"])
+def test_the_trainer_and_vllm_form_an_nccl_group(overlay: str) -> None:
+    assert edges(manifests(overlay)) == SERVERS | NAMES_AND_WEB | NCCL
 
 
 def test_who_scrapes_reaches_the_environment_servers_alone(with_components: tuple[Object, ...]) -> None:
-    assert edges(with_components) == SERVERS | NAMES_AND_WEB | {("monitoring", "env", 8000)}
+    assert edges(with_components) == SERVERS | NAMES_AND_WEB | NCCL | {("monitoring", "env", 8000)}
 
 
 def test_the_ranks_of_several_nodes_meet() -> None:

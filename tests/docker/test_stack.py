@@ -116,7 +116,7 @@ def test_every_service_stops_when_it_is_told_to(stack: Stack) -> None:
     done = len(stack.steps("fourth"))
     stack.until(lambda: len(stack.steps("fourth")) > done + 1, "the steps after that")
     docker("stop", trainer)
-    assert state(trainer)["ExitCode"] == 0
+    assert state(trainer)["ExitCode"] == 75, "stopped in the middle"
     assert list((stack.runs / "fourth").glob("checkpoint-*"))
     assert "--resume_from_checkpoint" in docker("logs", trainer)
     docker("stop", inference)
@@ -124,12 +124,15 @@ def test_every_service_stops_when_it_is_told_to(stack: Stack) -> None:
 
 
 def test_a_stopped_run_goes_on(stack: Stack) -> None:
-    """On the servers that are left."""
+    """On the servers that are left; and once it is finished, it is left alone."""
     done = len(stack.steps("fourth"))
-    flags = ("--resume_from_checkpoint", "true", "--max_steps", str(done + 2), *FLAGS)
+    flags = ("--max_steps", str(done + 2), *FLAGS)
     assert exit_code(stack.train("fourth", *flags)) == 0, stack.logs()[-6000:]
     assert stack.steps("fourth")[-1]["step"] == done + 2
     assert (stack.runs / "fourth" / "report.html").exists()
+    again = stack.train("fourth", *flags)
+    assert exit_code(again) == 0
+    assert "nothing to do" in docker("logs", again)
 
 
 def test_the_weights_do_not_leave_their_network(stack: Stack) -> None:

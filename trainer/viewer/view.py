@@ -41,6 +41,13 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("paths", nargs="*", type=Path, default=[DEFAULT], metavar="PATH", help="default: runs")
     parser.add_argument("--port", type=int, default=PORT, help=f"0 takes any that is free (default: {PORT})")
+    parser.add_argument(
+        "--host",
+        default=HOST,
+        metavar="ADDRESS",
+        help="for a container whose port is published on loopback: whoever reaches it sees the runs, without a token "
+        f"(default: {HOST})",
+    )
     parser.add_argument("--open", action="store_true", help="open the page in the browser of this machine")
     return parser
 
@@ -49,7 +56,7 @@ def run(argv: Sequence[str]) -> int:
     """Serve the page until Ctrl-C. Raises SQLEnvError."""
     args = build_parser().parse_args(argv)
     sources = Sources(args.paths)
-    with closing(_listen(args.port)) as listening:
+    with closing(_listen(args.host, args.port)) as listening:
         library = Library(sources, Index(index_path(sources.given)))
         library.start()
         try:
@@ -65,12 +72,13 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _listen(port: int) -> socket.socket:
+def _listen(host: str, port: int) -> socket.socket:
     """Take the port. Raises PortError."""
     listening = socket.socket()
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listening.bind((HOST, port))
+        listening.bind((host, port))
+        listening.listen()
     except (OSError, OverflowError) as error:
         listening.close()
         raise PortError(
