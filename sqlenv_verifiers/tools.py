@@ -54,6 +54,7 @@ class SQLToolset(vf.Toolset[SQLToolsConfig, SQLEnvState]):
         settings = EnvSettings(step_budget=config.step_budget)
         dataset = await asyncio.to_thread(load_dataset, config.data, answer_mode=config.answer_mode, settings=settings)
         self._factory = EnvironmentFactory(dataset, settings, config.answer_mode)
+        await asyncio.to_thread(self._factory.build_suites)
         self._played: LRUCache[str, Played] = LRUCache(KEPT_EPISODES)
 
     @vf.tool

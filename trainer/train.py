@@ -164,6 +164,7 @@ class Training:
             if self._ranks.is_main and not grpo.resume_from_checkpoint:
                 stack.enter_context(taken_back(self._folder.path, lambda: not self._folder.has_trained))
             environments = stack.enter_context(closing(self._open_environments()))
+            environments.prepare([*self._questions, *self._evaluations.questions])
             loop = stack.enter_context(RolloutLoop())
             lag = BatchShape.of(grpo).lag(self._arguments.staleness)
             order = question_order(self._arguments, grpo, self._questions, lag)

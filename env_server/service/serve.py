@@ -10,9 +10,13 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
+from rich.console import Console
+
 from env_server.dataset import Dataset
 from env_server.service.settings import ServiceSettings, read_settings
 from env_server.service.workers.run import load_data, serve
+from env_server.test_suites.building import TITLE
+from sqlenv.progress import reported
 
 
 def run(argv: Sequence[str]) -> int:
@@ -25,7 +29,8 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _load(settings: ServiceSettings) -> Dataset:
-    dataset: Dataset = load_data(settings)
+    with reported(TITLE, console=Console()) as progress:
+        dataset = load_data(settings, progress.update)
     _say(f"{dataset.name}: {len(dataset.questions):,} questions about {len(dataset.databases):,} databases")
     return dataset
 

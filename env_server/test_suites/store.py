@@ -1,18 +1,20 @@
-"""Suites on demand: made when first asked for, kept on disk, so that a question's suite is made once per machine.
+"""Suites by question, kept on disk, so that a question's suite is made once per machine.
 
-`Suites.of` may be called from any thread and any number of processes. The cache holds one SQLite file per database
-file, named after the database's content, so that a changed database gets new suites; deleting the folder is safe.
+They are made before they are needed (`building`), or when first asked for; a server only reads them. `Suites.of` may be
+called from any thread and any number of processes. The cache holds one SQLite file per database file, named after the
+database's content, so that a changed database gets new suites; deleting the folder is safe.
 A database that can have no variants (see `database_profile`) has empty suites that say why; a damaged one is an error.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import threading
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import cast
@@ -46,9 +48,12 @@ CREATE TABLE IF NOT EXISTS variants(
 
 
 class Suites:
-    """The suites of a data set's questions."""
+    """The suites of a data set's questions. `read_only`: none is made."""
 
-    def __init__(self, databases: Mapping[str, Path], settings: SandboxSettings, cache_dir: Path) -> None:
+    def __init__(
+        self, databases: Mapping[str, Path], settings: SandboxSettings, cache_dir: Path, *, read_only: bool = False
+    ) -> None:
+        self._read_only = read_only
         self._databases = dict(databases)
         self._settings = settings
         self._folder = cache_dir / f"variants-v{SUITE_VERSION}-sqlite{apsw.sqlite_lib_version()}"
@@ -59,19 +64,51 @@ class Suites:
         self._files: dict[str, Path] = {}
 
     def of(self, question: Question) -> Suite:
-        """Return the question's suite. Raises DataError when the database or the cache cannot be used."""
+        """Return the question's suite.
+
+        Raises DataError when the database or the cache cannot be used, or the suite is not there and none is made.
+        """
         place = (question.db_id, question.gold_sql)
         known = self._known(place)
         if known is not None:
             return known
         with self._making:
             suite = self._known(place) or self._load(*place)
-            if suite is None:
-                suite = self._make(*place)
-                self._save(*place, suite)
+            if suite is None and self._read_only:
+                missing = f"question {question.question_id} has no test databases in {self._folder}"
+                raise DataError(f"{missing}. Start the server again, or run `sqlenv data build`")
+            suite = suite or self.make(*place)
             with self._lock:
                 self._suites.put(place, suite)
         return suite
+
+    def make(self, db_id: str, sql: str) -> Suite:
+        """Make the suite of a gold query and keep it on disk. Raises DataError."""
+        suite = self._make(db_id, sql)
+        self._save(db_id, sql, suite)
+        return suite
+
+    def missing(self, questions: Iterable[Question]) -> dict[str, list[str]]:
+        """Return the gold queries whose suites are not on disk, each once, by database. Raises DataError."""
+        golds: dict[str, dict[str, str]] = {}
+        for question in questions:
+            golds.setdefault(question.db_id, {})[_key(question.gold_sql)] = question.gold_sql
+        missing = {}
+        for db_id, by_key in golds.items():
+            with self._cache(db_id) as cache:
+                known = {str(key) for (key,) in cache.execute("SELECT key FROM suites")}
+            if new := [sql for key, sql in by_key.items() if key not in known]:
+                missing[db_id] = new
+        return missing
+
+    @contextmanager
+    def building(self) -> Iterator[None]:
+        """Let one process at a time make suites, of all that use the cache and lock files."""
+        with (self._folder / "building.lock").open("ab") as file:
+            # On file systems without locks, two may make the same.
+            with suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
     def _known(self, place: tuple[str, str]) -> Suite | None:
         with self._lock:

@@ -20,6 +20,8 @@ from env_server.service.metrics import Metrics
 from env_server.service.settings import ServiceSettings
 from env_server.settings import SandboxSettings
 from env_server.sql.sandbox import limit_memory
+from env_server.test_suites.building import build_suites
+from env_server.types import AnswerMode
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -91,7 +93,11 @@ def serve(pets: Dataset, tmp_path: Path) -> Iterator[Serve]:
     with ExitStack() as stack:
 
         def start(dataset: Dataset = pets, **given: Any) -> RunningServer:
-            server = RunningServer(settings(tmp_path, **given), dataset)
+            chosen = settings(tmp_path, **given)
+            if chosen.answer_mode is AnswerMode.SQL:
+                sandbox = chosen.environment.sandbox
+                build_suites(dataset.databases, dataset.questions, sandbox, chosen.cache_dir)
+            server = RunningServer(chosen, dataset)
             stack.callback(server.stop)
             return server
 

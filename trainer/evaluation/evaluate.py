@@ -192,6 +192,7 @@ def run(argv: Sequence[str]) -> int:
     tracing = Trace(Path(args.trace)) if args.trace else nullcontext()
     with ExitStack() as stack:
         stack.enter_context(closing(environments))
+        environments.prepare(questions)
         trace = stack.enter_context(tracing)
         baseline = None
         if args.protocol is EvaluationProtocol.TEXT_TO_SQL:

@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Protocol
 from env_server.environment import SQLEnvironment
 from env_server.factory import EnvironmentFactory
 from env_server.settings import EnvSettings
+from env_server.test_suites.building import TITLE
 from env_server.types import AnswerMode, SQLAction, SQLObservation
+from sqlenv.progress import reported
 from trainer.rollout.remote_environments import RemoteEnvironments
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Iterable, Iterator
 
-    from env_server.dataset import Dataset
+    from env_server.dataset import Dataset, Question
 
 
 LOCAL = "local"
@@ -69,6 +71,11 @@ class LocalEnvironments:
     def blocking(self) -> Iterator[SQLEnvironment]:
         """Lend an environment to code without async."""
         yield self._factory.make()
+
+    def prepare(self, questions: Iterable[Question]) -> None:
+        """Make what judging answers to the questions takes, and show how far that is. Raises DataError."""
+        with reported(TITLE) as progress:
+            self._factory.build_suites(questions, progress.update)
 
     def asking(self, dataset: Dataset) -> Environments:
         """Return environments that ask the questions of another data set about these databases, until `close`."""

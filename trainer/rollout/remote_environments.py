@@ -41,7 +41,7 @@ from env_server.client.ready import fetch_ready
 from env_server.client.servers import Server
 from env_server.client.session_pool import SessionPool
 from env_server.data.fingerprint import served_data
-from env_server.dataset import Dataset
+from env_server.dataset import Dataset, Question
 from env_server.errors import NoEpisodeError
 from env_server.settings import EnvSettings
 from env_server.types import AnswerMode, ReadyStatus, ServedData, SQLAction, SQLObservation, SQLState
@@ -112,6 +112,9 @@ class RemoteEnvironments:
             yield RemoteSession(episode, self._thread)
         finally:
             await self._thread.wait_for(episode.release())
+
+    def prepare(self, questions: Iterable[Question]) -> None:
+        """Do nothing: a server has made what judging takes before it is ready."""
 
     @contextmanager
     def blocking(self) -> Iterator[BlockingSession]:

@@ -209,6 +209,7 @@ class TRLEnvironments:
 
     def rows(self, questions: Sequence[Question]) -> HubDataset:
         """Return questions as a `train_dataset`; `reset` writes the question into the user's message."""
+        self._environments.prepare(questions)
         prompt = [{"role": "system", "content": self._system_prompt}, {"role": "user", "content": ""}]
         return HubDataset.from_list([{"prompt": prompt, "question_id": q.question_id} for q in questions])
 

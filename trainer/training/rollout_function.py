@@ -92,6 +92,7 @@ class RolloutFunction:
 
     def rows(self, questions: Sequence[Question]) -> HubDataset:
         """Return questions as a `train_dataset`: the message carries the question's id."""
+        self._environments.prepare(questions)
         return prompt_rows(self._examples.without(questions))
 
     def __call__(self, prompts: list[list[dict[str, Any]]], trainer: GRPOTrainer) -> dict[str, Any]:

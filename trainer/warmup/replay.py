@@ -29,9 +29,11 @@ from env_server.episodes import question_text
 from env_server.factory import EnvironmentFactory
 from env_server.reward import normalize_action
 from env_server.settings import EnvSettings
+from env_server.test_suites.building import TITLE, build_suites
 from env_server.test_suites.judge import QueryJudge, SQLJudge
 from env_server.test_suites.store import Suites
 from env_server.types import ActionType, AnswerMode, SQLAction, SQLObservation
+from sqlenv.progress import reported
 from trainer.chat.format import Conversation
 from trainer.config import ConfigError
 from trainer.results.run_files import read_records
@@ -99,6 +101,10 @@ def replay(
         settings = EnvSettings(step_budget=step_budget)
         with EnvironmentFactory(dataset, settings, answer_mode) as factory:
             suites = Suites(dataset.databases, settings.sandbox, default_cache_dir())
+            with reported(TITLE) as progress:
+                build_suites(
+                    dataset.databases, of_questions, settings.sandbox, default_cache_dir(), progress=progress.update
+                )
             judge = SQLJudge(factory.pool, suites, settings.judging, settings.sandbox)
             environment = factory.make()
             own_judge = judge if answer_mode is AnswerMode.VALUE else None

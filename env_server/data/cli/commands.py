@@ -26,6 +26,7 @@ from env_server.data.loading import DEFAULT_SPEC, GENERATED, SYNTAX, load_datase
 from env_server.dataset import Dataset, Split
 from env_server.errors import DataError
 from env_server.settings import EnvSettings, JudgingSettings
+from env_server.test_suites.building import TITLE, build_suites
 from env_server.types import AnswerMode
 from sqlenv.parser import Parser, choice, output_file, output_folder, whole_number
 from sqlenv.progress import reported
@@ -50,6 +51,16 @@ examples:
   sqlenv data validate spider:data/spider
   sqlenv data validate my-shop --answer_mode sql --out questions.jsonl
   sqlenv data validate synthetic --json | jq .split
+"""
+_BUILD = """\
+Make the test databases on which queries are judged besides the question's own, as `serve`, `train` and `evaluate` do
+when they start with --answer_mode sql. What is there already is not made again, so a build that was interrupted goes
+on; SQLENV_CACHE_DIR says where they are kept.
+"""
+_BUILD_EXAMPLE = """\
+examples:
+  sqlenv data build spider:data/spider                 about a second of a core for each question, on all cores
+  sqlenv data build my-shop --split train --processes 2
 """
 _EXPORT = """\
 Write the usable questions for Hugging Face datasets, to train without SQLEnv: train.parquet and eval.parquet with
@@ -103,6 +114,17 @@ def run(argv: Sequence[str]) -> int:
     check.add_argument(
         "--out", type=output_file, metavar="FILE", help="write what became of each question, as JSON Lines"
     )
+
+    build = command("build", _build, "make the test databases of sql mode", _BUILD, _BUILD_EXAMPLE)
+    build.add_argument("data", help=SYNTAX)
+    build.add_argument(
+        "--split",
+        type=choice(Split),
+        choices=list(Split),
+        default=Split.ALL,
+        help="whose questions (default: %(default)s)",
+    )
+    build.add_argument("--processes", type=whole_number(1), help="how many make them (default: one for each core)")
 
     examined = command("doctor", doctor.run, "what is wrong, where, and the repair", doctor.DESCRIPTION, doctor.EPILOG)
     _add_data(examined, AnswerMode.VALUE)
@@ -172,6 +194,19 @@ def _validate(args: argparse.Namespace) -> int:
     if validation.problem:
         sys.stderr.write(f"sqlenv data validate: {validation.problem}\n")
     return 1 if validation.problem else 0
+
+
+def _build(args: argparse.Namespace) -> int:
+    dataset = _load(args.data, AnswerMode.SQL)
+    questions, sandbox = dataset.select(args.split), EnvSettings().sandbox
+    with reported(TITLE) as progress:
+        made = build_suites(
+            *(dataset.databases, questions, sandbox, default_cache_dir()),
+            progress=progress.update,
+            processes=args.processes,
+        )
+    _say(f"{counted(len(questions), 'question')} of {dataset.name}: made the test databases of {made:,} gold queries")
+    return 0
 
 
 def _export(args: argparse.Namespace) -> int:

@@ -26,6 +26,7 @@ from env_server.dataset import Dataset, ExclusionReason, Hardness, Question, Spl
 from env_server.factory import EnvironmentFactory
 from env_server.judging.answers import format_answer
 from env_server.settings import EnvSettings
+from env_server.test_suites.building import build_suites
 from env_server.test_suites.guessability import Guessability, measure_guessability
 from env_server.test_suites.store import Suites
 from env_server.types import ActionType, AnswerMode, SQLAction, Verdict
@@ -182,9 +183,10 @@ def validate(
 ) -> Validation:
     """Play the gold answer of each usable question. `dataset` must be loaded for the same mode and settings.
 
-    `guessable`: also measure how easily each answer is hit by luck, which makes every question's variants, as judging
-    queries on them does.
-    `progress` is called after each question. Raises DataError when a database cannot be read any more.
+    `guessable`: also measure how easily each answer is hit by luck, which takes every question's variants, as judging
+    queries does.
+    `progress` is called for each suite that is made, then for each question. Raises DataError when a database cannot be
+    read any more.
     """
     limits = settings or EnvSettings()
     wrong = []
@@ -195,6 +197,8 @@ def validate(
         suites = factory.suites
         if suites is None and guessable:
             suites = Suites(dataset.databases, limits.sandbox, default_cache_dir())
+        if suites is not None:
+            build_suites(dataset.databases, dataset.questions, limits.sandbox, default_cache_dir(), progress=progress)
         environment = factory.make()
         for done, question in enumerate(dataset.questions, 1):
             environment.reset(question_id=question.question_id)

@@ -3,8 +3,8 @@
 A query first runs in the `medium` queue, under bounds that ordinary ones hardly ever meet. One that meets them runs
 afresh in the `slow` queue under the full budget; results are deterministic, so its answer and its cost are those of
 the second run, as if there had been no other. A submitted query is judged the same way on the question's database;
-only where it is right there, variants of the database have their say, in the `judge` queue: making a question's
-variants takes up to seconds of Python, the first time.
+only where it is right there, variants of the database have their say, in the `judge` queue. They were made before: what
+is not there is an error, and nothing that others wait for is lost with a process.
 
 Promises:
 - `run` answers as `DatabasePool.query` and `SQLJudge.judge` do, once. First come, first served; but sessions whose
@@ -51,7 +51,7 @@ CROWDED = 5
 """A statement may take this many times its deadline, which is processor time, by the clock: the processes are nice, and
 get little of a machine that has other work. Less than what a client waits for an answer."""
 JUDGING_S = 60.0
-"""A last resort as well, for making variants and running a query on them; it usually takes a second at most."""
+"""A last resort as well, for running a query on all variants; it usually takes some milliseconds."""
 KEPT_NICENESS = 0
 NICENESS = 5
 SLOW_NICENESS = 19

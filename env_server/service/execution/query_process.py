@@ -172,7 +172,7 @@ class JobRunner:
         setup = self._setup
         suites = None
         if setup.suites_dir is not None:
-            suites = Suites(setup.databases, setup.sandbox, setup.suites_dir)
+            suites = Suites(setup.databases, setup.sandbox, setup.suites_dir, read_only=True)
         return SQLJudge(self._databases, suites, judging, setup.sandbox)
 
 

@@ -211,7 +211,8 @@ class _Runner:
         self.entry.cpu_budget.charge(_now() - self._began)
         self._finish(self._overrun(self._queue.patience_s))
         self.child.kill()
-        self._replace(f"it did not answer within {self._queue.patience_s + OVERRUN_S:g} s, or did not stop")
+        failed = "it did not stop what nobody wants any more" if self._dropped else "it did not answer"
+        self._replace(f"{failed}, {_now() - self._began:.1f} s after it got the job")
 
     def _overrun(self, allowed_s: float) -> Failure | None:
         if self._queue.setup.trial:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from env_server.data.loading import load_dataset
+from env_server.dataset import Dataset
 from env_server.service.capacity import Capacity
 from env_server.service.logs import BackgroundHandler, LineHandler, configure, log
 from env_server.service.metrics import Metrics
@@ -20,18 +21,24 @@ from env_server.service.settings import ServiceSettings
 from env_server.service.workers.listening import close_all, listen, url_of
 from env_server.service.workers.supervisor import Supervisor
 from env_server.service.workers.worker import AppFactory, run_worker
+from env_server.test_suites.building import Progress, build_suites
+from env_server.types import AnswerMode
 
 Announce = Callable[[str], None]
 
 
-def load_data(settings: ServiceSettings) -> Any:
-    """Load the data set of the settings. Raises DataError."""
-    return load_dataset(
-        settings.data,
-        answer_mode=settings.answer_mode,
-        settings=settings.environment,
-        cache_dir=settings.cache_dir,
+def load_data(settings: ServiceSettings, progress: Progress | None = None) -> Dataset:
+    """Load the data set of the settings, and make what test databases its questions lack in `sql` mode.
+
+    `progress` is of the latter. Raises DataError.
+    """
+    limits = settings.environment
+    dataset = load_dataset(
+        settings.data, answer_mode=settings.answer_mode, settings=limits, cache_dir=settings.cache_dir
     )
+    if settings.answer_mode is AnswerMode.SQL and limits.judging.variants:
+        build_suites(dataset.databases, dataset.questions, limits.sandbox, settings.cache_dir, progress=progress)
+    return dataset
 
 
 def serve(

@@ -9,8 +9,12 @@ from typing import Any
 
 import pytest
 
-from env_server.cache import CACHE_VARIABLE
+from env_server.cache import CACHE_VARIABLE, default_cache_dir
 from env_server.data.cli.commands import run
+from env_server.data.loading import load_dataset
+from env_server.settings import EnvSettings
+from env_server.test_suites.store import Suites
+from env_server.types import AnswerMode
 from tests.env_server.data.folders import spider_entry, write_entries
 
 Captured = pytest.CaptureFixture[str]
@@ -64,6 +68,17 @@ def test_validate(data: str, tmp_path: Path, capsys: Captured) -> None:
         assert summary["split"] == {"pets": "eval"}
         records = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
         assert [record["question_id"] for record in records] == [f"train_spider-{i:04d}" for i in range(4)]
+
+
+def test_build(data: str, capsys: Captured) -> None:
+    dataset = load_dataset(data, answer_mode=AnswerMode.SQL)
+    suites = Suites(dataset.databases, EnvSettings().sandbox, default_cache_dir(), read_only=True)
+    assert run(["build", data, "--split", "train"]) == 0
+    assert len(suites.missing(dataset.questions)["pets"]) == 4
+    for made in (4, 0):
+        assert run(["build", data, "--processes", "2"]) == 0
+        assert f"{made} gold queries" in capsys.readouterr().out
+    assert suites.missing(dataset.questions) == {}
 
 
 def test_validate_fails_when_nothing_is_usable(tmp_path: Path, pets_file: Path, capsys: Captured) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import select
 import signal
 import subprocess
@@ -26,6 +27,7 @@ from env_server.service.execution.query_pool import PoolClosedError, QueryPool
 from env_server.settings import EnvSettings, SandboxSettings
 from env_server.sql.pool import DatabasePool
 from env_server.sql.sandbox import QueryResult
+from env_server.test_suites.building import build_suites
 from env_server.test_suites.judge import SQLJudge
 from env_server.test_suites.store import Suites
 from env_server.types import AnswerMode
@@ -506,6 +508,7 @@ async def test_verdicts_are_those_of_the_judge_and_only_right_queries_reach_its_
     ]
     jobs = [JudgeJob(pets.question(question_id), answer) for question_id, answer in answers]
 
+    build_suites(pets.databases, pets.questions, SETTINGS.sandbox, tmp_path / "lanes")
     async with QueryPool(pets.databases, SETTINGS, AnswerMode.SQL, tmp_path / "lanes") as three:
         assert list(three.stats) == ["medium", "slow", "judge"]
         # A judge that is stopped shows what does without it.
@@ -522,6 +525,26 @@ async def test_verdicts_are_those_of_the_judge_and_only_right_queries_reach_its_
     assert found == [judge.judge(job.question, job.answer) for job in jobs]
     assert [each.correct for each in found] == [True, True, False, False, False, False, True, False, True]
     pool.close()
+
+
+async def test_who_leaves_in_the_middle_of_a_verdict_costs_nobody_else_one(
+    pets: Dataset, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue, "OVERRUN_S", 0.2)
+    build_suites(pets.databases, pets.questions, SETTINGS.sandbox, tmp_path)
+    oslo = pets.question("oslo")
+    async with QueryPool(pets.databases, SETTINGS, AnswerMode.SQL, tmp_path) as three:
+        # A judge that is stopped does not react, as one in a long computation.
+        (judge_pid,) = three.stats["judge"].pids
+        os.kill(judge_pid, signal.SIGSTOP)
+        leaving = asyncio.ensure_future(three.run(JudgeJob(oslo, oslo.gold_sql)))
+        await until(lambda: three.stats["judge"].running == 1)
+        leaving.cancel()
+        assert (await three.run(JudgeJob(oslo, f"{oslo.gold_sql} -- again"))).correct
+        assert three.stats["judge"].restarts == 1
+    (line,) = [record.getMessage() for record in caplog.records if "did not stop" in record.getMessage()]
+    (seconds,) = re.findall(r"(\d+\.\d) s", line)
+    assert float(seconds) < query_pool.JUDGING_S / 2
 
 
 async def test_lanes_for_typed_answers_have_no_judge(shared: QueryPool, pets: Dataset) -> None:

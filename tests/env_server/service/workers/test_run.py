@@ -386,6 +386,34 @@ def ask_state(client: ClientConnection) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
+def test_in_sql_mode_test_databases_are_made_before_it_serves_and_never_in_a_request(
+    workers: int, tmp_path: Path
+) -> None:
+    (tmp_path / "people.csv").write_text("name,age\nAda,36\nBo,3\nCy,17\nDi,64\n", encoding="utf-8")
+    golds = {str(age): f"SELECT COUNT(*) FROM people WHERE age > {age}" for age in range(20)}
+    questions = [{"id": each, "question": f"Who is older than {each}?", "sql": sql} for each, sql in golds.items()]
+    (tmp_path / "questions.json").write_text(json.dumps(questions), encoding="utf-8")
+    flags = ("--answer_mode=sql", f"--workers={workers}")
+    with sqlenv_serve(tmp_path, *flags) as server:
+        server.wait_until_serving()
+        (made,) = (tmp_path / "cache").glob("variants-*/*.sqlite")
+        before = (made.read_bytes(), made.stat().st_mtime_ns)
+        with server.connect("/ws") as client:
+            for question_id, sql in golds.items():
+                ask(client, "reset", question_id=question_id)
+                last = ask(client, "step", action_type="ANSWER", argument=sql)
+                assert last["data"]["metadata"]["verdict"] == "correct"
+            ask(client, "reset", question_id="2")
+            lucky = ask(client, "step", action_type="ANSWER", argument=golds["1"])
+            assert lucky["data"]["metadata"]["verdict"] == "wrong"
+        assert (made.read_bytes(), made.stat().st_mtime_ns) == before
+        server.stop()
+    with sqlenv_serve(tmp_path, *flags) as again:
+        again.wait_until_serving()
+        assert (made.read_bytes(), made.stat().st_mtime_ns) == before
+
+
+@pytest.mark.parametrize("workers", [1, 2])
 def test_nothing_that_is_played_and_no_token_is_printed_or_logged(
     workers: int, shop: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
