@@ -209,19 +209,54 @@ The data keep the licence of their source.
 A reward function: 1 when the query returns the gold query's rows, in any order unless the order counts.
 
 ```python
+import re
 import sqlite3
+import time
 from pathlib import Path
 
 FOLDER = Path(".")  # this folder
+READING = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE)
+# What touches files, what differs each time, and what takes as long as one of its arguments says.
+REFUSED = ("load_extension", "fts3_tokenizer", "readfile", "writefile", "edit")
+REFUSED += ("random", "randomblob", "printf", "format")
+# Functions whose time grows with the product of their arguments' lengths: they get short texts.
+SLOW = re.compile("like|glob|match|instr|replace|trim|unhex|geopoly", re.IGNORECASE)
+LIMITS = {{
+    sqlite3.SQLITE_LIMIT_SQL_LENGTH: 20_000,
+    sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 50,
+    sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 100,
+    sqlite3.SQLITE_LIMIT_COMPOUND_SELECT: 50,
+    sqlite3.SQLITE_LIMIT_COLUMN: 200,
+    sqlite3.SQLITE_LIMIT_ATTACHED: 0,
+}}
 
 
-def rows(database, sql):
+def authorize(action, first, second, *_):
+    if action == sqlite3.SQLITE_FUNCTION:
+        return sqlite3.SQLITE_DENY if second.lower() in REFUSED else sqlite3.SQLITE_OK
+    return sqlite3.SQLITE_OK if action in READING else sqlite3.SQLITE_DENY
+
+
+def rows(database, sql):  # None when the query fails, is refused or needs too much
     connection = sqlite3.connect(f"{{(FOLDER / database).absolute().as_uri()}}?mode=ro&immutable=1", uri=True)
-    steps = iter(range(2_000))  # of 10,000 instructions each; then the query is stopped
-    connection.set_progress_handler(lambda: next(steps, None) is None, 10_000)
+    for limit, most in LIMITS.items():
+        connection.setlimit(limit, most)
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 10_000 if SLOW.search(sql) else 100_000)
+    connection.execute("PRAGMA temp_store = MEMORY")
+    connection.execute("PRAGMA hard_heap_limit = 256000000")  # bytes, of SQLite in this whole process
+    connection.set_authorizer(authorize)
+    ends = time.thread_time() + 2
+    steps = iter(range(200_000))  # of 100 instructions each; then the query is stopped
+    connection.set_progress_handler(lambda: next(steps, None) is None or time.thread_time() > ends, 100)
+    found, size = [], 0
     try:
-        return connection.execute(sql).fetchmany(10_000)
-    except (sqlite3.Error, sqlite3.Warning):
+        for row in connection.execute(sql):
+            size += sum(len(value) for value in row if isinstance(value, (str, bytes)))
+            if len(found) == 10_000 or size > 10_000_000:
+                return None
+            found.append(row)
+        return found
+    except (sqlite3.Error, sqlite3.Warning, MemoryError, ValueError):
         return None
     finally:
         connection.close()
@@ -232,14 +267,15 @@ def reward_rows(completions, database, sql, ordered, **_):
     for completion, file, gold, in_order in zip(completions, database, sql, ordered):
         query = completion[0]["content"].strip().removeprefix("```sql").removesuffix("```")
         found, wanted = rows(file, query), rows(file, gold)
-        if found is not None and not in_order:
+        if found is not None and wanted is not None and not in_order:
             found, wanted = sorted(found, key=repr), sorted(wanted, key=repr)
         rewards.append(float(found is not None and found == wanted))
     return rewards
 ```
 
-It is a start: it compares on one database, where a wrong query can be right by luck, and it runs what a model writes
-in this process. SQLEnv's own judge runs it in a sandbox and on variants of the database.
+It is a start: it compares on one database, where a wrong query can be right by luck. What a model writes may only read,
+and is stopped after 20 million instructions or two seconds; but it runs in this process, which it holds up meanwhile.
+SQLEnv's own judge runs it in another process and on variants of the database.
 
 ```python
 from datasets import load_dataset

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import resource
 import sqlite3
 import sys
+import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -120,6 +122,53 @@ def test_the_reward_function_of_the_card(dataset: Dataset, tmp_path: Path) -> No
     completions = [[{"role": "assistant", "content": answer}] for answer in answers]
     files = ["databases/pets.sqlite"] * len(cases)
     assert reward(completions, files, golds, ordered, question_id=["?"] * len(cases)) == expected
+
+
+LONG = "hex(zeroblob(49000))"
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT "
+HOSTILE = [
+    "ATTACH 'stolen.sqlite' AS stolen",
+    "VACUUM INTO 'stolen.sqlite'",
+    "PRAGMA table_info(pets)",
+    "SELECT * FROM pragma_database_list",
+    "CREATE TEMP TABLE t (a)",
+    "SELECT load_extension('libc.so.6')",
+    "SELECT hex(randomblob(8))",
+    "SELECT zeroblob(900000000)",
+    "SELECT printf('%.*c', 900000000, 'x')",
+    "SELECT 1; SELECT 2",
+    "SELECT \0",
+    "SELECT '\ud800'",
+    f"{ENDLESS} i FROM n",
+    f"{ENDLESS} count(*) FROM n",
+    f"{ENDLESS} i, {LONG} FROM n ORDER BY 2 DESC",
+    f"WITH RECURSIVE n(i) AS (SELECT {LONG} UNION SELECT i || 1 FROM n) SELECT count(*) FROM n",
+    f"{ENDLESS} count(*) FROM n WHERE {LONG} || i LIKE '%{'0' * 190}1'",
+    f"{ENDLESS} count(*) FROM n WHERE hex(zeroblob(4900)) || i LIKE '%0_0_0_0_0_0_0_0_0_0_0_0_1'",
+    f"{ENDLESS} count(*) FROM n WHERE instr(hex(zeroblob(4900)) || i, hex(zeroblob(2400)) || '1')",
+    f'{ENDLESS} sum(length("trim"(hex(zeroblob(4900)), hex(zeroblob(4800)) || i))) FROM n',
+    f"{ENDLESS} sum(length(replace(hex(zeroblob(4900)), hex(zeroblob(2400)) || '1', i))) FROM n",
+    "SELECT count(*) FROM pets a, pets b, pets c, pets d, pets e, pets f, pets g, pets h, pets i, pets j, pets k",
+]
+
+
+@pytest.mark.parametrize("query", HOSTILE, ids=lambda query: ascii(query)[:60])
+def test_the_reward_function_bounds_what_a_model_writes(
+    query: str, dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "exported"
+    export_dataset(dataset, folder)
+    reward = card_function(folder)
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    completions = [[{"role": "assistant", "content": query}]]
+    began = time.process_time()
+    for gold in ("SELECT 1", query):
+        assert reward(completions, ["databases/pets.sqlite"], [gold], [False]) == [0.0]
+    # Three queries, each two seconds at most, and what a hundred instructions take.
+    assert time.process_time() - began < 12
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 2_000_000
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_the_same_data_set_gives_the_same_bytes(dataset: Dataset, tmp_path: Path) -> None:
