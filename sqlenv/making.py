@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from env_server.factory import EnvironmentFactory
     from env_server.settings import EnvSettings
     from env_server.types import AnswerMode
     from sqlenv.environment import Environment
@@ -76,10 +77,8 @@ def _here(spec: str, answer_mode: AnswerMode | str | None, settings: EnvSettings
     from env_server.dataset import Dataset
     from env_server.factory import EnvironmentFactory
     from env_server.settings import EnvSettings
-    from env_server.test_suites.building import TITLE
     from env_server.types import AnswerMode
     from sqlenv.environment import Environment, word_of
-    from sqlenv.progress import reported
 
     if settings is not None and not isinstance(settings, EnvSettings):
         raise TypeError(f"make takes settings=sqlenv.EnvSettings(...), not {settings!r}")
@@ -91,6 +90,14 @@ def _here(spec: str, answer_mode: AnswerMode | str | None, settings: EnvSettings
     else:
         dataset = load_dataset(spec, answer_mode=mode, settings=limits)
     factory = EnvironmentFactory(dataset, limits, mode)
+    if factory.suites is not None:
+        _build_suites(factory)
+    return Environment(dataset.name, factory.make(), factory.close, factory)
+
+
+def _build_suites(factory: EnvironmentFactory) -> None:
+    from env_server.test_suites.building import TITLE
+    from sqlenv.progress import reported
+
     with reported(TITLE) as progress:
         factory.build_suites(progress=progress.update)
-    return Environment(dataset.name, factory.make(), factory.close, factory)
