@@ -100,7 +100,7 @@ def test_the_commands_that_a_page_names_exist(page: str, capsys: pytest.CaptureF
         run_data(["--help"])
     listed = capsys.readouterr().out
     of_data = set(re.findall(r"^    (\w+) ", listed, re.M))
-    assert of_data == {"inspect", "validate", "doctor", "suggest", "export", "fetch"}
+    assert of_data == {"inspect", "validate", "build", "doctor", "suggest", "export", "fetch"}
     for command, subcommand in COMMAND.findall("\n".join(code(PAGES[page]))):
         assert command in cli._COMMANDS, command
         if command == "data" and subcommand:
