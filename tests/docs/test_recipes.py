@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import yaml
 from peft import LoraConfig
+from safetensors.torch import save_file
 
 from inference.launch.launcher import EPILOG, read_arguments
 from inference.launch.plan import Device, Machine, ReplicaPlan, plan
@@ -112,7 +113,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     warm = folder / "warm"
     base = str(folder / "SmolLM2-135M-Instruct")
     LoraConfig(task_type="CAUSAL_LM", base_model_name_or_path=base, target_modules="all-linear").save_pretrained(warm)
-    (warm / "adapter_model.safetensors").touch()
+    save_file({}, warm / "adapter_model.safetensors")
     return folder
 
 

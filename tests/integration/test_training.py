@@ -131,6 +131,14 @@ def test_every_step_is_token_exact(whole: RunFolder) -> None:
     assert all(row["rollout/failed"] == 0 for row in steps)
 
 
+def test_the_first_step_trains_under_a_rate_above_zero_while_the_rate_warms_up(train: Run, policy: Path) -> None:
+    ramp = ("--lr_scheduler_type", "constant_with_warmup", "--warmup_steps", "4")
+    folder = train(*NO_CHECKPOINTS, *ramp, "--max_steps", "1", "--eval_episodes", "0")
+    (row,) = folder.metrics()
+    assert row["learning_rate"] == pytest.approx(1e-3 / 4)
+    assert weights_of(folder) != sha256((policy / "model.safetensors").read_bytes()).hexdigest()
+
+
 def test_every_step_says_where_its_time_went(whole: RunFolder) -> None:
     for row in whole.metrics():
         rollout, push, training, other = (row[f"time/{name}"] for name in ("rollout", "push", "training", "other"))

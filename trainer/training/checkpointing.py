@@ -1,4 +1,4 @@
-"""What the Trainers of transformers and TRL get wrong about saving: going on, a card in each, a disk that is full."""
+"""What the Trainers of transformers and TRL get wrong: a first step at rate 0, resuming at the end, a full disk."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerate.utils import DistributedType
+from torch.optim.lr_scheduler import LambdaLR
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from trainer.training.memory import optimizer_bytes
@@ -19,10 +20,13 @@ WEIGHTS = ("*.safetensors", "*.bin")
 
 
 class CheckpointingTrainer:
-    """Mixed into a Trainer: takes no step when training has ended already, and writes no model card.
+    """Mixed into a Trainer: no step when training has ended already, none at a learning rate of 0, and no model card.
 
     transformers looks whether training is to end after a step, not before one. A run that was broken off after its
     last step, or goes on from the step that it was to end after, would take another one.
+
+    A learning-rate warm-up of n steps goes from 0/n to (n - 1)/n there, and a first step at rate 0 trains nothing.
+    Here it goes from 1/n to n/n; what follows is transformers' own.
 
     TRL puts a card into each checkpoint, which calls a base that is a local folder `None`. `sqlenv export` writes one.
 
@@ -31,9 +35,10 @@ class CheckpointingTrainer:
     are tried again, and a failure to write what is beside them ends the run.
     """
 
+    args: Any
     state: Any
     control: Any
-    args: Any
+    lr_scheduler: Any
     model: Any
     accelerator: Any
 
@@ -50,6 +55,20 @@ class CheckpointingTrainer:
             self.control.should_training_stop = True
         if not self.control.should_training_stop:
             super()._run_epoch(*args, **kwargs)  # type: ignore[misc]  # the Trainer's
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """Create the schedule, its warm-up a step ahead."""
+        known = self.lr_scheduler
+        scheduler = super().create_scheduler(num_training_steps, optimizer)  # type: ignore[misc]  # the Trainer's
+        if known is None and isinstance(scheduler, LambdaLR):
+            warmup = self.args.get_warmup_steps(num_training_steps)
+            scheduler.lr_lambdas = [_ahead(share, warmup) for share in scheduler.lr_lambdas]
+            for group, base, share in zip(
+                scheduler.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True
+            ):
+                group["lr"] = base * share(0)
+            scheduler._last_lr = [group["lr"] for group in scheduler.optimizer.param_groups]
+        return scheduler
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Write none."""
@@ -151,3 +170,8 @@ class CheckpointingTrainer:
                     part.save_pretrained(str(folder))
 
     processing_class: Any
+
+
+def _ahead(share: Callable[[int], float], warmup: int) -> Callable[[int], float]:
+    """The share of the full rate at a step, while it warms up that of the next step."""
+    return lambda step: share(step + (step < warmup))

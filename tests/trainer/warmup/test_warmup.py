@@ -278,6 +278,12 @@ def test_a_warm_up_that_is_killed_goes_on_to_the_bit(cache: None, tmp_path: Path
         assert histories[0] == histories[1]
 
 
+def test_the_first_step_of_a_warm_up_trains_too(cache: None, tmp_path: Path) -> None:
+    trained, _ = warm_up(tmp_path, "--model_name_or_path", str(BASE_CHECKPOINT), "--max_steps", "1")
+    base, _ = load_policy(str(BASE_CHECKPOINT))
+    assert any(not torch.equal(a, b) for a, b in zip(trained.parameters(), base.parameters(), strict=True))
+
+
 def test_an_epoch_has_an_order_of_its_own_whatever_was_drawn_before() -> None:
     lengths = [place % 7 for place in range(100)]
     order, again = EpochsByLength(lengths, 10, 3), EpochsByLength(lengths, 10, 3)
