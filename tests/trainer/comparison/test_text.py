@@ -21,7 +21,7 @@ def printed(comparison: Comparison, width: int = 80, everything: bool = False) -
 
 
 def test_the_verdict_is_about_the_interval() -> None:
-    assert verdict(compared(WORSE, BETTER)).startswith("B is better: A 0.0% (0.0 to 20.2) and B 50.0% (")
+    assert verdict(compared(WORSE, BETTER)).startswith("B is better: A 0.0% (0.0 to 32.5) and B 50.0% (")
     assert verdict(compared(BETTER, WORSE)).startswith("A is better: A 50.0% (")
     one = make_records([i == 0 for i in range(40)])
     assert verdict(compared(WORSE, one)).startswith("no measurable difference: A 0.0% (")

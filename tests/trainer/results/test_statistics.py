@@ -103,6 +103,25 @@ def test_coverage_with_twelve_unequal_clusters_beats_the_bootstrap() -> None:
     assert bootstrap / runs < ours / runs
 
 
+@pytest.mark.parametrize("correlation", [0.0, 0.1, 0.2])
+@pytest.mark.parametrize("rate", [0.005, 0.02, 0.05, 0.1])
+@pytest.mark.parametrize(("databases", "least", "most"), [(5, 20, 30), (11, 5, 60), (16, 25, 25)])
+def test_coverage_at_low_rates(databases: int, least: int, most: int, rate: float, correlation: float) -> None:
+    """Beta-binomial databases, fixed seed; of the complement, too, for a rate near 1 is a rate of failures near 0."""
+    rng = np.random.default_rng(11)
+    runs, covered = 600, 0
+    spread = 1 / correlation - 1 if correlation else 0.0
+    for run in range(runs):
+        sizes = rng.integers(least, most, databases, endpoint=True)
+        rates = rng.beta(rate * spread, (1 - rate) * spread, databases) if correlation else np.full(databases, rate)
+        index = np.repeat(np.arange(databases), sizes)
+        values = rng.random(len(index)) < rates[index]
+        wanted, outcomes = (rate, values) if run % 2 else (1 - rate, ~values)
+        interval = clustered_interval(outcomes.tolist(), [str(i) for i in index])
+        covered += interval.low <= wanted <= interval.high
+    assert covered / runs >= 0.93
+
+
 OUTCOME_PAIRS = st.lists(st.tuples(st.booleans(), st.booleans(), st.sampled_from("abcdef")), min_size=1, max_size=60)
 
 
