@@ -397,7 +397,7 @@ class TRLSide:
         prompt_ids, completion_ids, masks, _, logprobs, *_ = trainer.played
         columns = zip(prompt_ids, completion_ids, logprobs, masks, strict=True)
         texts = [[turn.text for turn in each.episode.turns] for each in trainer.environments]
-        return Played(seconds, [TokenRow(*row) for row in columns], texts)
+        return Played(seconds, [TokenRow(*row, turn_ids=[0] * len(row[1])) for row in columns], texts)
 
     def close(self) -> None:
         """Release everything."""

@@ -79,6 +79,7 @@ def prompt_in(path: str) -> str:
 
 QUESTION_SAMPLERS = ("epochs", "measured")
 REWARD_WEIGHTINGS = ("fixed", "adaptive")
+ADVANTAGES = ("episode", "turn")
 
 
 @contextmanager
@@ -219,6 +220,13 @@ class SQLEnvArguments(EpisodeArguments):
             "differ most: more to learn from where training takes longer than playing."
         },
     )
+    advantages: str = field(
+        default="episode",
+        metadata={
+            "help": "What a token's advantage is: its episode's ('episode'), or that and its turn's, compared with "
+            "the turns of the group's other episodes whose transcripts were the same up to there ('turn')."
+        },
+    )
     reward_weighting: str = field(
         default="fixed",
         metadata={
@@ -282,6 +290,7 @@ class SQLEnvArguments(EpisodeArguments):
             ("weight_sync", WEIGHT_SYNCS),
             ("weight_sync_pause", PAUSES),
             ("question_sampler", QUESTION_SAMPLERS),
+            ("advantages", ADVANTAGES),
             ("reward_weighting", REWARD_WEIGHTINGS),
         ):
             if getattr(self, name) not in choices:

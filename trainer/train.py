@@ -168,7 +168,7 @@ class Training:
             loop = stack.enter_context(RolloutLoop())
             lag = BatchShape.of(grpo).lag(self._arguments.staleness)
             order = question_order(self._arguments, grpo, self._questions, lag)
-            filled = BatchSettings(arguments.staleness, arguments.refill, arguments.oversample)
+            filled = BatchSettings.of(arguments)
             adaptive = self._adaptive_weights(lag)
             rewards = self._env_settings.reward
             batches = Batches(self._dataset, order, grpo, rewards, self._ranks, loop, filled, adaptive)

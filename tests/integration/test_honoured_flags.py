@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import nn
+from torch import Tensor, nn
 from transformers import Qwen3ForCausalLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 from trl import GRPOTrainer
@@ -20,6 +20,7 @@ from env_server.cache import CACHE_VARIABLE
 from sqlenv import cli
 from tests.integration.training import save_policy, surroundings_in
 from trainer.results.run_files import RunFolder
+from trainer.tiny import BASE_CHECKPOINT
 from trainer.training.batches import Batches
 
 FLAGS = [
@@ -71,6 +72,25 @@ def test_checkpointing_keeps_its_settings_after_a_rollout(
     command = ["train", *FLAGS, *flags, "--model_name_or_path", str(policy), "--output_dir", str(tmp_path / "run")]
     assert cli.main(command) == 0
     assert seen == [{(True, False)}] * 2, "a rollout switches it off, and on again as it was"
+
+
+def test_turns_have_advantages_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    compute_loss = GRPOTrainer._compute_loss
+
+    def watched(self: GRPOTrainer, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
+        mask = (inputs["completion_mask"] * inputs["tool_mask"]).bool()
+        assert inputs["advantages"].shape == mask.shape
+        seen.extend(len(row[trained].unique()) > 1 for row, trained in zip(inputs["advantages"], mask, strict=True))
+        loss: Tensor = compute_loss(self, model, inputs)
+        return loss
+
+    monkeypatch.setattr(GRPOTrainer, "_compute_loss", watched)
+    flags = ["--advantages", "turn", "--scale_rewards", "batch", "--temperature", "1.0"]
+    command = ["train", *FLAGS, *flags, "--model_name_or_path", str(BASE_CHECKPOINT)]
+    assert cli.main([*command, "--output_dir", str(tmp_path / "run")]) == 0
+    assert len(seen) == 16
+    assert any(seen), "the turns of an episode differ"
 
 
 @pytest.mark.parametrize(

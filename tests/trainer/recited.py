@@ -20,7 +20,7 @@ def recite(environment: SQLEnvironment, question: Question, texts: Sequence[str]
         observation = environment.step(parsed.action)
         turns.append(turn_of(text, parsed.action, observation, parsed.parseable))
     ids = list(range(len(turns)))
-    row = TokenRow([0], ids, [0.0] * len(ids), [1] * len(ids))
+    row = TokenRow([0], ids, [0.0] * len(ids), [1] * len(ids), [0] * len(ids))
     episode = Episode(
         episode_id=environment.state.episode_id,
         question_id=question.question_id,

@@ -75,16 +75,18 @@ def turn_of(
 
 @dataclass(frozen=True, slots=True)
 class TokenRow:
-    """What GRPO trains on. The three completion lists have one length.
+    """What GRPO trains on. The four completion lists have one length.
 
     `env_mask` is 1 for a token that the policy generated under exactly the prefix that the row shows, 0 for
-    the environment's tokens and for context. `logprobs` is 0.0 where the mask is 0.
+    the environment's tokens and for context. `logprobs` is 0.0 where the mask is 0. `turn_ids` is the index of the
+    episode's turn that a token belongs to, the environment's reply with the turn that it answers.
     """
 
     prompt_ids: list[int]
     completion_ids: list[int]
     logprobs: list[float]
     env_mask: list[int]
+    turn_ids: list[int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,6 +162,6 @@ def play(environment: PlayedEnvironment, question: Question, player: Player) -> 
         family=question.family,
         outcome=outcome_of(observation),
         turns=tuple(turns),
-        row=TokenRow([], [], [], []),
+        row=TokenRow([], [], [], [], []),
     )
     return episode, Conversation(opening, tuple(chat))

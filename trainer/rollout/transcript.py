@@ -113,7 +113,7 @@ class Transcript:
 
     def row(self) -> TokenRow:
         """Return the row; needs at least one turn."""
-        row = TokenRow(prompt_ids=list(self._prompt), completion_ids=[], logprobs=[], env_mask=[])
+        row = TokenRow(prompt_ids=list(self._prompt), completion_ids=[], logprobs=[], env_mask=[], turn_ids=[])
         for index, turn in enumerate(self._turns):
             trained = index >= self._context_turns
             row.completion_ids.extend(turn.token_ids)
@@ -127,6 +127,7 @@ class Transcript:
                 row.completion_ids.extend(turn.reply_ids)
                 row.logprobs.extend([0.0] * len(turn.reply_ids))
                 row.env_mask.extend([0] * len(turn.reply_ids))
+            row.turn_ids.extend([self._dropped + index] * (len(row.completion_ids) - len(row.turn_ids)))
         return row
 
     def _capacity(self) -> int:
@@ -141,4 +142,4 @@ class Transcript:
 
 def masked_row(prompt_ids: list[int], end_id: int) -> TokenRow:
     """The row of a failed episode: one end token that is not trained on (TRL cannot take an empty one)."""
-    return TokenRow(prompt_ids=prompt_ids, completion_ids=[end_id], logprobs=[0.0], env_mask=[0])
+    return TokenRow(prompt_ids=prompt_ids, completion_ids=[end_id], logprobs=[0.0], env_mask=[0], turn_ids=[0])

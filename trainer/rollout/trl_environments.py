@@ -79,7 +79,7 @@ class TRLEnvironment:
             family=question.family,
             outcome=Outcome.FAILED if self._failure else outcome_of(observation),
             turns=tuple(self._turns),
-            row=TokenRow([], [], [], []),
+            row=TokenRow([], [], [], [], []),
             failure=self._failure,
         )
 

@@ -86,7 +86,7 @@ def parse_arguments(
         raise ConfigError("name the policy to train with --model_name_or_path (a folder or a model on the Hub)")
     if grpo.use_vllm:
         check_vllm_flags(arguments, grpo, model_config)
-    check_batches(grpo, BatchSettings(arguments.staleness, arguments.refill, arguments.oversample))
+    check_batches(grpo, BatchSettings.of(arguments))
     settle_evaluation(grpo, arguments.eval_episodes, arguments.stop_at_success)
     advice += TRAIN_FLAGS.check_needs(given, vars(arguments) | vars(grpo) | vars(model_config))
     advise("sqlenv train", [*advice, *check_combinations(arguments, grpo, model_config)])

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import ceil
 from operator import itemgetter
-from statistics import fmean, median
+from statistics import fmean, median, stdev
 from typing import Any
 
 import torch
@@ -32,14 +32,15 @@ from trl import GRPOConfig, GRPOTrainer
 
 from env_server.dataset import Dataset, Question
 from env_server.settings import RewardSettings
-from trainer.config import ConfigError
+from trainer.config import ConfigError, SQLEnvArguments
 from trainer.ranks import Ranks
 from trainer.rollout.background import RolloutLoop
 from trainer.rollout.client import EpisodeRequest, RolloutClient, derive_seed, request_for
+from trainer.rollout.credit import turn_advantages, turn_rewards
 from trainer.rollout.episodes import Episode, Outcome
 from trainer.rollout.failures import Failures, FailureWindow
 from trainer.rollout.groups import PlayedGroups, has_signal, most_spread, play_groups
-from trainer.rollout.rewards import REWARD_NAMES, reward_columns, reward_fields
+from trainer.rollout.rewards import REWARD_FUNCTIONS, REWARD_NAMES, reward_columns, reward_fields
 from trainer.rollout.timings import Part, split
 from trainer.training.batch_summary import (
     BatchSummary,
@@ -56,6 +57,8 @@ from trainer.training.rollout_metrics import BatchTimes, drawn_metrics, rollout_
 
 SAME_REWARD = 1e-6
 """Rewards that are nearer to each other than this are the same."""
+SCALE_FLOOR = 1e-4
+"""What TRL adds to the standard deviation that it divides advantages by."""
 
 OnBatch = Callable[[int, Sequence[Episode]], None]
 """Called on each rank with the training step and the episodes that the rank played."""
@@ -110,6 +113,13 @@ class BatchSettings:
     """Groups that may be played in the place of those that teach nothing, for each group of a batch."""
     oversample: int = 1
     """Episodes that are played for each one that is trained on."""
+    turn_advantages: bool = False
+    """Whether turns have advantages of their own, beside their episode's (`trainer.rollout.credit`)."""
+
+    @classmethod
+    def of(cls, arguments: SQLEnvArguments) -> BatchSettings:
+        """The settings that flags ask for."""
+        return cls(arguments.staleness, arguments.refill, arguments.oversample, arguments.advantages == "turn")
 
     @property
     def judges(self) -> bool:
@@ -137,8 +147,15 @@ def check_batches(grpo: GRPOConfig, settings: BatchSettings) -> None:
             f"--staleness {settings.staleness} trains on samples of earlier weights, which "
             "--vllm_importance_sampling_correction false leaves uncorrected; leave one of them out"
         )
-    if settings.judges and shape.rows % shape.generations:
-        flag = "--refill" if settings.refill else "--oversample"
+    if settings.turn_advantages and grpo.use_liger_kernel:
+        raise ConfigError("--advantages turn gives each token its own, which Liger's loss does not take; leave out one")
+    if settings.turn_advantages and grpo.multi_objective_aggregation != "sum_then_normalize":
+        raise ConfigError(
+            f"--advantages turn compares sums of rewards, and --multi_objective_aggregation "
+            f"{grpo.multi_objective_aggregation} scales each one for itself; leave one of them out"
+        )
+    if (settings.judges or settings.turn_advantages) and shape.rows % shape.generations:
+        flag = "--refill" if settings.refill else "--oversample" if settings.oversample > 1 else "--advantages turn"
         raise ConfigError(
             f"{flag} judges whole groups, and each rank has {shape.rows} rows, no multiple of --num_generations "
             f"{shape.generations}; change --per_device_train_batch_size or --gradient_accumulation_steps"
@@ -204,6 +221,9 @@ class Batches:
         self._next: int | None = None
         self._begun: dict[int, Future[_Played]] = {}
         self._rows: list[Episode] = []
+        self._scale_rewards = grpo.scale_rewards
+        self.token_advantages: list[list[float]] | None = None
+        """Of the last batch's rows: what each completion token's advantage has beside its episode's; None: nothing."""
 
     def play_with(self, client: RolloutClient, on_batch: OnBatch | None) -> None:
         """Play with `client`, and tell `on_batch` of each batch."""
@@ -228,6 +248,8 @@ class Batches:
         seconds, self.waits, _ = max(ranks, key=itemgetter(0))
         times = BatchTimes(seconds=seconds, idle=min(idle for *_, idle in ranks))
         self._rows = played.rows
+        if self._settings.turn_advantages:
+            self.token_advantages = self._turn_advantages(self._weights_of(batch))
         self._tell(trainer, batch, played, times)
         return [prompt_of(self._dataset.question(episode.question_id)) for episode in self._rows]
 
@@ -237,6 +259,28 @@ class Batches:
         if len(rows) != len(prompts):
             raise RuntimeError(f"the batch has {len(rows)} rows, and TRL asks for {len(prompts)}")
         return trl_rows(rows, self._rewards)
+
+    def _turn_advantages(self, weights: Sequence[float] | None) -> list[list[float]]:
+        """Return the advantage of its turn for each completion token of this rank's rows, scaled as TRL scales those
+        of episodes. Collective: every rank calls it.
+        """
+        weights = weights or [1.0] * len(REWARD_FUNCTIONS)
+        size = self._shape.generations
+        groups = [self._rows[first : first + size] for first in range(0, len(self._rows), size)]
+        totals = [
+            [sum(turn_rewards(each, weights, self._rewards)) for each in group if each.outcome is not Outcome.FAILED]
+            for group in groups
+        ]
+        of_batch = [total for rank in self._ranks.gather([totals]) for group in rank for total in group]
+        rows = []
+        for group, of_group in zip(groups, totals, strict=True):
+            scale = 1.0
+            if self._scale_rewards != "none":
+                compared = of_group if self._scale_rewards == "group" else of_batch
+                scale = (stdev(compared) if len(compared) > 1 else 0.0) + SCALE_FLOOR
+            for episode, turns in zip(group, turn_advantages(group, weights, self._rewards), strict=True):
+                rows.append([turns[turn] / scale if turns else 0.0 for turn in episode.row.turn_ids])
+        return rows
 
     def _number(self, step: int) -> int:
         """The batch that comes next; the first of its step where a run begins, or goes on."""

@@ -16,6 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+import torch
+from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy, SchedulerType
 from trl import GRPOConfig
@@ -197,6 +200,12 @@ class SQLEnvTrainer(CheckpointingTrainer, HalvingTrainer):
         self.times.played(self._batches.waits)
         played = [{**row, "prompt": prompt} for row, prompt in zip(inputs, prompts, strict=True)]
         scored: dict[str, Any] = super()._generate_and_score_completions(played)
+        if (rows := self._batches.token_advantages) is not None:
+            # TRL's loss takes (rows, completion) as well as (rows,).
+            of_tokens = pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
+            width = scored["completion_ids"].shape[1]
+            of_tokens = functional.pad(of_tokens, (0, width - of_tokens.shape[1])).to(scored["advantages"].device)
+            scored["advantages"] = scored["advantages"][:, None] + of_tokens
         # TRL counts a group as one with signal when its rewards differ in their last bits, by rounding.
         self._metrics["train"]["frac_reward_zero_std"][-1] = self._batches.without_signal
         decided, total = self.accelerator.reduce(gradient_weight(scored, self._batches.decided), "sum").tolist()

@@ -42,7 +42,17 @@ from trainer.training.grpo import prompt_rows, stop_at_turns_ends, use_engine
 _LOG = logging.getLogger(__name__)
 
 OF_A_RUN = (
-    *("staleness", "refill", "oversample", "reward_weighting", "question_sampler", "curriculum", "difficulty", "folds"),
+    *(
+        "staleness",
+        "refill",
+        "oversample",
+        "reward_weighting",
+        "advantages",
+        "question_sampler",
+        "curriculum",
+        "difficulty",
+        "folds",
+    ),
     *("stop_at_success", "trace", "torch_threads", "dry_run"),
 )
 """Flags about what `sqlenv train` has beside the rollout client: when batches are played, of which questions."""

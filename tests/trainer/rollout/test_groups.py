@@ -34,7 +34,7 @@ class Client:
             await asyncio.sleep(0)
         if number == 99:
             failures.add("no server")
-        row = TokenRow([], [], [], [])
+        row = TokenRow([], [], [], [], [])
         return [
             Episode(f"{number}#{r.seed}", r.question_id, "d", "", "easy", "f", Outcome.WRONG, (), row) for r in requests
         ]

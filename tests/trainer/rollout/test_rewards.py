@@ -30,7 +30,7 @@ def turn(operational: float, progress: float = 0.0, parseable: bool = True) -> T
 
 
 def episode(outcome: Outcome, *turns: Turn) -> Episode:
-    return Episode("e", "q", "db", "?", "easy", "f", outcome, turns, TokenRow([1], [2], [0.0], [1]))
+    return Episode("e", "q", "db", "?", "easy", "f", outcome, turns, TokenRow([1], [2], [0.0], [1], [0]))
 
 
 EPISODES = [

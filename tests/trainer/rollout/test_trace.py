@@ -55,7 +55,7 @@ def played(asked: float, queued: float, *waits: tuple[Wait, float, int | None], 
         spans.append(Span(wait, now + 0.001, now + 0.001 + seconds, turn))
         now = spans[-1].end
     outcome = Outcome.FAILED if failure else Outcome.WRONG
-    row = TokenRow([1], [2], [0.0], [1])
+    row = TokenRow([1], [2], [0.0], [1], [0])
     timing = EpisodeTiming(asked, now + 0.001, tuple(spans))
     return Episode("q#1", "q", "db", "?", "easy", "f", outcome, (), row, failure=failure, timing=timing)
 

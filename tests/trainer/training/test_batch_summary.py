@@ -34,7 +34,7 @@ def episodes(draw: st.DrawFn) -> Episode:
         Turn("", ActionType.QUERY, "", draw(st.booleans()), "", "", RewardComponents(progress=p, operational=o), n)
         for n, (p, o) in enumerate(rewards)
     )
-    row = TokenRow([1], [2, 3], [0.0, 0.0], [draw(st.integers(0, 1)), 1])
+    row = TokenRow([1], [2, 3], [0.0, 0.0], [draw(st.integers(0, 1)), 1], [0, 0])
     failure = "EngineError: gone" if outcome is Outcome.FAILED else ""
     return Episode("e", draw(st.sampled_from("ab")), "d", "", "easy", "f", outcome, turns, row, failure=failure)
 
@@ -77,6 +77,6 @@ def test_groups_that_were_judged_are_told_by_the_ranks_that_played_them() -> Non
 
 def test_a_long_episode_is_told_in_few_bytes() -> None:
     turn = Turn("x" * 1000, ActionType.QUERY, "x" * 1000, True, "y" * 1000, "", RewardComponents())
-    row = TokenRow([1] * 500, [2] * 4000, [-0.5] * 4000, [1] * 4000)
+    row = TokenRow([1] * 500, [2] * 4000, [-0.5] * 4000, [1] * 4000, [0] * 4000)
     episode = Episode("e", "q", "d", "", "easy", "f", Outcome.WRONG, (turn,) * 10, row)
     assert len(pickle.dumps(summaries([episode] * 100, SETTINGS))) < 100 * 250 < len(pickle.dumps(episode))

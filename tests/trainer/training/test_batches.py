@@ -6,6 +6,8 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
+from statistics import stdev
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,6 +28,7 @@ from trainer.config import ConfigError
 from trainer.ranks import Ranks
 from trainer.rollout.background import RolloutLoop
 from trainer.rollout.client import EpisodeRequest, RolloutClient, RolloutSettings
+from trainer.rollout.credit import DISCOUNT
 from trainer.rollout.environments import LocalEnvironments
 from trainer.rollout.episodes import Episode, Outcome, TokenRow, Turn
 from trainer.rollout.failures import RolloutError
@@ -96,7 +99,7 @@ def episode_of(
         family="f",
         outcome=result,
         turns=() if result is Outcome.FAILED else turns,
-        row=TokenRow([1], [2], [0.0], [1]),
+        row=TokenRow([1], [2], [0.0], [1], [0]),
         failure="gone" if result is Outcome.FAILED else "",
     )
 
@@ -288,6 +291,29 @@ def test_the_next_batch_is_begun_before_this_one_has_ended(loop: RolloutLoop) ->
     script.release(2)
     batches.prepare(trainer_at(2, steps=3))
     assert len(script.asked) == 3, "nothing is begun that no step will train on"
+
+
+def test_each_token_has_the_advantage_of_its_turn_beside_its_episodes(loop: RolloutLoop) -> None:
+    """Two episodes of a group begin alike; then one of them answers rightly, and one wrongly."""
+    answers = iter([Outcome.CORRECT, Outcome.WRONG] * 2)
+
+    def played(request: EpisodeRequest) -> Episode:
+        last = episode_of(request.question_id, request.seed, outcome=next(answers))
+        look = replace(last.turns[0], text="DESCRIBE pets", reward=RewardComponents())
+        # Its first turn was dropped from the row.
+        return replace(
+            last, turns=(look, look, *last.turns), row=TokenRow([1], [2] * 4, [0.0] * 4, [1] * 4, [1, 1, 2, 2])
+        )
+
+    weights = [1.0, 0.0, 0.0, 0.0]
+    script = Script(played)
+    batches = batches_of(
+        script, loop, config(scale_rewards="batch", reward_weights=weights), BatchSettings(turn_advantages=True)
+    )
+    batches.prepare(trainer_at(0))
+    scale = stdev([1, 0, 1, 0]) + 1e-4
+    expected = [DISCOUNT / 2 / scale] * 2 + [1 / 2 / scale] * 2
+    assert batches.token_advantages == [pytest.approx([sign * a for a in expected]) for sign in (1, -1, 1, -1)]
 
 
 def test_a_token_that_is_too_old_ends_the_run(loop: RolloutLoop) -> None:

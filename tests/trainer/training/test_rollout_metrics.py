@@ -26,7 +26,7 @@ def episode_with(
         Turn("", ActionType.QUERY, "", True, "", "", RewardComponents(total=r), version)
         for r, version in zip(rewards, versions, strict=False)
     )
-    row = TokenRow([1], [2] * len(mask), [0.0] * len(mask), list(mask))
+    row = TokenRow([1], [2] * len(mask), [0.0] * len(mask), list(mask), [0] * len(mask))
     episode = Episode("e", "q", "d", "", "easy", "f", outcome, turns, row, truncated)
     return EpisodeSummary.of(episode, RewardSettings())
 

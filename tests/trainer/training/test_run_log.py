@@ -19,7 +19,7 @@ from trainer.rollout.episodes import Episode, Outcome, TokenRow, Turn, record
 from trainer.training.run_log import RunLog, episode_lines
 
 TURN = Turn("QUERY x", ActionType.QUERY, "x", True, "", "no such table: x", RewardComponents(total=-0.02))
-EPISODE = Episode("e#1", "e", "db", "?", "easy", "f", Outcome.WRONG, (TURN,), TokenRow([1], [2], [-0.1], [1]))
+EPISODE = Episode("e#1", "e", "db", "?", "easy", "f", Outcome.WRONG, (TURN,), TokenRow([1], [2], [-0.1], [1], [0]))
 OTHER = replace(EPISODE, episode_id="e#2")
 ROLLOUT = {"rollout/success_rate": 0.25, "rollout/steps": 3.0}
 

@@ -19,7 +19,7 @@ def episode(name: str, *turns: tuple[float, float]) -> Episode:
         spans.append(Span(Wait.GENERATION, now, now + generation, place))
         spans.append(Span(Wait.STEP, now + generation, now + generation + step, place))
         now += generation + step + 0.1
-    row = TokenRow([1], [2], [0.0], [1])
+    row = TokenRow([1], [2], [0.0], [1], [0])
     timing = EpisodeTiming(100.0, now, tuple(spans))
     return Episode(name, "q", "db", "?", "easy", "f", Outcome.WRONG, (), row, timing=timing)
 
