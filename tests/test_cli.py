@@ -17,6 +17,7 @@ import pytest
 from env_server.cache import CACHE_VARIABLE
 from env_server.dataset import Dataset
 from env_server.errors import SQLEnvError
+from env_server.types import AnswerMode
 from sqlenv import cli
 
 COMMANDS = (
@@ -67,6 +68,19 @@ def evaluate(capsys: Captured, *flags: str) -> dict[str, Any]:
     summary = json.loads(out)
     assert isinstance(summary, dict)
     return summary
+
+
+@pytest.mark.parametrize("mode", AnswerMode)
+def test_several_samples_give_pass_at_k_and_voting(mode: AnswerMode, small: str, capsys: Captured) -> None:
+    flags = ("--policy", "random", "--samples", "6", "--data", small, "--answer_mode", mode)
+    summary = evaluate(capsys, *flags)
+    sampled = summary["sampled"]
+    assert (sampled["questions"], sampled["samples"]) == (4, 6)
+    rates = [each["rate"] for each in sampled["pass_at"].values()]
+    assert list(sampled["pass_at"]) == ["1", "2", "4", "6"]
+    assert rates[0] == pytest.approx(summary["success_rate"])
+    assert rates == sorted(rates)
+    assert 0 <= sampled["voted"]["rate"] <= rates[-1]
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"], ["help"]])

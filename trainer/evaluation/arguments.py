@@ -39,6 +39,8 @@ PROTOCOL_HELP = (
     "judged alike. The schema is read from --data on this machine, with --env too: servers tell none."
 )
 
+SAMPLES_HELP = "episodes of each question, for pass@k and the answer that most of them agree on (default: 1)"
+
 
 class EvaluationProtocol(StrEnum):
     """What an episode is: exploration, or the text-to-SQL baseline."""
@@ -82,7 +84,7 @@ def build_parser() -> Parser:
         metavar="N",
         help="how many questions, -1 for all (default: as many as the run's evaluations had, else all)",
     )
-    add("--samples", type=whole_number(1), default=1, metavar="N", help="episodes of each question (default: 1)")
+    add("--samples", type=whole_number(1), default=1, metavar="N", help=SAMPLES_HELP)
     add("--temperature", type=_temperature, default=0.0, metavar="X", help="0 plays greedily (default)")
     add("--seed", type=int, metavar="N", help=f"default: the run's, else {defaults.seed}")
     add(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -19,7 +19,10 @@ from rich.console import Console
 
 from env_server.data.loading import load_dataset
 from env_server.dataset import Dataset, Question, Split, in_turn
+from env_server.errors import SQLError
+from env_server.judging.submissions import submitted_query
 from env_server.settings import EnvSettings
+from env_server.sql.pool import DatabasePool
 from env_server.types import AnswerMode
 from inference.adapters import PolicyNameError, find_policy
 from sqlenv.progress import reported
@@ -32,6 +35,7 @@ from trainer.policy.play_settings import SETTING_NAMES, PlaySettings, SavedPlay,
 from trainer.results.exploration import exploration_lines, explore
 from trainer.results.failure_kinds import count_failures
 from trainer.results.run_files import Evaluation, write_episodes
+from trainer.results.samples import SampledSuccess, answer_of, sampled_line, sampled_success
 from trainer.results.statistics import EvaluationSummary, intervals_as_pairs, successful, summarize
 from trainer.results.summary_table import difficulty_table, failure_table, summary_table
 from trainer.rollout.background import RolloutLoop
@@ -50,6 +54,10 @@ if TYPE_CHECKING:
 
     from inference.hf.engine import HFEngine
     from inference.vllm.engine import VLLMEngine
+
+
+MAX_VOTED_ROWS = 10_000
+"""Of the result of a submitted query, those that tell it from another one when samples vote."""
 
 
 def choose_questions(dataset: Dataset, split: Split, limit: int) -> list[Question]:
@@ -222,6 +230,9 @@ def run(argv: Sequence[str]) -> int:
     exploration = explore(records)
     for line in exploration_lines(exploration, one_query=baseline is not None):
         out.print(line, highlight=False, soft_wrap=True)
+    sampled = _sampled(records, dataset, chosen.answer_mode) if args.samples > 1 else None
+    if sampled is not None:
+        out.print(sampled_line(sampled), highlight=False, soft_wrap=True)
     luck = _luck(records, dataset, console) if chosen.answer_mode is AnswerMode.VALUE else None
     if luck is not None:
         out.print(luck_line(luck), highlight=False, soft_wrap=True)
@@ -245,6 +256,7 @@ def run(argv: Sequence[str]) -> int:
                 failure_kinds=count_failures(records),
                 exploration=exploration,
                 luck=luck,
+                sampled=sampled,
             )
         )
     return 0
@@ -255,6 +267,25 @@ def _about(args: argparse.Namespace, chosen: PlaySettings, dataset: Dataset, sum
     unseen = args.split is Split.EVAL and all(len(splits) == 1 for splits in dataset.splits().values())
     what = (args.policy, chosen.data, args.split.value, chosen.answer_mode.value)
     return Evaluation(args.episodes_out.stem, *what, 0, summary, unseen, settings=settings)
+
+
+def _sampled(records: Sequence[EpisodeRecord], dataset: Dataset, mode: AnswerMode) -> SampledSuccess | None:
+    """Return pass@k and voting; submitted queries vote by the rows that they return."""
+    if mode is AnswerMode.VALUE:
+        return sampled_success(records)
+    with closing(DatabasePool(dataset.databases, EnvSettings().sandbox)) as databases:
+
+        def rows_key(record: EpisodeRecord) -> Hashable | None:
+            text = answer_of(record)
+            if text is None:
+                return None
+            try:
+                result = databases.query(record.db_id, submitted_query(text), MAX_VOTED_ROWS)
+            except SQLError:
+                return None
+            return frozenset(Counter(result.rows).items())
+
+        return sampled_success(records, rows_key)
 
 
 def _luck(records: Sequence[EpisodeRecord], dataset: Dataset, console: Console) -> Luck | None:

@@ -313,7 +313,9 @@ def test_each_token_has_the_advantage_of_its_turn_beside_its_episodes(loop: Roll
     batches.prepare(trainer_at(0))
     scale = stdev([1, 0, 1, 0]) + 1e-4
     expected = [DISCOUNT / 2 / scale] * 2 + [1 / 2 / scale] * 2
-    assert batches.token_advantages == [pytest.approx([sign * a for a in expected]) for sign in (1, -1, 1, -1)]
+    assert batches.token_advantages is not None
+    for row, sign in zip(batches.token_advantages, (1, -1, 1, -1), strict=True):
+        assert row == pytest.approx([sign * advantage for advantage in expected])
 
 
 def test_a_token_that_is_too_old_ends_the_run(loop: RolloutLoop) -> None:
