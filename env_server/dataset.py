@@ -33,14 +33,21 @@ class Hardness(StrEnum):
     MEDIUM = "medium"
     HARD = "hard"
     EXTRA = "extra"
+    UNKNOWN = "unknown"
+    """Of a question that has an answer and no SQL: the rule grades queries."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gold:
-    """The rows that the gold SQL returns. `ordered`: the SQL orders at its top level, so order counts."""
+    """The rows that the gold SQL returns, or that the question's answer states.
+
+    `ordered`: the SQL orders at its top level, so order counts. `stated`: written by a person, so that a float stands
+    for every number that rounds to it.
+    """
 
     rows: tuple[Row, ...]
     ordered: bool
+    stated: bool = False
 
     @property
     def width(self) -> int:
@@ -58,7 +65,8 @@ class Question:
     """One usable question. `split` is TRAIN or EVAL; `family` names the source's own sort of question.
 
     `duplicate_of` is the id of the first question of its database whose SQL differs in case, white space and comments
-    at most; "" in that one. `gold_sql` is "" and `gold` empty where a person asks and nobody knows the answer.
+    at most; "" in that one. `gold_sql` is "" where the source has an answer and no SQL; `gold` is empty as well where
+    a person asks and the answer is not known.
     """
 
     question_id: str
@@ -75,7 +83,7 @@ class Question:
     @property
     def judged(self) -> bool:
         """Whether its answer is known, so that an ANSWER can be right or wrong."""
-        return bool(self.gold_sql)
+        return bool(self.gold.rows)
 
 
 class ExclusionReason(StrEnum):
@@ -86,6 +94,7 @@ class ExclusionReason(StrEnum):
     GOLD_EMPTY = "gold_empty"
     GOLD_NULL = "gold_all_null"
     GOLD_TOO_LARGE = "gold_too_large"
+    NO_SQL = "no_sql"
     NO_DATABASE = "no_database"
 
 

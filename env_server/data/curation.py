@@ -117,15 +117,17 @@ def max_gold_rows(answer_mode: AnswerMode, display: DisplaySettings) -> int:
     return display.max_rows if answer_mode is AnswerMode.VALUE else SQL_MODE_ROWS
 
 
-def unusable(result: QueryResult, answer_mode: AnswerMode, display: DisplaySettings) -> Unusable | None:
-    """Say why a gold result, fetched with `max_gold_rows`, cannot be used; None when it can."""
+def unusable(
+    result: QueryResult, answer_mode: AnswerMode, display: DisplaySettings, gold: str = "the gold query"
+) -> Unusable | None:
+    """Say why a gold result, fetched with `max_gold_rows`, cannot be used; None when it can. `gold` is its name."""
     if not result.rows:
-        return Unusable(ExclusionReason.GOLD_EMPTY, "the gold query returns no row")
+        return Unusable(ExclusionReason.GOLD_EMPTY, f"{gold} returns no row")
     if result.more:
         limit = max_gold_rows(answer_mode, display)
-        return Unusable(ExclusionReason.GOLD_TOO_LARGE, f"the gold query returns more than {limit} rows")
+        return Unusable(ExclusionReason.GOLD_TOO_LARGE, f"{gold} returns more than {limit} rows")
     if all(value is None for row in result.rows for value in row):
-        return Unusable(ExclusionReason.GOLD_NULL, "the gold query returns nothing but NULL")
+        return Unusable(ExclusionReason.GOLD_NULL, f"{gold} returns nothing but NULL")
     if answer_mode is AnswerMode.VALUE and not _shown_whole(result, display):
         detail = f"a QUERY result of {display.max_chars} characters cannot show the gold rows whole"
         return Unusable(ExclusionReason.GOLD_TOO_LARGE, detail)
@@ -156,10 +158,20 @@ class _Curator:
         if path is None:
             return _all_excluded(questions, missing)
         try:
-            golds = self._golds(path, {each.sql: each.hardness is None for each in questions})
+            golds = self._golds(path, {each.sql: each.hardness is None for each in questions if each.sql})
         except DataError as error:
             return _all_excluded(questions, str(error))
-        return _outcomes(questions, golds)
+        return _outcomes(questions, [golds[each.sql] if each.sql else self._stated(each) for each in questions])
+
+    def _stated(self, question: RawQuestion) -> Tried:
+        """Return the answer of a question that has no SQL."""
+        if self.answer_mode is AnswerMode.SQL:
+            return Tried(Unusable(ExclusionReason.NO_SQL, "it has an answer and no SQL to judge queries by"))
+        rows = question.answer
+        shown = rows[: max_gold_rows(self.answer_mode, self.display)]
+        result = QueryResult(("",) * len(rows[0] if rows else ()), shown, row_count=len(rows), vm_steps=0)
+        problem = unusable(result, self.answer_mode, self.display, "the stated answer")
+        return Tried(problem or Gold(rows, ordered=False, stated=True), Hardness.UNKNOWN)
 
     def _golds(self, path: Path, wanted: Mapping[str, bool]) -> dict[str, Tried]:
         """Return what golds gave, by their SQL; `wanted` says which are to be graded."""
@@ -207,15 +219,15 @@ def _tried(plain: Mapping[str, Any]) -> Tried:
     return Tried(Gold(rows_from_json(plain["rows"]), plain["ordered"]), grade and Hardness(grade))
 
 
-def _outcomes(questions: Iterable[RawQuestion], golds: Mapping[str, Tried]) -> list[Question | Exclusion]:
+def _outcomes(questions: Sequence[RawQuestion], golds: Sequence[Tried]) -> list[Question | Exclusion]:
     first: dict[str, str] = {}
     outcomes: list[Question | Exclusion] = []
-    for each in questions:
-        tried = golds[each.sql]
+    for each, tried in zip(questions, golds, strict=True):
         if isinstance(tried.gold, Unusable):
             outcomes.append(_excluded(each, tried.gold))
             continue
-        earlier = first.setdefault(normalize_action(ActionType.QUERY, each.sql), each.question_id)
+        same = normalize_action(ActionType.QUERY, each.sql) if each.sql else each.question_id
+        earlier = first.setdefault(same, each.question_id)
         outcomes.append(
             Question(
                 question_id=each.question_id,

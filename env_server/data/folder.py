@@ -4,6 +4,11 @@
     orders.csv, items.parquet, ...    CSV, TSV and Parquet files; together they are one database, called like the folder
     questions.json or .jsonl          {"question": "How many orders are there?", "sql": "SELECT COUNT(*) FROM orders"}
     questions.csv                     the same as a table: a column `question`, a column `sql`, and so on
+
+In place of `sql`, a question may have `answer`: a value, a list of values or a list of rows, as in 42, ["Oslo", "Rome"]
+and [["Ada", 3], ["Bo", 2]]. Its order does not count, and a number stands for all that round to it. With both, the SQL
+decides.
+
     keys.toml                         primary and foreign keys of the tables beside it (`env_server.data.keys`)
 
 Databases may also lie in folders inside: SQLite files as above, and the tables of each such folder make one database
@@ -16,28 +21,32 @@ that is called like it. Tables are imported once (`env_server.data.tabular`). Wh
     split       "train" or "eval", in every question or in none
 
 Without `split`, several databases are split by database, so that the schema of an evaluation question is unseen. The
-questions about a single database are split among themselves, a quarter of them for evaluation, by a hash of the SQL:
-questions with the same SQL stay together, but the schema is seen in training.
+questions about a single database are split among themselves, a quarter of them for evaluation, by a hash of the SQL, or
+of the question where there is none: questions with the same SQL stay together, but the schema is seen in training.
 """
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 from env_server.data.bird import BIRD
 from env_server.data.database_files import DATABASE_SUFFIXES, file_problem, is_database_name, visible
 from env_server.data.json_files import QuestionFile, kind_of
-from env_server.data.question_files import ANSWERS, OPTIONAL_KEYS, REQUIRED_KEYS, is_question_table, read_question_files
+from env_server.data.question_files import OPTIONAL_KEYS, is_question_table, read_question_files
 from env_server.data.raw import RawDataset, RawQuestion
 from env_server.data.source_table import is_text
 from env_server.data.spider import SPIDER
 from env_server.data.splits import split_databases, split_queries
 from env_server.data.tabular import TABLE_SUFFIXES, import_tables, is_table_file
-from env_server.dataset import Split
+from env_server.dataset import Row, Split
 from env_server.errors import DataError
+from env_server.judging.answers import normalize_text
 
 _LISTED = 8
 Place = tuple[QuestionFile, int]
@@ -144,20 +153,53 @@ def _problem(source: Source) -> str:
 def _question(file: QuestionFile, index: int, sources: Sources) -> RawQuestion:
     """Read one question. Its split is ALL where it states none."""
     entry = file.entries[index]
-    if "sql" not in entry and any(key in entry for key in ANSWERS):
-        problem = f"has no SQL (its keys are {', '.join(entry)}), and answers without SQL are not supported yet"
-        raise file.error(index, problem, 'Add the key "sql", or remove this question')
-    text = file.strings(index, REQUIRED_KEYS, [key for key in OPTIONAL_KEYS if key != "id"])
+    answer: tuple[Row, ...] = ()
+    required = ["question", "sql"]
+    if entry.get("sql") is None and "answer" in entry:
+        required.remove("sql")
+        try:
+            answer = stated_rows(entry["answer"])
+        except ValueError as error:
+            fix = 'Write a value, a list of values, or a list of rows: "answer": [["Ada", 3], ["Bo", 2]]'
+            raise file.error(index, f'"answer" {error}', fix) from None
+    text = file.strings(index, required, [key for key in OPTIONAL_KEYS if key not in ("id", "answer")])
     if text["split"] not in _SPLITS:
         raise file.error(index, f'"split" is {text["split"]!r}', 'Make it "train" or "eval"')
     return RawQuestion(
         question_id=_id(file, index),
         text=text["question"].strip(),
         db_id=_db_id(file, index, text["database"], sources),
-        sql=text["sql"],
+        sql=text.get("sql", ""),
+        answer=answer,
         split=_SPLITS[text["split"]] or Split.ALL,
         evidence=text["evidence"],
     )
+
+
+def stated_rows(answer: Any) -> tuple[Row, ...]:
+    """Return the rows that a stated answer means: a value, a list of values, or a list of rows, as JSON or its text.
+
+    A text that is a number or a list in JSON, as a cell of a table is, means that. Raises ValueError.
+    """
+    if isinstance(answer, str):
+        try:
+            read = json.loads(answer)
+        except ValueError:
+            read = answer
+        # "007" and "true" stay the texts that they are.
+        answer = (
+            read if isinstance(read, list) or (isinstance(read, int | float) and not isinstance(read, bool)) else answer
+        )
+    rows = answer if isinstance(answer, list) else [answer]
+    table = [tuple(row) if isinstance(row, list) else (row,) for row in rows]
+    if len({len(row) for row in table}) > 1:
+        raise ValueError("has rows of different lengths")
+    for cell in (cell for row in table for cell in row):
+        if isinstance(cell, dict | list) or (isinstance(cell, float) and not math.isfinite(cell)):
+            raise ValueError(f"holds {kind_of(cell)} that is not a value")
+    if table and not table[0]:
+        raise ValueError("has rows without a value")
+    return tuple(tuple(int(cell) if isinstance(cell, bool) else cell for cell in row) for row in table)
 
 
 def _id(file: QuestionFile, index: int) -> str:
@@ -211,5 +253,5 @@ def _split(places: Sequence[Place], questions: Sequence[RawQuestion]) -> list[Ra
     if len(by_database) > 1:
         splits = [by_database[question.db_id] for question in questions]
     else:
-        splits = split_queries([question.sql for question in questions])
+        splits = split_queries([question.sql or normalize_text(question.text) for question in questions])
     return [replace(question, split=split) for question, split in zip(questions, splits, strict=True)]

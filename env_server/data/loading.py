@@ -5,6 +5,7 @@
     spider:PATH         a folder in Spider's layout (`env_server.data.spider`)
     bird:PATH           a folder in BIRD's layout (`env_server.data.bird`)
     PATH                a folder of your own: SQLite files or tables, and questions (`env_server.data.folder`)
+    answers:NAME        any of them with its gold SQL hidden once the answers are known, as if nobody had written any
 
 A name that is none of the others is a path when it holds a path separator or a folder is called so. Generated data
 sets, and databases that were made from tables, are kept in a cache directory and are the same every time. Every gold
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from env_server.cache import CACHE_VARIABLE, default_cache_dir
@@ -34,6 +36,7 @@ from env_server.types import AnswerMode
 
 DEFAULT_SPEC = "synthetic"
 GENERATED = ("synthetic", "scrambled")
+ANSWERS = "answers:"
 SYNTAX = "synthetic[:SEED], scrambled[:SEED], spider:PATH, bird:PATH, or the PATH of a folder of your own"
 
 
@@ -54,14 +57,21 @@ def load_dataset(
     limits = settings or EnvSettings()
     limit_memory(limits.sandbox)
     cache = cache_dir or default_cache_dir()
-    return curate(
-        read_source(spec, cache),
+    source = spec.removeprefix(ANSWERS)
+    if source != spec and answer_mode is AnswerMode.SQL:
+        raise DataError(f"{spec}: sql mode judges queries by the gold SQL, which {ANSWERS} hides. Use {source}")
+    dataset = curate(
+        read_source(source, cache),
         answer_mode=answer_mode,
         sandbox=limits.sandbox,
         display=limits.display,
         progress=progress,
         catalogue=Catalogue(cache),
     )
+    if source == spec:
+        return dataset
+    hidden = tuple(replace(question, gold_sql="", duplicate_of="") for question in dataset.questions)
+    return replace(dataset, name=spec, questions=hidden)
 
 
 def read_source(spec: str, cache_dir: Path) -> RawDataset:
@@ -83,7 +93,7 @@ def read_source(spec: str, cache_dir: Path) -> RawDataset:
 
 def is_named(spec: str) -> bool:
     """Tell whether `spec` begins with the name of a data set, which counts whatever folders there are."""
-    name, _, argument = (part.strip() for part in spec.partition(":"))
+    name, _, argument = (part.strip() for part in spec.removeprefix(ANSWERS).partition(":"))
     return name in GENERATED or (name in ("spider", "bird") and argument != "")
 
 

@@ -1,7 +1,7 @@
 """Which files of a folder hold its questions, and what they say: JSON, JSON Lines or a table.
 
     questions.json, questions.jsonl    or the only .json or .jsonl file there, whatever it is called
-    questions.csv, questions.tsv       a column `question`, a column `sql`, and the optional keys as further columns
+    questions.csv, questions.tsv       a column `question`, a column `sql` or `answer`, and the optional keys as others
     questions-suggested.jsonl          read beside it, or alone: what `sqlenv data suggest` wrote
 
 A key may have another name (`SYNONYMS`). A table that looks like questions (`is_question_table`) is never a table of
@@ -25,16 +25,14 @@ from env_server.data.parquet_table import PARQUET_SUFFIXES, read_first_rows
 from env_server.errors import DataError
 
 QUESTIONS_STEM = "questions"
-REQUIRED_KEYS = ("question", "sql")
-OPTIONAL_KEYS = ("database", "id", "evidence", "split")
+OPTIONAL_KEYS = ("answer", "database", "id", "evidence", "split")
 SYNONYMS = {
     "sql": ("sql", "sql_query", "gold_sql", "gold_query", "gold", "query", "target", "completion", "output"),
     "question": ("question", "q", "prompt", "nl", "nl_question", "utterance", "text", "instruction", "input", "query"),
     "database": ("database", "db_id", "db"),
+    "answer": ("answer", "answers", "a", "expected", "result"),
 }
 """The names of a key, the preferred one first. Case does not matter, nor a blank or hyphen for an underscore."""
-ANSWERS = ("answer", "answers", "a", "expected", "result")
-"""The names of what is not read yet: an answer in place of the SQL."""
 SUGGESTED_FILE = "questions-suggested.jsonl"
 _DISTINCTIVE = ("question", "q", "prompt", "nl", "nl_question", "utterance")
 """Names of a question that a column of a database's table hardly has."""
@@ -59,6 +57,8 @@ def is_question_table(path: Path) -> bool:
         columns = columns_of(names)
         if called_so and any(name in _DISTINCTIVE or "sql" in name for name in names):
             return True
+        if {"question", "answer"} <= columns.keys() and len(columns) == len(names):
+            return True  # nothing but what a question has
         if "sql" not in columns or not (called_so or "question" in columns):
             return False
         queries = [cells[columns["sql"]] for cells in records if len(cells) == len(names)]
@@ -90,7 +90,8 @@ def read_question_files(folder: Path) -> list[QuestionFile]:
     if not files:
         raise DataError(
             f'{folder} holds no questions. Write {_NEW_FILE} with lines like {{"question": "How many orders are '
-            'there?", "sql": "SELECT COUNT(*) FROM orders"}, or let SQLEnv propose some: '
+            'there?", "sql": "SELECT COUNT(*) FROM orders"} or {"question": "...", "answer": 42}, or let SQLEnv '
+            "propose some: "
             f"sqlenv data suggest {folder}"
         )
     if not any(file.entries for file in files):
@@ -133,12 +134,13 @@ def _read_table(path: Path) -> QuestionFile:
     columns = columns_of(names)
     if twice := next((names[i] for i in columns.values() if names.count(names[i]) > 1), ""):
         raise DataError(f"{path}, line 1: two columns are called {twice}. Rename or remove one of them")
-    if missing := [key for key in REQUIRED_KEYS if key not in columns]:
-        why = "answers without SQL are not supported yet" if "sql" in missing and set(names) & set(ANSWERS) else ""
+    missing = ["question"] if "question" not in columns else []
+    missing += ["sql or answer"] if not columns.keys() & {"sql", "answer"} else []
+    if missing:
         raise DataError(
             f"{path}, line 1: the columns are {', '.join(header[:_LISTED])}, and there is no "
-            f"{' and no '.join(missing)}{why and f'; {why}'}. Add the column, or, if this is a table of the "
-            "database, give the file another name"
+            f"{' and no '.join(missing)}. Add the column, or, if this is a table of the database, give the file "
+            "another name"
         )
     lines: list[int] = []
     entries: list[dict[str, str]] = []

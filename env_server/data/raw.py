@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from env_server.dataset import Hardness, Split
+from env_server.dataset import Hardness, Row, Split
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class RawQuestion:
     """One question as its source states it; `split` is TRAIN or EVAL.
 
     `family` is the source's own sort of question: the generator's family, BIRD's difficulty. `hardness` is None where
-    the query is yet to be graded.
+    the query is yet to be graded. `answer` is what the source states in place of SQL, which is "" then.
     """
 
     question_id: str
@@ -29,6 +29,7 @@ class RawQuestion:
     family: str = ""
     evidence: str = ""
     hardness: Hardness | None = None
+    answer: tuple[Row, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True)

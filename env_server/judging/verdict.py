@@ -54,6 +54,8 @@ from env_server.sql.display import shortened
 
 _RELATIVE_TOLERANCE = Decimal("0.01")
 _ROUNDING_NOISE = Decimal("1e-9")
+_COARSEST_STATED = Decimal("0.05")
+"""A stated float has one decimal at least."""
 _MAX_NUMBER_CHARS = 400
 _VALUE_WORK, _VALUE_WORK_PER_CELL = 200_000, 20
 _ROWS_WORK, _ROWS_WORK_PER_CELL = 3_000_000, 50
@@ -93,7 +95,7 @@ def judge_value(answer: str, gold: Gold) -> Judgement:
     readings = [table for table in parse_answer(answer, gold.width) if len(table) == len(gold.rows)]
     if not readings:
         return Judgement(False, f"no reading has {len(gold.rows)} rows of {gold.width} columns")
-    columns = [_ValueColumn(column) for column in zip(*gold.rows, strict=True)]
+    columns = [_ValueColumn(column, gold.stated) for column in zip(*gold.rows, strict=True)]
     work = Work(_VALUE_WORK + _VALUE_WORK_PER_CELL * len(gold.rows) * gold.width)
     for table in readings:
         typed = [[_typed(cell) for cell in column] for column in zip(*table, strict=True)]
@@ -148,9 +150,14 @@ def _typed(cell: Cell) -> _Typed:
     )
 
 
-def floats_agree(answer: Decimal, gold: Decimal) -> bool:
-    """Tell whether a typed number is the gold float, to the precision given and never looser than 1%."""
+def floats_agree(answer: Decimal, gold: Decimal, stated: bool = False) -> bool:
+    """Tell whether a typed number is the gold float, to the precision given and never looser than 1%.
+
+    The precision is that of the answer; and any answer that rounds to a stated gold agrees.
+    """
     error = abs(answer - gold)
+    if stated and error <= min(_half_unit(gold), _COARSEST_STATED):
+        return True
     return error <= abs(gold) * _ROUNDING_NOISE or error <= min(_half_unit(answer), abs(gold) * _RELATIVE_TOLERANCE)
 
 
@@ -162,7 +169,8 @@ def _half_unit(number: Decimal) -> Decimal:
 class _ValueColumn:
     """A gold column under the rules for typed answers."""
 
-    def __init__(self, values: Sequence[SQLValue]) -> None:
+    def __init__(self, values: Sequence[SQLValue], stated: bool = False) -> None:
+        self._stated = stated
         number: dict[tuple[str, object], int] = {}
         self.ids = [number.setdefault(_key(value), len(number)) for value in values]
         for value, own in zip(values, self.ids, strict=True):
@@ -189,10 +197,10 @@ class _ValueColumn:
     def _close_floats(self, number: Decimal) -> list[Decimal]:
         # The window is a little wider than any tolerance; `floats_agree` decides.
         loosest = min(_half_unit(number), abs(number) * _RELATIVE_TOLERANCE * 2)
-        window = max(loosest, abs(number) * _ROUNDING_NOISE * 2)
+        window = max(loosest, abs(number) * _ROUNDING_NOISE * 2, _COARSEST_STATED if self._stated else 0)
         first = bisect_left(self._floats, number - window)
         last = bisect_right(self._floats, number + window)
-        close = [value for value in self._floats[first:last] if floats_agree(number, value)]
+        close = [value for value in self._floats[first:last] if floats_agree(number, value, self._stated)]
         return sorted(close, key=lambda value: abs(value - number))
 
 

@@ -64,10 +64,12 @@ class Suites:
         self._files: dict[str, Path] = {}
 
     def of(self, question: Question) -> Suite:
-        """Return the question's suite.
+        """Return the question's suite; an empty one where it has no SQL.
 
         Raises DataError when the database or the cache cannot be used, or the suite is not there and none is made.
         """
+        if not question.gold_sql:
+            return Suite((), problem="it has an answer and no SQL")
         place = (question.db_id, question.gold_sql)
         known = self._known(place)
         if known is not None:
@@ -91,7 +93,7 @@ class Suites:
     def missing(self, questions: Iterable[Question]) -> dict[str, list[str]]:
         """Return the gold queries whose suites are not on disk, each once, by database. Raises DataError."""
         golds: dict[str, dict[str, str]] = {}
-        for question in questions:
+        for question in (each for each in questions if each.gold_sql):
             golds.setdefault(question.db_id, {})[_key(question.gold_sql)] = question.gold_sql
         missing = {}
         for db_id, by_key in golds.items():

@@ -43,7 +43,7 @@ from trainer.rollout.client import PlayEpisode, RolloutClient, RolloutSettings, 
 from trainer.rollout.environments import AnyEnvironments, Environments, open_environments
 from trainer.rollout.episodes import Episode, EpisodeRecord, record
 from trainer.rollout.examples import Examples
-from trainer.rollout.players import OraclePlayer, Player, RandomPlayer, play
+from trainer.rollout.players import OraclePlayer, Player, RandomPlayer, play, with_sql
 from trainer.rollout.text_to_sql import TextToSQL
 from trainer.rollout.trace import Trace
 from trainer.rollout.transcript import TokenBudget
@@ -213,6 +213,8 @@ def run(argv: Sequence[str]) -> int:
             if trace is not None:
                 trace.write_episode(episode)
 
+        if args.policy == "oracle":
+            questions = with_sql(questions, "--policy oracle")
         if args.policy in SCRIPTED:
             episodes = play_scripted(args.policy, environments, questions, chosen.answer_mode, chosen.seed, advance)
         else:

@@ -75,6 +75,9 @@ class RunEvaluations:
         questions = self.questions
         if not questions:
             return
+        if policy == "oracle" and not all(question.gold_sql for question in questions):
+            self._console.print("the oracle is left out: it plays gold SQL, and questions have answers alone")
+            return
         with self._progress(policy, len(questions)) as advance:
             episodes = play_scripted(policy, environments, questions, self._answer_mode, self._seed, advance)
         self._judge(_About(policy, policy), [record(e) for e in episodes])

@@ -27,6 +27,8 @@ _CLAUSES: tuple[tuple[type[exp.Expression], str], ...] = (
 
 def hints(question: Question, tables: Sequence[str]) -> tuple[str, ...]:
     """Return the hints for a question about a database with these tables."""
+    if not question.gold_sql:
+        return (_shape(question.gold),)
     used = mentioned_tables(question.gold_sql, tables)
     named = f"The query needs {_listed(used)}, of {_counted(len(tables), 'table')}."
     return (named, *_steps(question.gold_sql), _shape(question.gold))

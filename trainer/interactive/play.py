@@ -173,4 +173,6 @@ def _show_gold(console: Console, question: Question | None) -> None:
     more = len(rows) - _GOLD_ROWS
     answer = format_answer(rows[:_GOLD_ROWS]) + (f"\n... and {more:,} more rows" if more > 0 else "")
     for label, text in (("gold query", question.gold_sql), ("gold answer", answer)):
+        if not text:
+            continue
         console.print(Text.assemble((label, "dim"), "\n" if "\n" in text else "  ", text))

@@ -15,7 +15,7 @@ from env_server.factory import EnvironmentFactory
 from env_server.settings import EnvSettings, JudgingSettings
 from env_server.types import AnswerMode
 from trainer.chat.format import Conversation
-from trainer.rollout.players import OraclePlayer, as_shown_to_players, play
+from trainer.rollout.players import OraclePlayer, as_shown_to_players, play, with_sql
 
 
 class FewShotError(SQLEnvError):
@@ -38,7 +38,8 @@ class Examples:
         settings = EnvSettings(step_budget=step_budget, judging=JudgingSettings(variants=False))
         with EnvironmentFactory(dataset, settings, answer_mode) as factory:
             environment = factory.make()
-            for written in in_turn(sorted(dataset.select(Split.TRAIN), key=attrgetter("db_id"))):
+            training = with_sql(dataset.select(Split.TRAIN), "--few_shot")
+            for written in in_turn(sorted(training, key=attrgetter("db_id"))):
                 question = as_shown_to_players(written, factory.pool)
                 episode, conversation = play(environment, question, OraclePlayer(question, answer_mode))
                 if episode.correct:

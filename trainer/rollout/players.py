@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from env_server.dataset import Question
+from env_server.errors import SQLEnvError
 from env_server.judging.answers import format_answer
 from env_server.sql.pool import Databases
 from env_server.sql.spelling import as_shown
@@ -35,6 +36,10 @@ class PlayedEnvironment(Protocol):
     @property
     def state(self) -> SQLState:
         """The episode's id and step count."""
+
+
+class NeedsSQLError(SQLEnvError):
+    """What was asked for plays gold SQL, and the questions have answers alone."""
 
 
 class Player(Protocol):
@@ -79,6 +84,16 @@ class OraclePlayer:
 def as_shown_to_players(question: Question, databases: Databases) -> Question:
     """Return the question with its gold query in the spelling that DESCRIBE shows. Raises DataError."""
     return replace(question, gold_sql=as_shown(question.gold_sql, databases.schema(question.db_id)))
+
+
+def with_sql(questions: Sequence[Question], what: str) -> list[Question]:
+    """Return the questions that have gold SQL. Raises NeedsSQLError when there are questions, and none has."""
+    found = [question for question in questions if question.gold_sql]
+    if questions and not found:
+        raise NeedsSQLError(
+            f"{what} plays gold SQL, and the questions have answers alone; give their SQL, or leave it out"
+        )
+    return found
 
 
 def mentioned_tables(sql: str, tables: Sequence[str]) -> list[str]:

@@ -236,7 +236,7 @@ class QuestionFilter:
         kept = [question for question in questions if self.admits(question)]
         if questions and not kept:
             there = Counter(question.hardness for question in questions)
-            counts = ", ".join(f"{there[level]:,} {level.value}" for level in Hardness)
+            counts = ", ".join(f"{there[level]:,} {level.value}" for level in Hardness if there[level])
             named = ",".join(level.value for level in self.levels)
             parts = ",".join(map(str, sorted(self.folds)))
             folds = "" if self.of_folds == 1 else f" with --folds {parts}/{self.of_folds}"

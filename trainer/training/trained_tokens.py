@@ -150,7 +150,9 @@ def trained_mask(inputs: dict[str, Any]) -> Tensor:
 
 def gradient_weight(inputs: dict[str, Any], chosen: Sequence[bool]) -> Tensor:
     """The sum over trained tokens of |advantage|: of the `chosen` rows, and of all; shape (2,)."""
-    weights = inputs["advantages"].abs() * trained_mask(inputs).sum(1)
+    advantages = inputs["advantages"].abs()
+    mask = trained_mask(inputs)
+    weights = ((advantages if advantages.dim() == 2 else advantages[:, None]) * mask).sum(1)
     return torch.stack(((weights * torch.tensor(chosen, device=weights.device)).sum(), weights.sum()))
 
 

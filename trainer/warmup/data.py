@@ -19,7 +19,7 @@ from env_server.types import AnswerMode
 from sqlenv.progress import reported
 from trainer.chat.format import ChatFormat, Conversation
 from trainer.config import ConfigError
-from trainer.rollout.players import as_shown_to_players
+from trainer.rollout.players import as_shown_to_players, with_sql
 from trainer.training.questions import ALL_QUESTIONS, QuestionFilter
 from trainer.warmup.demonstrations import demonstrate
 
@@ -57,7 +57,7 @@ def play_demonstrations(
     conversations: list[Conversation] = []
     for spec in specs:
         dataset = load_dataset(spec, answer_mode=answer_mode)
-        everything = kept.asked(dataset, spec)
+        everything = with_sql(kept.asked(dataset, spec), f"a warm-up on --data {spec}")
         questions = everything if limit < 0 else in_turn(everything)[:limit]
         if not questions:
             raise ConfigError(f"--data {spec} has no usable question for training")

@@ -38,7 +38,7 @@ from trainer.chat.format import Conversation
 from trainer.config import ConfigError
 from trainer.results.run_files import read_records
 from trainer.rollout.episodes import Episode, EpisodeRecord, Outcome
-from trainer.rollout.players import as_shown_to_players, play
+from trainer.rollout.players import as_shown_to_players, play, with_sql
 from trainer.training.questions import ALL_QUESTIONS, QuestionFilter
 from trainer.warmup.correcting import Actions, CorrectingPlayer, actions_of, first_mistakes, normalized
 
@@ -111,7 +111,7 @@ def replay(
             for question, ways in of_questions.items():
                 if _play_again(environment, question, ways, most, own_judge, replayed):
                     learned.add(question)
-            for question in dataset.select(Split.TRAIN) if mistakes else ():
+            for question in with_sql(dataset.select(Split.TRAIN), "--correct_mistakes") if mistakes else ():
                 starts = mistakes.get((question.question_id, question_text(question)), [])[:most]
                 if starts and kept.admits(question):
                     shown = as_shown_to_players(question, factory.pool)
@@ -141,7 +141,7 @@ def _play_again(
         episode, conversation = play(environment, question, RepeatingPlayer(actions))
         if not episode.correct:
             replayed.left_out["not right when played again"] += 1
-        elif judge is not None and not _asked(episode, question, judge):
+        elif judge is not None and question.gold_sql and not _asked(episode, question, judge):
             replayed.left_out["right without a right query"] += 1
         else:
             kept += 1

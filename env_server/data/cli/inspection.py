@@ -106,15 +106,22 @@ def question_counts(
     title: str, groups: Iterable[str], questions: Sequence[Question], key: Callable[[Question], str]
 ) -> Table:
     """Count databases, and questions by hardness, in each group; a last line for all groups."""
-    table = _table(title, "databases", *Hardness, "questions")
+    levels = levels_of(questions)
+    table = _table(title, "databases", *levels, "questions")
     groups = list(groups)
     members = {group: [question for question in questions if key(question) == group] for group in groups}
     for name, chosen in [*members.items(), *([("all", list(questions))] if len(groups) > 1 else [])]:
         hardness = Counter(question.hardness for question in chosen)
         databases = len({question.db_id for question in chosen})
-        numbers = [databases, *(hardness[level] for level in Hardness), len(chosen)]
+        numbers = [databases, *(hardness[level] for level in levels), len(chosen)]
         table.add_row(Text(name or "(none)"), *(f"{number:,}" for number in numbers))
     return table
+
+
+def levels_of(questions: Sequence[Question]) -> list[Hardness]:
+    """Return the levels that questions may be counted by: UNKNOWN only where it occurs."""
+    unknown = any(question.hardness is Hardness.UNKNOWN for question in questions)
+    return [level for level in Hardness if unknown or level is not Hardness.UNKNOWN]
 
 
 def _exclusion_counts(excluded: Sequence[Exclusion]) -> RenderableType:

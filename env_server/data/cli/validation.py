@@ -20,9 +20,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from env_server.cache import default_cache_dir
-from env_server.data.cli.inspection import SPLITS, counted, question_counts
+from env_server.data.cli.inspection import SPLITS, counted, levels_of, question_counts
 from env_server.data.curation import Progress
-from env_server.dataset import Dataset, ExclusionReason, Hardness, Question, Split
+from env_server.dataset import Dataset, ExclusionReason, Question, Split
 from env_server.factory import EnvironmentFactory
 from env_server.judging.answers import format_answer
 from env_server.settings import EnvSettings
@@ -36,6 +36,7 @@ _REASONS = {
     ExclusionReason.GOLD_TOO_SLOW: "the gold query needs too much work",
     ExclusionReason.GOLD_EMPTY: "the gold query returns no row",
     ExclusionReason.GOLD_NULL: "the gold query returns nothing but NULL",
+    ExclusionReason.NO_SQL: "an answer and no SQL, which sql mode judges queries by",
     ExclusionReason.GOLD_TOO_LARGE: "the gold query returns more than an answer can hold",
     ExclusionReason.NO_DATABASE: "there is no usable database",
 }
@@ -156,7 +157,7 @@ class Validation:
             "left_out_by_reason": {reason.value: count for reason, count in _reasons(self.dataset)},
             "databases": self.database_total,
             "usable_databases": len(self.dataset.databases),
-            "hardness": _counts(list(Hardness), questions, lambda question: question.hardness),
+            "hardness": _counts(levels_of(questions), questions, lambda question: question.hardness),
             "splits": _counts(SPLITS, questions, lambda question: question.split),
             "zero": [question.question_id for question in questions if question.gold.is_zero],
             "gold_answers_correct": len(questions) - len(self.wrong),
@@ -213,7 +214,7 @@ def validate(
                     untested[question.question_id] = suite.untested
                 if suite.problem:
                     alone[question.question_id] = suite.problem
-                if guessable:
+                if guessable and question.gold_sql:
                     guessability[question.question_id] = measure_guessability(question, suite, factory.pool)
             if progress is not None:
                 progress(done, len(dataset.questions))

@@ -52,6 +52,7 @@ class Kind(StrEnum):
 
     QUESTIONS = "question_file"
     NO_DATABASE = "no_database"
+    NO_SQL = "no_sql"
     GOLD_FAILS = "gold_fails"
     GOLD_EMPTY = "gold_empty"
     GOLD_TOO_LARGE = "gold_too_large"
@@ -96,6 +97,7 @@ MEANINGS: Mapping[Kind, tuple[Severity, str]] = {
     Kind.BROKEN_REFERENCE: (_W, "a foreign key whose row is missing"),
     Kind.QUESTIONS: (_E, "questions that cannot be read"),
     Kind.NO_DATABASE: (_E, "a question whose database cannot be used"),
+    Kind.NO_SQL: (_E, "a question with an answer and no SQL, which sql mode cannot use"),
     Kind.GOLD_FAILS: (_E, "a gold query that fails"),
     Kind.GOLD_EMPTY: (_E, "a gold query without an answer"),
     Kind.GOLD_TOO_LARGE: (_W, "a gold query with more rows than an answer can hold"),

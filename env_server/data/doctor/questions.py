@@ -35,11 +35,13 @@ _REASONS = {
     ExclusionReason.GOLD_NULL: Kind.GOLD_EMPTY,
     ExclusionReason.GOLD_TOO_LARGE: Kind.GOLD_TOO_LARGE,
     ExclusionReason.NO_DATABASE: Kind.NO_DATABASE,
+    ExclusionReason.NO_SQL: Kind.NO_SQL,
 }
 _ADVICE = {
     Kind.GOLD_FAILS: "Correct the query",
     Kind.GOLD_EMPTY: "Correct the query, or ask for something that is there",
     Kind.GOLD_TOO_LARGE: "Ask for less, such as a count or the first few",
+    Kind.NO_SQL: "Write its SQL, or use --answer_mode value",
     Kind.NO_DATABASE: "Correct the files, or name another database",
 }
 

@@ -19,6 +19,8 @@ from env_server.test_suites.suite import reordered
 
 def try_gold(question: Question, databases: Databases, suites: Suites | None) -> Trial:
     """Try a gold query. `suites`: None where no variants are to be made. Raises DataError."""
+    if not question.gold_sql:
+        return Trial(False, ())
     schema = databases.schema(question.db_id)
     tree = parse(question.gold_sql, schema)
     other_order = tree is not None and any(

@@ -108,4 +108,5 @@ def _digest(content: bytes) -> str:
 def _parse(line: str) -> RawQuestion:
     fields = json.loads(line)
     hardness = fields["hardness"]
-    return RawQuestion(**fields | {"split": Split(fields["split"]), "hardness": hardness and Hardness(hardness)})
+    typed = {"split": Split(fields["split"]), "hardness": hardness and Hardness(hardness), "answer": ()}
+    return RawQuestion(**fields | typed)

@@ -295,3 +295,23 @@ def facts_of(folder: Path) -> list[str]:
     (file,) = folder.iterdir()
     with closing(sqlite3.connect(file)) as connection:
         return [fact for (fact,) in connection.execute("SELECT fact FROM facts")]
+
+
+def test_stated_answers_are_held_to_what_an_answer_can_be(tmp_path: Path) -> None:
+    path = add_database(tmp_path, "farm.sqlite")
+    answers: list[tuple[tuple[SQLValue, ...], ...]] = [((3.5,),), (), ((None,),), tuple((n,) for n in range(21))]
+    answers.append((("x" * 81,),))
+    asked = [RawQuestion(f"q{n}", "?", "farm", "", Split.TRAIN, answer=answer) for n, answer in enumerate(answers)]
+    raw = RawDataset("stated", tuple(asked), {"farm": path})
+    dataset = curate(raw)
+    (usable,) = dataset.questions
+    assert (usable.gold.rows, usable.gold.stated, usable.hardness, usable.judged) == (((3.5,),), True, "unknown", True)
+    assert [each.reason for each in dataset.excluded] == [
+        "gold_empty",
+        "gold_all_null",
+        "gold_too_large",
+        "gold_too_large",
+    ]
+    with pytest.raises(NothingUsableError) as raised:
+        curate(raw, answer_mode=SQL)
+    assert {each.reason for each in raised.value.dataset.excluded} == {ExclusionReason.NO_SQL}

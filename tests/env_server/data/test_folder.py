@@ -271,3 +271,47 @@ def test_the_how_to_page_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert golds["How many orders are open?"] == ((2,),)
     assert golds["Who has never ordered anything?"] == (("Dee",),)
     assert golds["What is the total amount of all orders?"] == ((658.5,),)
+
+
+@pytest.mark.parametrize(
+    ("stated", "rows"),
+    [
+        (42, ((42,),)),
+        ("42", ((42,),)),
+        ("3.5", ((3.5,),)),
+        ("007", (("007",),)),
+        ("Oslo, Rome", (("Oslo, Rome",),)),
+        (["Oslo", "Rome"], (("Oslo",), ("Rome",))),
+        ('["Oslo", "Rome"]', (("Oslo",), ("Rome",))),
+        ([["Ada", 3], ["Bo", None]], (("Ada", 3), ("Bo", None))),
+        (True, ((1,),)),
+        (None, ((None,),)),
+        ("true", (("true",),)),
+        ([], ()),
+    ],
+)
+def test_an_answer_in_place_of_sql(shop: Path, stated: Any, rows: tuple[Any, ...]) -> None:
+    ask(shop, {"question": "How many?", "answer": stated})
+    asked = read(shop).questions[0]
+    assert (asked.sql, asked.answer) == ("", rows)
+
+
+@pytest.mark.parametrize("stated", [{"a": 1}, [{"a": 1}], [[1], [1, 2]], [[[1]]], [[]], "[[1], [1, 2]]", "[1e999]"])
+def test_an_answer_that_is_no_value_is_refused(shop: Path, stated: Any) -> None:
+    ask(shop, question(), {"question": "How many?", "answer": stated})
+    assert 'line 6 (question 1): "answer"' in refusal(shop)
+
+
+def test_a_table_of_questions_with_answers_and_its_split(shop: Path) -> None:
+    lines = [f"How many of {name}?,{number}" for number, name in enumerate("abcdefgh")]
+    add_table(shop, "asked.csv", "\n".join(["Question,Answer", *lines, '" how  many OF a?",0']))
+    raw = read(shop)
+    assert [each.answer for each in raw.questions[:3]] == [((0,),), ((1,),), ((2,),)]
+    splits = [each.split for each in raw.questions]
+    assert splits.count(Split.EVAL) == 2
+    assert splits[0] is splits[-1], "the same question, in another case and with other blanks, is not on both sides"
+
+
+def test_with_both_the_sql_decides(shop: Path) -> None:
+    ask(shop, question(answer=7))
+    assert (read(shop).questions[0].sql, read(shop).questions[0].answer) == ("SELECT count(*) FROM t", ())

@@ -90,9 +90,8 @@ def test_questions_as_spider_writes_them_are_read_too(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("questions.csv", "question,answer\nWho?,me\n"),
+        ("questions.csv", "question,note\nWho?,me\n"),
         ("questions.csv", "question,gold answer\nWho?,me\n"),
-        ("Questions.TSV", "q\tanswer\nWho?\tme\n"),
         ("questions.csv", "sql\nSELECT 1\n"),
         ("questions.csv", "wording,query\nHow many?,SELECT 1\n"),
         ("questions.parquet", "question,sql\nHow many?,SELECT 1\n"),
@@ -117,10 +116,10 @@ def test_what_looks_like_questions_and_cannot_be_read_is_refused_and_no_table(
 
 
 def test_the_refusal_names_the_columns(folder: Path) -> None:
-    write(folder, "question,answer\nWho?,me\n")
-    assert {"question,", "answer,", "sql;"} <= set(refusal(folder).split())
+    write(folder, "question,note\nWho?,me\n")
+    assert {"question,", "note,", "sql", "answer."} <= set(refusal(folder).split())
     (folder / "questions.csv").unlink()
-    write_entries(folder, [{"question": "Who?", "answer": "me"}])
+    write_entries(folder, [{"question": "Who?", "note": "me"}])
     assert '"sql"' in refusal(folder)
 
 
@@ -134,7 +133,7 @@ def test_questions_under_any_name_are_known_by_their_queries(folder: Path) -> No
     ("name", "text"),
     [
         ("searches.csv", "text,query\nshoes,red shoes\n"),
-        ("faq.csv", "question,answer\nWho?,me\n"),
+        ("faq.csv", "question,answer,views\nWho?,me,3\n"),
         ("questions.csv", "id,title,score\n1,Who?,3\n"),
         ("questions.csv", "id,text,output\n1,Who?,3\n"),
     ],

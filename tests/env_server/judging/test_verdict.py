@@ -422,3 +422,27 @@ def test_a_long_wrong_answer_is_judged_soon(answer: str) -> None:
     assert not judge_value(answer * (15_000 // len(answer)), wide).correct
     # Nothing here takes 0.005 s on an idle machine; the first took 0.15 s.
     assert time.process_time() - began < 0.05
+
+
+@pytest.mark.parametrize(
+    ("stated", "answer", "correct"),
+    [
+        (3.33, "3.3333333", True),
+        (3.33, "3.33", True),
+        (3.3, "3.3333333", True),
+        (3.33, "3.3", True),
+        (3.33, "3.34", False),
+        (3.33, "3.336", False),
+        (0.1, "0.14", True),
+        (0.1, "0.2", False),
+        (1e20, "1.1e20", False),
+        (3, "3.2", False),
+    ],
+)
+def test_a_stated_float_stands_for_all_that_round_to_it(stated: float, answer: str, correct: bool) -> None:
+    assert judge_value(answer, Gold(((stated,),), ordered=False, stated=True)).correct is correct
+
+
+@given(st.floats(-1e6, 1e6), st.integers(1, 4))
+def test_what_a_person_rounded_is_what_it_was_rounded_from(value: float, digits: int) -> None:
+    assert judge_value(repr(value), Gold(((round(value, digits),),), ordered=False, stated=True)).correct

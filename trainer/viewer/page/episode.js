@@ -101,8 +101,8 @@ function Gold({ gold }) {
     ${data === null && error === null && html`<p class="note">Loading the data set …</p>`}
     <${Trouble} error=${error} />
     ${data?.why && html`<p class="note">${data.why}</p>`}
-    ${data?.sql && html`<pre class="text" id="gold-sql">${data.sql}</pre>
-      <${Table} columns=${null} rows=${data.rows} notes=${[
+    ${data?.sql && html`<pre class="text" id="gold-sql">${data.sql}</pre>`}
+    ${data?.count > 0 && html`<${Table} columns=${null} rows=${data.rows} notes=${[
         data.count > data.rows.length ? `the first ${data.rows.length} of ${count(data.count)} rows` : "",
         data.ordered && data.count > 1 ? "in this order" : ""].filter(Boolean)} />`}
   </div>`;

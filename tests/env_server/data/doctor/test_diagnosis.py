@@ -10,9 +10,10 @@ import pytest
 from env_server.data.doctor.diagnosis import diagnose, repairable
 from env_server.data.doctor.findings import MEANINGS, Kind, Severity
 from env_server.errors import DataError
+from env_server.types import AnswerMode
 from tests.env_server.data.doctor.planted import PLANTED, Planted, database, look, plant, table
 
-ELSEWHERE = {Kind.NO_DATABASE, Kind.GUESSABLE, Kind.NO_VARIANTS, Kind.FEW_QUESTIONS, Kind.NOT_EXAMINED}
+ELSEWHERE = {Kind.NO_DATABASE, Kind.NO_SQL, Kind.GUESSABLE, Kind.NO_VARIANTS, Kind.FEW_QUESTIONS, Kind.NOT_EXAMINED}
 """Kinds that the other tests here plant; the last one takes a table of gigabytes."""
 
 
@@ -41,6 +42,16 @@ def test_a_planted_trouble_is_found(planted: Planted, tmp_path: Path) -> None:
     assert {each.kind for each in found.findings} <= {planted.kind} | aside
     if planted.repaired and planted.said:
         assert repairable(finding, found.files)
+
+
+def test_an_answer_without_sql_is_no_trouble_but_in_sql_mode(tmp_path: Path) -> None:
+    folder = plant(Planted(Kind.NO_SQL), tmp_path)
+    with (folder / "questions.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"question": "How many towns are there?", "answer": 4}) + "\n")
+    assert look(folder, variants=True).findings == ()
+    spec, cache = str(folder), tmp_path / "cache"
+    (finding,) = diagnose(spec, cache, variants=False, answer_mode=AnswerMode.SQL).findings
+    assert finding.kind is Kind.NO_SQL
 
 
 def test_the_worst_comes_first(tmp_path: Path) -> None:
