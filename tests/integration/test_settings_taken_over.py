@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from env_server.dataset import Dataset
 from env_server.types import AnswerMode
 from sqlenv import cli
+from tests.integration.service import write_data
 from tests.integration.training import surroundings_in
 from trainer.config import ActionFormat
 from trainer.policy.play_settings import SETTINGS_FILE, TRAIN_NAMES, WARMUP_NAMES, PlaySettings, read_play
@@ -29,10 +31,15 @@ def surroundings(generated_cache: Path) -> Iterator[None]:
         yield
 
 
-def test_a_warm_up_training_and_an_evaluation_play_alike(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_warm_up_training_and_an_evaluation_play_alike(
+    pets: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     prompt, warm, run, out = (tmp_path / name for name in ("prompt.txt", "warm", "run", "episodes.jsonl"))
+    (tmp_path / "pets").mkdir()
+    # Test databases are made of every question that is trained on.
+    data = write_data(pets, tmp_path / "pets")
     prompt.write_text(PROMPT, encoding="utf-8")
-    task = ["--answer_mode", "sql", "--step_budget", "5", "--system_prompt", str(prompt)]
+    task = ["--data", str(data), "--answer_mode", "sql", "--step_budget", "5", "--system_prompt", str(prompt)]
     start = ["warmup", "--model_name_or_path", str(BASE_CHECKPOINT), "--output_dir", str(warm)]
     assert cli.main([*start, *QUICK, *task, "--max_episodes", "8", "--chat_template_kwargs", '{"level": 1}']) == 0
     prompt.unlink()  # its text is what the policy was taught, wherever the file has gone
@@ -53,6 +60,7 @@ def test_a_warm_up_training_and_an_evaluation_play_alike(tmp_path: Path, capsys:
     evaluated = json.loads(out.with_suffix(".evaluation.json").read_text(encoding="utf-8"))["settings"]
     expected = {
         **{name: getattr(PlaySettings(), name) for name in WARMUP_NAMES},
+        "data": str(data),
         "answer_mode": AnswerMode.SQL,
         "action_format": ActionFormat.TEXT,
         "step_budget": 5,
