@@ -24,6 +24,7 @@ from trainer.config import ActionFormat, ConfigError, SQLEnvArguments, WarmupArg
 from trainer.flags.combinations import check_combinations, check_mappings, check_quantisation, check_trackers
 from trainer.flags.defaults import Machine, train_defaults, warmup_defaults
 from trainer.flags.given import FlagParser, read_given
+from trainer.flags.ranges import check_ranges
 from trainer.flags.table import TRAIN_FLAGS, WARMUP_FLAGS
 from trainer.policy.loading import resolve_policy
 from trainer.policy.play_settings import (
@@ -64,6 +65,7 @@ def parse_arguments(
     """
     kinds = (SQLEnvArguments, GRPOConfig, ModelConfig)
     given = read_given(kinds, argv, "sqlenv train")
+    check_ranges(given)
     start, said = _starting_point(given)
     machine = Machine.here(use_cpu=bool(given.get("use_cpu")))
     planned = "dry_run_gpu" in given
@@ -114,6 +116,7 @@ def parse_warmup_arguments(
     """Read the flags and `--config` of `sqlenv warmup`; as `parse_arguments`. Raises ConfigError."""
     kinds = (WarmupArguments, SFTConfig, ModelConfig)
     given = read_given(kinds, argv, "sqlenv warmup")
+    check_ranges(given)
     start, said = _starting_point(given)
     defaults = warmup_defaults(given | start, Machine.here(use_cpu=bool(given.get("use_cpu")))) | start
     taken_over = _take_over(given, str((defaults | given)["output_dir"]), start_play, WARMUP_NAMES)
