@@ -123,7 +123,9 @@ def test_levels_are_read_from_the_easiest_to_the_hardest() -> None:
     assert SQLEnvArguments().difficulties == tuple(Hardness)
     assert WarmupArguments(difficulty="extra, easy").difficulties == (Hardness.EASY, Hardness.EXTRA)
     for wrong in ("simple", "easy,,hard", ""):
-        with pytest.raises(ConfigError, match="--difficulty takes easy, medium, hard, extra, separated by commas, not"):
+        with pytest.raises(
+            ConfigError, match="--difficulty takes easy, medium, hard, extra, unknown, separated by commas, not"
+        ):
             SQLEnvArguments(difficulty=wrong)
 
 

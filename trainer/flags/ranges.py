@@ -44,12 +44,12 @@ RANGES: Mapping[str, Range] = _ranges(
     counts=(
         _COUNT,
         "per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps steps_per_generation "
-        "generation_batch_size num_iterations max_completion_length max_length save_total_limit lora_r lora_alpha",
+        "generation_batch_size num_iterations max_length save_total_limit lora_r lora_alpha",
     ),
     groups=(Range(2), "num_generations"),
     positive=(
         _POSITIVE,
-        "num_train_epochs logging_steps save_steps eval_steps temperature repetition_penalty adam_epsilon",
+        "num_train_epochs logging_steps save_steps eval_steps repetition_penalty adam_epsilon",
     ),
     not_negative=(
         _NOT_NEGATIVE,
