@@ -180,8 +180,12 @@ class Training:
             self._say(f"policy  {self._model_config.model_name_or_path}: {_size(trainer.model)}, on {grpo.device.type}")
             setup = RolloutSetup(trainer, chat, self._arguments, self._ranks, loop, self._use_vllm)
             settings = setup.settings
-            advise("sqlenv train", context_advice(settings.budget.max_context, settings.budget.turn))
-            play = replace(play_settings(arguments, grpo), max_context_length=settings.budget.max_context)
+            advise("sqlenv train", [*chat.lines, *context_advice(settings.budget.max_context, settings.budget.turn)])
+            play = replace(
+                play_settings(arguments, grpo),
+                chat_template_kwargs=chat.settings.chat_template_kwargs,
+                max_context_length=settings.budget.max_context,
+            )
             if room := trainer.try_saving(play.save):
                 self._say(f"disk    {room}")
             policy = open_policy(setup, self._say)

@@ -5,13 +5,14 @@ Used wherever a policy plays or learns, so that it sees the same words everywher
 `ChatSettings` are what a user chooses, and what is kept with a policy; `ChatFormat` applies them to a tokenizer.
 
 Thinking: where turns have a budget for it, a thought that is not over when that is spent is closed in the model's
-place, and the action follows.
+place, and the action follows. A template's switch for it is off unless somebody chose: thoughts fill the row, whose
+oldest turns, the exploration, are then dropped and not trained.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from env_server.types import AnswerMode, SQLAction, SQLObservation
@@ -29,6 +30,12 @@ if TYPE_CHECKING:
 
 THINKING_TOKENS = 512
 """The default budget of a thought, for policies whose template knows of thoughts."""
+THINKING_SWITCH = "enable_thinking"
+"""The variable by which most templates that have a switch for thinking are switched."""
+THINKING_OFF = (
+    "thinking is off by default, since thoughts fill an episode's row and its oldest turns would not be trained; "
+    f"--chat_template_kwargs '{{\"{THINKING_SWITCH}\": true}}', of train, warmup and evaluate, turns it on"
+)
 _PROBE = SQLAction(action_type="QUERY", argument="SELECT \"name\", 'it''s' FROM t\nWHERE a < 1 -- [x]")
 
 
@@ -46,8 +53,8 @@ class Conversation:
 class ChatSettings:
     """How a policy is spoken to.
 
-    `max_thinking_length` in tokens: None is THINKING_TOKENS where the template knows of thoughts, else none; 0 closes
-    at once a thought that the template opens. `custom_system_prompt` replaces SQLEnv's own.
+    `max_thinking_length` in tokens: None is THINKING_TOKENS where the model thinks, else none; 0 closes at once a
+    thought that the template opens. `custom_system_prompt` replaces SQLEnv's own.
     """
 
     answer_mode: AnswerMode = AnswerMode.VALUE
@@ -81,7 +88,9 @@ class ChatSettings:
 class ChatFormat:
     """Writes episodes as token ids, and reads actions out of turns. `examples` are shown before every question.
 
-    `thinking_tokens` is the budget of a thought, what closes it apart; None where turns have none.
+    `settings` are those in force: with the template's switch for thinking off, where it has one that nobody set and
+    thoughts were given no length; `lines` says so, one line, or nothing. `thinking_tokens` is the budget of a thought,
+    what closes it apart; None where turns have none.
     """
 
     def __init__(
@@ -91,8 +100,17 @@ class ChatFormat:
         examples: Sequence[Conversation] = (),
     ) -> None:
         """Raises TemplateUseError when the tokenizer's chat template cannot be used with these settings."""
-        self._settings = settings = settings or ChatSettings()
+        settings = settings or ChatSettings()
         self.renderer = ChatRenderer(tokenizer, settings.chat_template_kwargs, settings.tools)
+        self.lines: tuple[str, ...] = ()
+        chosen = THINKING_SWITCH in settings.chat_template_kwargs or settings.max_thinking_length
+        if self.renderer.thinks and not chosen:
+            off = {**settings.chat_template_kwargs, THINKING_SWITCH: False}
+            renderer = ChatRenderer(tokenizer, off, settings.tools)
+            if not renderer.thinks:  # else the template has no such switch
+                self.renderer, self.lines = renderer, (THINKING_OFF,)
+                settings = replace(settings, chat_template_kwargs=off)
+        self.settings = settings
         self._native = self._native_formats() if settings.tools else frozenset()
         budget = settings.max_thinking_length
         if budget is None:
@@ -125,8 +143,8 @@ class ChatFormat:
 
     def turn_ids(self, action: SQLAction) -> list[int]:
         """Return the ids of a turn that a demonstration says in the model's place, closed."""
-        if self._settings.action_format is ActionFormat.TOOLS:
-            return self.renderer.call_ids(call_of(action, self._settings.answer_mode))
+        if self.settings.action_format is ActionFormat.TOOLS:
+            return self.renderer.call_ids(call_of(action, self.settings.answer_mode))
         return self.renderer.turn_ids(format_action(action.action_type, action.argument))
 
     def text_of(self, token_ids: Sequence[int]) -> str:
@@ -135,7 +153,7 @@ class ChatFormat:
 
     def parse(self, text: str) -> ParsedAction:
         """Find the action in a turn's text. Never raises."""
-        if self._settings.action_format is ActionFormat.TOOLS:
+        if self.settings.action_format is ActionFormat.TOOLS:
             return parse_call(text, self._native)
         return parse_action(text)
 
@@ -155,7 +173,7 @@ class ChatFormat:
         return ids, learned
 
     def _opening(self, opening: str) -> list[dict[str, str]]:
-        return [{"role": "system", "content": self._settings.system_prompt}, {"role": "user", "content": opening}]
+        return [{"role": "system", "content": self.settings.system_prompt}, {"role": "user", "content": opening}]
 
     def _examples_ids(self, examples: Sequence[Conversation]) -> list[int]:
         """Return worked episodes as they are shown before a question, up to the end of the last one's last turn."""
@@ -174,7 +192,7 @@ class ChatFormat:
 
     def _native_formats(self) -> frozenset[str]:
         """Name the formats that read the template's own way to write a call. Raises TemplateUseError."""
-        call = call_of(_PROBE, self._settings.answer_mode)
+        call = call_of(_PROBE, self.settings.answer_mode)
         text = self.renderer.call_text(call)
         found = frozenset(name for name, read in READERS.items() if read(text) == call)
         if not found:

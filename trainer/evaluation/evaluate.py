@@ -218,9 +218,15 @@ def run(argv: Sequence[str]) -> int:
         if args.policy in SCRIPTED:
             episodes = play_scripted(args.policy, environments, questions, chosen.answer_mode, chosen.seed, advance)
         else:
-            episodes, room = _play_policy(args, chosen, environments, questions, examples, baseline, advance)
-            # As training saves it: what the model allows, where nothing was said.
-            chosen = replace(chosen, max_context_length=room.max_context)
+            episodes, room, chat = _play_policy(args, chosen, environments, questions, examples, baseline, advance)
+            # As training saves them: what the model allows and how its template was used, where nothing was said.
+            chosen = replace(
+                chosen,
+                max_context_length=room.max_context,
+                chat_template_kwargs=chat.settings.chat_template_kwargs,
+            )
+            for line in chat.lines:
+                console.print(line, highlight=False, soft_wrap=True, markup=False)
     records = [record(episode) for episode in episodes]
     summary = summarize(records, excluded_by_reason(dataset))
     rows = [(args.policy, summary)]
@@ -326,8 +332,8 @@ def _play_policy(
     examples: Examples,
     baseline: TextToSQL | None,
     advance: Callable[[Episode], None],
-) -> tuple[list[Episode], TokenBudget]:
-    """Play with a model; return the episodes, and the room that each had."""
+) -> tuple[list[Episode], TokenBudget, ChatFormat]:
+    """Play with a model; return the episodes, the room that each had, and how the model was spoken to."""
     from trainer.policy.loading import load_policy
     from trainer.policy.served import ServedPolicy
 
@@ -350,9 +356,10 @@ def _play_policy(
         chat = chat_of(tokenizer)
         room = settings(model.config.max_position_embeddings, chat)
         played = play_model(model, tokenizer, environments, questions, room, chosen.seed, advance, chat, baseline)
-        return played, room.budget
+        return played, room.budget, chat
     served = ServedPolicy.load(args.policy, trust_remote_code=args.trust_remote_code)
     chat = chat_of(served.tokenizer)
     engine = served.engine(args.vllm_server_base_url or VLLM_URL, chat)
     room = settings(served.context, chat)
-    return play_on(engine, chat, environments, questions, room, chosen.seed, advance, baseline), room.budget
+    played = play_on(engine, chat, environments, questions, room, chosen.seed, advance, baseline)
+    return played, room.budget, chat

@@ -8,8 +8,9 @@ question is played the same way.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from env_server.data.loading import load_dataset
 from env_server.dataset import Question
@@ -26,6 +27,9 @@ from trainer.rollout.client import RolloutClient, RolloutSettings, derive_seed, 
 from trainer.rollout.environments import Environments
 from trainer.rollout.episodes import Episode, Turn
 from trainer.rollout.examples import Examples
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 MAX_CONCURRENCY = 8
 """Questions in flight, of all who ask."""
@@ -85,12 +89,22 @@ def load_player(
     examples = _examples(name, chosen)
     if vllm_urls is None:
         model, tokenizer = load_policy(name, trust_remote_code=trust_remote_code)
-        chat = ChatFormat(tokenizer, chosen.chat, examples.conversations)
+        chat, chosen = _chat(tokenizer, chosen, examples, say)
         settings = _settings(chosen, model.config.max_position_embeddings, chat)
         return PolicyPlayer(name, chosen, in_process_engine(model, tokenizer, chat, settings), chat, settings)
     served = ServedPolicy.load(name, trust_remote_code=trust_remote_code)
-    chat = ChatFormat(served.tokenizer, chosen.chat, examples.conversations)
+    chat, chosen = _chat(served.tokenizer, chosen, examples, say)
     return PolicyPlayer(name, chosen, served.engine(vllm_urls, chat), chat, _settings(chosen, served.context, chat))
+
+
+def _chat(
+    tokenizer: PreTrainedTokenizerBase, chosen: PlaySettings, examples: Examples, say: Callable[[str], object]
+) -> tuple[ChatFormat, PlaySettings]:
+    """Return how the policy is spoken to, and the settings with the template's variables in force."""
+    chat = ChatFormat(tokenizer, chosen.chat, examples.conversations)
+    for line in chat.lines:
+        say(line)
+    return chat, replace(chosen, chat_template_kwargs=chat.settings.chat_template_kwargs)
 
 
 def _settings(chosen: PlaySettings, context: int, chat: ChatFormat) -> RolloutSettings:

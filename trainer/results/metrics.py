@@ -52,6 +52,7 @@ MEANINGS = {
     "rollout/failed": "Episodes that the infrastructure lost; they are masked and count nowhere.",
     "rollout/truncated": "Episodes that lost their oldest turns because the context was full.",
     "rollout/trained_tokens": "Tokens of the policy in the batch: those that the loss is about.",
+    "rollout/trained_token_share": "Share of the policy's tokens that are trained; those of dropped turns are not.",
     "rollout/replaced": "Groups that taught nothing and were replaced by other questions' (--refill).",
     "rollout/staleness/mean": "Mean updates between a turn's weights and those that it is trained on (--staleness).",
     "rollout/staleness/max": "The largest such number; never more than --staleness.",

@@ -82,7 +82,9 @@ def export(
     play = settled.settings
     if name is not None:
         play = replace(play, data=data_name(play.data))
-    _finish(plain, tokenizer, ChatFormat(tokenizer, play.chat).stop_ids, target)
+    chat = ChatFormat(tokenizer, play.chat)
+    play = replace(play, chat_template_kwargs=chat.settings.chat_template_kwargs)
+    _finish(plain, tokenizer, chat.stop_ids, target)
     weights = {
         key: tensor.to(target) if tensor.dtype == summed else tensor
         for key, tensor in full_weights(model, Accelerator()).items()
@@ -113,7 +115,7 @@ def export(
             told = replace(evaluation, policy=evaluation.label, data=data_name(evaluation.data))
             text = json.dumps(asdict(told), ensure_ascii=False, indent=2)
             (target_folder / f"{evaluation.label}.json").write_text(text + "\n", encoding="utf-8")
-    return Exported(out, parameters, label, settled.lines)
+    return Exported(out, parameters, label, (*settled.lines, *chat.lines))
 
 
 def publish(run_folder: Path, destination: Destination, *, trust_remote_code: bool = False) -> str:

@@ -31,6 +31,8 @@ class EpisodeSummary:
     """Of each turn."""
     truncated_turns: int
     trained_tokens: int
+    generated_tokens: int
+    """Of all turns, those that are no longer in the row among them."""
 
     @classmethod
     def of(cls, episode: Episode, settings: RewardSettings) -> EpisodeSummary:
@@ -44,6 +46,7 @@ class EpisodeSummary:
             policy_versions=tuple(turn.policy_version for turn in episode.turns),
             truncated_turns=episode.truncated_turns,
             trained_tokens=sum(episode.row.env_mask),
+            generated_tokens=sum(turn.tokens or 0 for turn in episode.turns),
         )
 
     @property

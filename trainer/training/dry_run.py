@@ -239,6 +239,8 @@ class _Run:
         examples = Examples.play(dataset, arguments.few_shot, self._answer_mode, arguments.step_budget)
         settings = ChatSettings.of(arguments, self._grpo.chat_template_kwargs)
         chat = ChatFormat(tokenizer, settings, examples.conversations)
+        for line in chat.lines:
+            self._plan.say("thinking", line)
         prompt = len(chat.prompt_ids(first_message(observation)))
         turn = arguments.max_turn_length + chat.thought_length
         self._plan.say("template", f"the prompt of the longest question is {prompt} tokens, a turn at most {turn}")

@@ -139,6 +139,8 @@ class RolloutFunction:
             ChatSettings.of(arguments, grpo.chat_template_kwargs),
             self._examples.conversations,
         )
+        for line in chat.lines:
+            _LOG.info(line)
         stop_at_turns_ends(trainer, chat)
         self._ranks = Ranks.of(grpo)
         setup = RolloutSetup(trainer, chat, arguments, self._ranks, self._loop, self._use_vllm)

@@ -29,6 +29,7 @@ def rollout_metrics(episodes: Sequence[EpisodeSummary], times: BatchTimes, step:
     count = len(episodes)
     played = [e for e in episodes if e.outcome is not Outcome.FAILED]
     outcomes = Counter(e.outcome for e in episodes)
+    trained, generated = sum(e.trained_tokens for e in played), sum(e.generated_tokens for e in played)
     ages = [step - version for e in played for version in e.policy_versions]
     return {
         "rollout/steps": fmean(len(e.policy_versions) for e in played) if played else 0.0,
@@ -37,6 +38,7 @@ def rollout_metrics(episodes: Sequence[EpisodeSummary], times: BatchTimes, step:
         "rollout/failed": outcomes[Outcome.FAILED],
         "rollout/truncated": sum(e.truncated_turns > 0 for e in episodes),
         "rollout/trained_tokens": sum(e.trained_tokens for e in episodes),
+        "rollout/trained_token_share": trained / generated if generated else 1.0,
         "rollout/staleness/mean": fmean(ages) if ages else 0.0,
         "rollout/staleness/max": max(ages, default=0),
         "rollout/seconds": times.seconds,

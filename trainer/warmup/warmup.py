@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -218,13 +219,15 @@ def _warm_up(
         model = _load(model_config, sft)
     settings = ChatSettings.of(arguments, arguments.template_variables)
     chat = ChatFormat(tokenizer, settings)
+    for line in chat.lines:
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
     rows = [encode(conversation, chat) for conversation in conversations]
     context = model.config.get_text_config(decoder=True).max_position_embeddings
     rows = _short_enough(rows, sft.max_length or context, console)
     optimizer = None
     if arguments.muon_learning_rate > 0:
         optimizer = MuonAdamW(model, arguments.muon_learning_rate, sft.learning_rate, sft.weight_decay)
-    play = warmup_play_settings(arguments)
+    play = replace(warmup_play_settings(arguments), chat_template_kwargs=chat.settings.chat_template_kwargs)
     continued = hasattr(model, "peft_config")
     deadline = Deadline(arguments.max_minutes, ranks) if arguments.max_minutes > 0 else None
     trainer = WarmupTrainer(

@@ -99,7 +99,8 @@ WHOLE = [
 def test_appending_calls_gives_the_whole_conversation(name: str) -> None:
     """What is written turn by turn is what the template writes of all turns, with the model's own way to call."""
     tokenizer = family_tokenizer(name)
-    settings = ChatSettings(action_format=ActionFormat.TOOLS)
+    # The switch changes GLM's alone: off, a thought is closed where a whole conversation shows another line's end.
+    settings = ChatSettings(action_format=ActionFormat.TOOLS, chat_template_kwargs={"enable_thinking": True})
     chat = ChatFormat(tokenizer, settings)
     query, reply = ACTIONS[2], "3 rows of 'pets'"
     ids = [*chat.prompt_ids(OPENING), *chat.turn_ids(query), *chat.renderer.observation_ids(reply, closed=True)]
@@ -110,7 +111,9 @@ def test_appending_calls_gives_the_whole_conversation(name: str) -> None:
         {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "id": "abcdefghi", "function": call}]},
         {"role": "tool", "name": "query", "tool_call_id": "abcdefghi", "content": reply},
     ]
-    whole = tokenizer.apply_chat_template(messages, tools=settings.tools, add_generation_prompt=True, tokenize=False)
+    whole = tokenizer.apply_chat_template(
+        messages, tools=settings.tools, add_generation_prompt=True, tokenize=False, **settings.chat_template_kwargs
+    )
     # GLM's shows that nothing was thought, which a turn that was generated would have said itself.
     assert tokenizer.decode(ids) == whole.replace("\n<think></think>\n", "")
 
@@ -119,14 +122,14 @@ def test_appending_calls_gives_the_whole_conversation(name: str) -> None:
     ("name", "variables", "opened", "budget"),
     [
         ("qwen2_5", {}, "", None),
-        ("qwen3", {}, "", THINKING_TOKENS),
+        ("qwen3", {"enable_thinking": True}, "", THINKING_TOKENS),
         ("qwen3", {"enable_thinking": False}, "", None),
         ("qwen3_instruct_2507", {}, "", None),
-        ("qwen3_5_think", {}, "<think>", THINKING_TOKENS),
+        ("qwen3_5_think", {"enable_thinking": True}, "<think>", THINKING_TOKENS),
         ("qwen3_5_nothink", {}, "", None),
         ("deepseek_r1_distill", {}, "<think>", THINKING_TOKENS),
-        ("nemotron_3_nano", {}, "<think>", THINKING_TOKENS),
-        ("glm4moe", {}, "", THINKING_TOKENS),
+        ("nemotron_3_nano", {"enable_thinking": True}, "<think>", THINKING_TOKENS),
+        ("glm4moe", {"enable_thinking": True}, "", THINKING_TOKENS),
     ],
 )
 def test_templates_that_know_of_thoughts_get_a_budget_for_them(
@@ -136,7 +139,38 @@ def test_templates_that_know_of_thoughts_get_a_budget_for_them(
     assert (chat.renderer.opened_thought, chat.thinking_tokens) == (opened, budget)
 
 
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_5_think", "qwen3_6", "nemotron_3_nano", "glm4moe"])
+@pytest.mark.parametrize("action_format", ActionFormat)
+def test_thinking_is_off_where_the_template_has_a_switch_and_nobody_chose(
+    name: str, action_format: ActionFormat
+) -> None:
+    tokenizer = family_tokenizer(name)
+    chat = ChatFormat(tokenizer, ChatSettings(action_format=action_format, chat_template_kwargs={"other": 1}))
+    assert chat.settings.chat_template_kwargs == {"other": 1, "enable_thinking": False}
+    assert (chat.thinking_tokens, chat.renderer.opened_thought) == (None, "")
+    assert len(chat.lines) == 1
+    again = ChatFormat(tokenizer, chat.settings)
+    assert (again.settings, again.lines) == (chat.settings, ())
+    assert again.prompt_ids(OPENING) == chat.prompt_ids(OPENING)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("qwen3", ChatSettings(chat_template_kwargs={"enable_thinking": True})),
+        ("qwen3", ChatSettings(chat_template_kwargs={"enable_thinking": False})),
+        ("qwen3", ChatSettings(max_thinking_length=64)),  # whoever gives thoughts a length wants them
+        ("qwen2_5", ChatSettings()),
+        ("qwen3_5_nothink", ChatSettings()),
+        ("deepseek_r1_distill", ChatSettings()),
+    ],
+)
+def test_a_choice_is_kept_and_a_template_without_a_switch_is_left_alone(name: str, settings: ChatSettings) -> None:
+    chat = ChatFormat(family_tokenizer(name), settings)
+    assert (chat.settings, chat.lines) == (settings, ())
+
+
 def test_a_demonstration_closes_the_thought_that_the_template_opened() -> None:
-    chat = ChatFormat(family_tokenizer("qwen3_5_think"))
+    chat = ChatFormat(family_tokenizer("deepseek_r1_distill"))
     assert chat.text_of(chat.turn_ids(ACTIONS[0])) == "<think>\n</think>\n\nDESCRIBE pets"
     assert chat.is_thinking(chat.turn_ids(ACTIONS[0])[:1])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import closing
 
 import pytest
 from hypothesis import given
@@ -10,17 +11,20 @@ from hypothesis import strategies as st
 from transformers import Qwen3ForCausalLM
 
 from env_server.dataset import Dataset
-from env_server.settings import EnvSettings
-from inference.engine import Completion, FinishReason
+from env_server.settings import EnvSettings, RewardSettings
+from inference.engine import Completion, FinishReason, Sampling
 from inference.hf.engine import HFEngine
 from tests.logprobs import logprobs_of
 from tests.trainer.chat.families import family_tokenizer
 from trainer.chat.format import ChatFormat, ChatSettings
 from trainer.chat.parsing import ParsedAction
+from trainer.policy.play_settings import PlaySettings
 from trainer.rollout.client import EpisodeRequest, RolloutClient, RolloutSettings
 from trainer.rollout.environments import LocalEnvironments
 from trainer.rollout.transcript import TokenBudget
 from trainer.rollout.turns import GeneratedTurn, generate_turn
+from trainer.training.batch_summary import EpisodeSummary
+from trainer.training.rollout_metrics import BatchTimes, rollout_metrics
 
 CHAT = ChatFormat(family_tokenizer("qwen3"), ChatSettings(max_thinking_length=12))
 OPENED = ChatFormat(family_tokenizer("qwen3_5_think"), ChatSettings(max_thinking_length=12))
@@ -100,7 +104,7 @@ async def test_who_does_not_think_is_not_interrupted() -> None:
 
 
 async def test_no_thought_at_all() -> None:
-    chat = ChatFormat(family_tokenizer("qwen3_5_think"), ChatSettings(max_thinking_length=0))
+    chat = ChatFormat(family_tokenizer("deepseek_r1_distill"), ChatSettings(max_thinking_length=0))
     script = Script(chat, "ANSWER 3")
     found, text, _ = await turn(chat, script)
     assert (text, script.asked) == ("<think>\n</think>\n\nANSWER 3", [(chat.closing_ids, WORDS)])
@@ -149,3 +153,55 @@ async def test_rows_with_thoughts_are_token_exact(
     closed = [i for i, token in enumerate(row.completion_ids) if token == tokenizer.convert_tokens_to_ids("</think>")]
     assert len(closed) >= 3
     assert sum(row.env_mask[i] == 0 for i in closed) >= 3
+
+
+class Thinker:
+    """Thinks until it is stopped wherever its thought is not closed already, then says the next of given texts."""
+
+    def __init__(self, chat: ChatFormat, texts: Sequence[str]) -> None:
+        self._chat = chat
+        self._texts = list(texts)
+        self.tokens = 0
+
+    def session(self, key: int) -> Thinker:
+        return self
+
+    async def __aenter__(self) -> Thinker:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        pass
+
+    async def aclose(self) -> None:
+        pass
+
+    async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, seed: int) -> Completion:
+        tokenizer, limit = family_tokenizer("qwen3"), sampling.max_new_tokens
+        if self._chat.renderer.decode_turn(prompt_ids).endswith("</think>\n\n"):
+            ids, reason = [*tokenizer.encode(self._texts.pop(0)), END], FinishReason.STOP
+            assert len(ids) <= limit
+        else:
+            ids, reason = tokenizer.encode("<think>" + "and so on " * limit)[:limit], FinishReason.LENGTH
+        self.tokens += len(ids)
+        return Completion(tuple(ids), (-0.5,) * len(ids), reason, policy_version=0)
+
+
+@pytest.mark.parametrize("turns", [9, 15])
+@pytest.mark.parametrize("thinking", [None, True])
+async def test_by_default_a_template_that_thinks_leaves_no_generated_token_untrained(
+    turns: int, thinking: bool | None, pets: Dataset
+) -> None:
+    """At the default lengths; where thinking was chosen, the metric shows what the row had no room for."""
+    variables = {} if thinking is None else {"enable_thinking": thinking}
+    chat = ChatFormat(family_tokenizer("qwen3"), ChatSettings(chat_template_kwargs=variables))
+    play = PlaySettings()
+    engine = Thinker(chat, ["QUERY SELECT name FROM pets"] * (turns - 1) + ["ANSWER 3"])
+    budget = TokenBudget(play.max_completion_length, 32_768, play.max_turn_length, chat.thought_length)
+    with closing(LocalEnvironments(pets, EnvSettings(step_budget=turns), threads=1)) as environments:
+        client = RolloutClient(engine, environments, chat, RolloutSettings(budget))
+        (episode,) = await client.play([EpisodeRequest("cats", seed=1)])
+    assert (episode.failure, len(episode.turns)) == ("", turns)
+    share = sum(episode.row.env_mask) / engine.tokens
+    metrics = rollout_metrics([EpisodeSummary.of(episode, RewardSettings())], BatchTimes(1.0, 0.0), 0)
+    assert metrics["rollout/trained_token_share"] == share
+    assert share == 1.0 if thinking is None else share < 0.8

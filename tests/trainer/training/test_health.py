@@ -6,6 +6,7 @@ import json
 import math
 import random
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -33,6 +34,7 @@ HEALTHY: Row = {
     "rollout/success_rate": 0.3,
     "rollout/out_of_tokens": 0.0,
     "rollout/truncated": 0.0,
+    "rollout/trained_token_share": 1.0,
     "completions/mean_length": 25.0,
     "completions/clipped_ratio": 0.0,
     "sampling/sampling_logp_difference/mean": 0.02,
@@ -87,6 +89,8 @@ DISEASES: list[tuple[Symptom, list[Row]]] = [
     (health.TURNS_CUT, rows(5, completions__clipped_ratio=0.25)),
     (health.OUT_OF_TOKENS, rows(5, rollout__out_of_tokens=0.25, completions__clipped_ratio=0.25)),
     (health.TURNS_DROPPED, rows(5, rollout__truncated=20.0)),
+    (health.TOKENS_UNTRAINED, rows(5, rollout__trained_token_share=0.46, rollout__truncated=60.0)),
+    (health.TOKENS_UNTRAINED, rows(5, rollout__trained_token_share=0.7)),
 ]
 
 
@@ -115,7 +119,13 @@ NEARLY: list[list[Row]] = [
     rows(20, grad_norm=[0.3] * 10 + [1.0] * 10),
     rows(20, completions__mean_length=[15.0] * 10 + [31.0] * 10),
     rows(20, completions__mean_length=[25.0] * 10 + [90.0] * 10, rollout__success_rate=[0.1] * 10 + [0.3] * 10),
-    rows(5, completions__clipped_ratio=0.1, rollout__out_of_tokens=0.1, rollout__truncated=6.0),
+    rows(
+        5,
+        completions__clipped_ratio=0.1,
+        rollout__out_of_tokens=0.1,
+        rollout__truncated=6.0,
+        rollout__trained_token_share=0.9,
+    ),
 ]
 
 
@@ -220,6 +230,6 @@ def test_what_helps_are_flags(tmp_path: Path) -> None:
     quoted = [part for symptom in SYMPTOMS for part in re.findall(r"`(--[^`]*)`", symptom.cure)]
     assert len(quoted) > len(SYMPTOMS)
     cpu = ["--model_name_or_path", "x", "--output_dir", str(tmp_path), "--use_cpu", "true", "--bf16", "false"]
-    for flag, *values in map(str.split, quoted):
+    for flag, *values in map(shlex.split, quoted):
         arguments = parse_arguments([*cpu, flag, *values] if values else cpu)
         assert any(hasattr(kind, flag.removeprefix("--")) for kind in arguments), flag

@@ -23,7 +23,7 @@ def episode_with(
     versions: Sequence[int] = (3, 3, 3),
 ) -> EpisodeSummary:
     turns = tuple(
-        Turn("", ActionType.QUERY, "", True, "", "", RewardComponents(total=r), version)
+        Turn("", ActionType.QUERY, "", True, "", "", RewardComponents(total=r), version, tokens=2)
         for r, version in zip(rewards, versions, strict=False)
     )
     row = TokenRow([1], [2] * len(mask), [0.0] * len(mask), list(mask), [0] * len(mask))
@@ -49,6 +49,7 @@ def test_metrics_of_a_batch() -> None:
             "rollout/failed": 1,
             "rollout/truncated": 2,
             "rollout/trained_tokens": 5,
+            "rollout/trained_token_share": 5 / (2 * 8),
             "rollout/staleness/mean": (0 + 1 + 0 + 2 + 2 + 2 + 1 + 0) / 8,
             "rollout/staleness/max": 2,
             "rollout/seconds": 2.0,
@@ -62,4 +63,5 @@ def test_metrics_when_every_episode_failed() -> None:
     episodes = [episode_with(Outcome.FAILED, mask=[0])]
     metrics = {**rollout_metrics(episodes, TIMES, 3), **drawn_metrics(episodes)}
     assert metrics["rollout/failed"] == 1
+    assert metrics["rollout/trained_token_share"] == 1.0, "nothing that was generated is left out"
     assert metrics["rollout/success_rate"] == metrics["rollout/reward"] == metrics["rollout/steps"] == 0.0
