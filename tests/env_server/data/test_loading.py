@@ -245,3 +245,16 @@ def test_a_folder_of_data_may_be_the_cache_directory_too(own_folder: OwnFolder) 
     first, second = (load_dataset(str(folder), cache_dir=folder) for _ in range(2))
     assert first == second
     assert list(second.databases) == ["shop"]
+
+
+def test_answers_hide_the_gold_sql_and_nothing_else(own_folder: OwnFolder, tmp_path: Path) -> None:
+    script = "CREATE TABLE t (a); INSERT INTO t VALUES (1), (2.5)"
+    spec = str(own_folder(script, "SELECT max(a) FROM t", "SELECT count(*) FROM t"))
+    whole, hidden = (load_dataset(name, cache_dir=tmp_path / "cache") for name in (spec, f"answers:{spec}"))
+    assert [question.gold_sql for question in hidden.questions] == ["", ""]
+    assert all(question.judged for question in hidden.questions)
+    assert [(q.question_id, q.gold, q.hardness, q.split) for q in hidden.questions] == [
+        (q.question_id, q.gold, q.hardness, q.split) for q in whole.questions
+    ]
+    with pytest.raises(DataError, match="sql mode"):
+        load_dataset(f"answers:{spec}", answer_mode=AnswerMode.SQL, cache_dir=tmp_path / "cache")
