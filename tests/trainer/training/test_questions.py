@@ -142,7 +142,7 @@ def test_levels_without_a_question_are_refused_with_what_there_is() -> None:
     with pytest.raises(ConfigError) as refusal:
         hard.asked(dataset_of(some), "spider:here")
     assert str(refusal.value) == (
-        "--difficulty hard leaves no training question of spider:here, which has 2 easy, 2 medium, 0 hard, 2 extra"
+        "--difficulty hard leaves no training question of spider:here, which has 2 easy, 2 medium, 2 extra"
     )
     assert hard.asked(dataset_of([]), "here") == [], "whoever wants questions says so"
 
