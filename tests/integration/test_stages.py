@@ -86,27 +86,23 @@ SAVES_LAST = """
 import os, sys, time
 from pathlib import Path
 from sqlenv import cli
-from trainer.warmup import warmup
 from trainer.warmup.training import WarmupTrainer
 
 done, *command = sys.argv[1:]
-warm_up, save = warmup.warm_up, WarmupTrainer.save_model
-
-def warmed_up(*args, **kwargs):
-    ranks = warm_up(*args, **kwargs)
-    Path(done).touch()  # by the other rank first: the main one is waiting for it
-    return ranks
+save = WarmupTrainer.save_model
 
 def saved(self, folder=None, *args, **kwargs):
-    if os.environ["RANK"] == "0" and folder == self.args.output_dir:
+    if folder == self.args.output_dir:
+        if os.environ["RANK"] != "0":
+            Path(done).touch()
         while not Path(done).exists():
             time.sleep(0.01)
     save(self, folder, *args, **kwargs)
 
-warmup.warm_up, WarmupTrainer.save_model = warmed_up, saved
+WarmupTrainer.save_model = saved
 sys.exit(cli.main(command))
 """
-"""Two ranks of which the main one saves a stage's policy only when the other one has ended the stage."""
+"""Two ranks of which the main one saves a stage's policy only when the other one is at that point, too."""
 
 
 @pytest.fixture(scope="module", autouse=True)
