@@ -209,7 +209,7 @@ class SQLEnvArguments(EpisodeArguments):
     refill: float = field(
         default=0.0,
         metadata={
-            "help": "Groups whose episodes all got the same reward teach nothing: they are replaced by further "
+            "help": "Groups that are all right or all wrong have no signal: they are replaced by further "
             "questions', up to so many for each group of a batch (0: none are)."
         },
     )

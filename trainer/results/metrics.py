@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 MEANINGS = {
     "reward": "The weighted reward, which GRPO trains on: the reward functions' values times --reward_weights, summed.",
     "reward_std": "Spread of the weighted reward over the episodes of the batch; near 0 there is nothing to learn.",
-    "frac_reward_zero_std": "Share of groups whose episodes all got the same reward; they give no gradient.",
+    "frac_reward_zero_std": "Share of groups of equal reward; 0 or 1, for the whole batch, with --scale_rewards batch.",
     "rewards/*/mean": "Mean of one reward function before its weight; all but operational lie between 0 and 1.",
     "rewards/*/std": "Spread of one reward function before its weight.",
     "reward_weights/*": "The weight of one reward in this step; logged with --reward_weighting adaptive.",
@@ -53,7 +53,8 @@ MEANINGS = {
     "rollout/truncated": "Episodes that lost their oldest turns because the context was full.",
     "rollout/trained_tokens": "Tokens of the policy in the batch: those that the loss is about.",
     "rollout/trained_token_share": "Share of the policy's tokens that are trained; those of dropped turns are not.",
-    "rollout/replaced": "Groups that taught nothing and were replaced by other questions' (--refill).",
+    "rollout/no_signal": "Share of groups that are all right or all wrong: from them no answer can be learned.",
+    "rollout/replaced": "Groups that were all right or all wrong and were replaced by other questions' (--refill).",
     "rollout/staleness/mean": "Mean updates between a turn's weights and those that it is trained on (--staleness).",
     "rollout/staleness/max": "The largest such number; never more than --staleness.",
     "rollout/seconds": "Seconds that one batch of episodes took, on the slowest rank.",

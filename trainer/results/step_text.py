@@ -42,7 +42,7 @@ def _episodes(metrics: Metrics) -> list[str]:
         _some(metrics, "success {:5.1%}", "rollout/success_rate"),
         _some(metrics, "reward {:+.2f}", "rollout/reward"),
         _some(metrics, "weighted {:+.3f}", "reward") + spread,
-        _some(metrics, "no signal {:.0%}", "frac_reward_zero_std"),
+        _some(metrics, "no signal {:.0%}", "rollout/no_signal"),
         _some(metrics, "{:4.1f} steps", "rollout/steps"),
         _some(metrics, "{:.0f} tokens", "completions/mean_length") + clipped,
         _some(metrics, "failed {:.0f}", "rollout/failed") if metrics.get("rollout/failed") else "",

@@ -1,10 +1,10 @@
-"""Groups that teach: those whose episodes all got the same reward are replaced, of others the most different are taken.
+"""Groups with signal: those all right or all wrong are replaced, and of more episodes the most different are taken.
 
-GRPO compares the episodes of a group with each other. Where they all got the same reward, every advantage is 0 and the
-group's tokens are paid for in vain. Promises:
+GRPO compares the episodes of a group with each other. Where all are right, or all wrong, they say nothing about how to
+answer (`has_signal`), and their tokens are paid for in vain. Invariants:
 
-1. A batch has `count` groups. Each one that teaches nothing is replaced by the next question's, until `extra` further
-   groups have been drawn; then it stays.
+1. A batch has `count` groups. Each one without signal is replaced by the next question's, until `extra` further groups
+   have been drawn; then it stays.
 2. Judged on the whole group: nothing is decided before its last episode has ended, and every group that was drawn is
    waited for. So which groups are kept does not depend on how fast they were played, and slow episodes are kept as
    often as fast ones.
@@ -34,8 +34,7 @@ class Group:
 
     number: int
     episodes: tuple[Episode, ...]
-    teaches: bool
-    """Its rewards differ."""
+    has_signal: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +50,9 @@ async def play_groups(
     draw: Callable[[int], Sequence[EpisodeRequest]],
     count: int,
     extra: int,
-    teaches: Callable[[Sequence[Episode]], bool],
     failures: Failures,
 ) -> PlayedGroups:
-    """Play `count` groups, and up to `extra` more in the place of those that teach nothing.
+    """Play `count` groups, and up to `extra` more in the place of those without signal.
 
     `draw(number)` gives the requests of the group with that number; all have the same length. Raises RolloutError.
     """
@@ -65,8 +63,8 @@ async def play_groups(
         nonlocal drawn
         requests = draw(number)
         episodes = await client.play(requests, failures=failures, first=number * len(requests))
-        groups.append(Group(number, tuple(episodes), teaches(episodes)))
-        if not groups[-1].teaches and drawn < count + extra:
+        groups.append(Group(number, tuple(episodes), has_signal(each.outcome for each in episodes)))
+        if not groups[-1].has_signal and drawn < count + extra:
             number, drawn = drawn, drawn + 1
             await play(number)
 
@@ -87,8 +85,8 @@ def has_signal(outcomes: Iterable[Outcome]) -> bool:
 
 
 def choose_groups(groups: Sequence[Group], count: int) -> PlayedGroups:
-    """Return those that teach, of which there are at most `count`, and the first drawn of the others to fill up."""
-    ranked = sorted(groups, key=lambda group: (not group.teaches, group.number))
+    """Return those with signal, of which there are at most `count`, and the first drawn of the others to fill up."""
+    ranked = sorted(groups, key=lambda group: (not group.has_signal, group.number))
     kept, replaced = ranked[:count], ranked[count:]
     return PlayedGroups(*(tuple(sorted(part, key=lambda group: group.number)) for part in (kept, replaced)))
 

@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
 from math import ceil
 from operator import itemgetter
 from statistics import fmean, median, stdev
@@ -55,15 +54,11 @@ from trainer.training.questions import QuestionOrder
 from trainer.training.reward_weights import AdaptiveWeights
 from trainer.training.rollout_metrics import BatchTimes, drawn_metrics, rollout_metrics
 
-SAME_REWARD = 1e-6
-"""Rewards that are nearer to each other than this are the same."""
 SCALE_FLOOR = 1e-4
 """What TRL adds to the standard deviation that it divides advantages by."""
 
 OnBatch = Callable[[int, Sequence[Episode]], None]
 """Called on each rank with the training step and the episodes that the rank played."""
-Teaches = Callable[[Sequence[Episode]], bool]
-"""Whether a group's rewards differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +105,7 @@ class BatchSettings:
     staleness: int = 0
     """Updates that a token may be old when it is trained on."""
     refill: float = 0.0
-    """Groups that may be played in the place of those that teach nothing, for each group of a batch."""
+    """Groups that may be played in the place of those without signal, for each group of a batch."""
     oversample: int = 1
     """Episodes that are played for each one that is trained on."""
     turn_advantages: bool = False
@@ -204,7 +199,6 @@ class Batches:
         self._seed = grpo.seed
         self._weights = grpo.reward_weights
         self._adaptive = adaptive
-        self._each_counts = grpo.multi_objective_aggregation == "normalize_then_sum"
         self._rewards = rewards
         self._ranks = ranks
         self._loop = loop
@@ -213,8 +207,6 @@ class Batches:
         self._failures: FailureWindow
         self.waits: Mapping[Part, float] = {}
         """What the episodes of the last batch waited for, in seconds; of several ranks, the slowest one's."""
-        self.without_signal = 0.0
-        """Share of the last batch's groups that teach nothing."""
         self.decided: Sequence[bool] = []
         """Of each row of this rank in the last batch, whether correctness differs within its group."""
         self._on_batch: OnBatch | None = None
@@ -309,9 +301,6 @@ class Batches:
     def _weights_of(self, batch: int) -> Sequence[float] | None:
         return self._weights if self._adaptive is None else self._adaptive.of(batch)
 
-    def _teaches(self, weights: Sequence[float] | None) -> Teaches:
-        return partial(group_teaches, self._rewards, weights, self._each_counts)
-
     async def _play_all(self, client: RolloutClient, batch: int, ids: Sequence[str], whole: int) -> _Played:
         """Play this rank's rows of the first `whole` questions."""
         began = time.perf_counter()
@@ -324,7 +313,7 @@ class Batches:
     async def _play_judged(
         self, client: RolloutClient, batch: int, ids: Sequence[str], whole: int, weights: Sequence[float] | None
     ) -> _Played:
-        """Play this rank's groups, and others where they teach nothing; of each, take what is trained on."""
+        """Play this rank's groups, and others where they have no signal; of each, take what is trained on."""
         began = time.perf_counter()
         ranks, size = self._ranks, self._shape.generations
         count = self._shape.rows // size
@@ -337,7 +326,7 @@ class Batches:
 
         played = size * self._settings.oversample
         failures = self._failures_of_batch(client)
-        groups = await play_groups(client, draw, count, len(drawn) - count, self._teaches(weights), failures)
+        groups = await play_groups(client, draw, count, len(drawn) - count, failures)
         rows: list[Episode] = []
         left_out: list[Episode] = []
         for group in groups.kept:
@@ -377,10 +366,10 @@ class Batches:
         metrics = rollout_metrics(whole.rows, times, step)
         metrics |= drawn_metrics([episode for group in drawn for episode in group])
         metrics["rollout/replaced"] = whole.replaced
-        weights = self._weights_of(batch)
         trained = groups_of(whole.rows, self._shape.generations)
-        self.without_signal = fmean(not columns_differ(columns_of(g), weights, self._each_counts) for g in trained)
-        decided = [has_signal(each.outcome for each in group) for group in trained for _ in group]
+        signals = [has_signal(each.outcome for each in group) for group in trained]
+        metrics["rollout/no_signal"] = 1 - fmean(signals)
+        decided = [signal for signal, group in zip(signals, trained, strict=True) for _ in group]
         self.decided = decided[self._ranks.index * self._shape.rows :][: self._shape.rows]
         if self._adaptive is not None:
             weights = self._adaptive.of(batch)
@@ -416,23 +405,6 @@ class Batches:
 def prompt_of(question: Question) -> list[dict[str, str]]:
     """TRL's prompt format: the question as a user message that also carries its id."""
     return [{"role": "user", "content": question.text, "question_id": question.question_id}]
-
-
-def group_teaches(
-    rewards: RewardSettings, weights: Sequence[float] | None, each_counts: bool, episodes: Sequence[Episode]
-) -> bool:
-    """Tell whether a group's episodes got different rewards, as TRL adds them up; failed ones have none.
-
-    `each_counts`: each reward is scaled by its own spread, so a difference in any one is enough.
-    """
-    return columns_differ(reward_columns(episodes, rewards), weights, each_counts)
-
-
-def columns_differ(columns: Sequence[Sequence[float]], weights: Sequence[float] | None, each_counts: bool) -> bool:
-    """`group_teaches`, by the rewards of a group: a column for each reward function."""
-    weighted = _weighted(columns, weights)
-    compared = weighted if each_counts else [[sum(row) for row in zip(*weighted, strict=True)]]
-    return any(max(column) - min(column) > SAME_REWARD for column in compared if column)
 
 
 def total_rewards(rewards: RewardSettings, weights: Sequence[float] | None, episodes: Sequence[Episode]) -> list[float]:

@@ -206,8 +206,6 @@ class SQLEnvTrainer(CheckpointingTrainer, HalvingTrainer):
             width = scored["completion_ids"].shape[1]
             of_tokens = functional.pad(of_tokens, (0, width - of_tokens.shape[1])).to(scored["advantages"].device)
             scored["advantages"] = scored["advantages"][:, None] + of_tokens
-        # TRL counts a group as one with signal when its rewards differ in their last bits, by rounding.
-        self._metrics["train"]["frac_reward_zero_std"][-1] = self._batches.without_signal
         decided, total = self.accelerator.reduce(gradient_weight(scored, self._batches.decided), "sum").tolist()
         if total > 0:
             self._metrics["train"]["gradient_share/correctness"].append(decided / total)

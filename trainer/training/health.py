@@ -131,22 +131,16 @@ OUT_OF_TOKENS = Symptom(
     "an episode needs more tokens than it has",
     "`--max_completion_length` times 2; a smaller `--max_turn_length`",
 )
-TURNS_DROPPED = Symptom(
-    "the oldest turns are dropped",
-    "the context is full",
-    "a larger `--max_context_length`, and `sqlenv inference --max_model_len`; a smaller `--step_budget`",
-)
 TOKENS_UNTRAINED = Symptom(
     "much of what the policy generates is not trained",
-    "a row has no room for every turn, most often because of thoughts, and the oldest ones are dropped",
-    "`--max_completion_length` times 2; a smaller `--max_thinking_length`; "
-    "`--chat_template_kwargs '{\"enable_thinking\": false}'`",
+    "a row or the context has no room for every turn, often because of thoughts, and the oldest turns are dropped",
+    "`--max_completion_length` times 2; a larger `--max_context_length`, and `sqlenv inference --max_model_len`; "
+    "a smaller `--step_budget` or `--max_thinking_length`; `--chat_template_kwargs '{\"enable_thinking\": false}'`",
 )
 
 SYMPTOMS = (
     *(NOT_FINITE, NO_SPREAD, ALL_FAIL, ALL_SUCCEED, ALL_ALIKE, FLAT, NO_FORMAT, FORMAT_LOST, NO_ENTROPY),
-    *(KL_RUNS_AWAY, MISMATCH, LARGE_UPDATES, SPIKES, LONGER, TURNS_CUT, OUT_OF_TOKENS, TURNS_DROPPED),
-    TOKENS_UNTRAINED,
+    *(KL_RUNS_AWAY, MISMATCH, LARGE_UPDATES, SPIKES, LONGER, TURNS_CUT, OUT_OF_TOKENS, TOKENS_UNTRAINED),
 )
 """All, in the order of the documents."""
 
@@ -209,7 +203,7 @@ def diagnose(rows: Rows, run: Watched) -> list[Finding]:
     looks = (
         *(history.not_finite, history.no_spread, history.no_signal, history.flat, history.format, history.no_entropy),
         *(history.kl, history.mismatch, history.large_updates, history.spikes, history.longer, history.turns_cut),
-        history.turns_dropped,
+        history.tokens_untrained,
     )
     return [found for look in looks if (found := look()) is not None]
 
@@ -241,7 +235,7 @@ class _History:
         """Nearly all fail, nearly all succeed, or each question goes one way: three causes, three cures."""
         count = self._rows_of(MANY)
         success = self._last("rollout/success_rate", count)
-        silent = self._last("frac_reward_zero_std", count)
+        silent = self._last("rollout/no_signal", count)
         if not success or not silent or self.no_spread() is not None:
             return None
         rate, share = fmean(success), fmean(silent)
@@ -333,12 +327,11 @@ class _History:
         share = _above(self._last("completions/clipped_ratio", count), CUT)
         return Finding(TURNS_CUT, f"the last one of {share:.0%} of the episodes") if share else None
 
-    def turns_dropped(self) -> Finding | None:
-        trained = self._last("rollout/trained_token_share", self._rows_of(FEW))
-        if trained and (share := fmean(trained)) < TRAINED:
-            return Finding(TOKENS_UNTRAINED, f"{share:.0%} of the generated tokens are trained")
-        share = _above(self._last("rollout/truncated", self._rows_of(FEW)), CUT * self.run.episodes)
-        return Finding(TURNS_DROPPED, f"in {share / self.run.episodes:.0%} of the episodes") if share else None
+    def tokens_untrained(self) -> Finding | None:
+        shares = self._last("rollout/trained_token_share", self._rows_of(FEW))
+        if not shares or (share := fmean(shares)) >= TRAINED:
+            return None
+        return Finding(TOKENS_UNTRAINED, f"{share:.0%} of the generated tokens are trained")
 
     def _values(self, name: str) -> list[float]:
         return _numbers(self.rows, name)

@@ -16,7 +16,7 @@ METRICS = {
     "rollout/reward": 0.314,
     "reward": -0.125,
     "reward_std": 0.41,
-    "frac_reward_zero_std": 0.375,
+    "rollout/no_signal": 0.375,
     "completions/mean_length": 1234.4,
     "completions/clipped_ratio": 0.031,
     "kl": 0.0123,

@@ -1,4 +1,4 @@
-"""Groups that teach nothing are replaced: bounded, all counted, and no faster group is preferred."""
+"""Groups without signal are replaced: bounded, all counted, and no faster group is preferred."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ SIZE = 2
 
 
 class Client:
-    """Plays each group in its number of turns of the event loop. Stands for the rollout client."""
+    """Plays each group in its number of turns of the event loop, all wrong or with a right one. Stands for a client."""
 
-    def __init__(self, delays: Sequence[int]) -> None:
+    def __init__(self, delays: Sequence[int], informative: Sequence[bool] = (False,) * 100) -> None:
         self._delays = delays
+        self._informative = informative
         self.firsts: list[int] = []
 
     async def play(self, requests: Sequence[EpisodeRequest], *, failures: Failures, first: int) -> list[Episode]:
@@ -35,22 +36,23 @@ class Client:
         if number == 99:
             failures.add("no server")
         row = TokenRow([], [], [], [], [])
+        outcomes = [Outcome.WRONG] * len(requests)
+        if self._informative[number]:
+            outcomes[-1] = Outcome.CORRECT
         return [
-            Episode(f"{number}#{r.seed}", r.question_id, "d", "", "easy", "f", Outcome.WRONG, (), row) for r in requests
+            Episode(f"{number}#{request.seed}", request.question_id, "d", "", "easy", "f", outcome, (), row)
+            for request, outcome in zip(requests, outcomes, strict=True)
         ]
 
 
-def played(teaching: Sequence[bool], delays: Sequence[int], count: int, extra: int) -> PlayedGroups:
-    client: Any = Client(delays)
+def played(informative: Sequence[bool], delays: Sequence[int], count: int, extra: int) -> PlayedGroups:
+    client: Any = Client(delays, informative)
 
     def draw(number: int) -> list[EpisodeRequest]:
         return [EpisodeRequest(str(number), seed) for seed in range(SIZE)]
 
-    def teaches(episodes: Sequence[Episode]) -> bool:
-        return teaching[int(episodes[0].question_id)]
-
     async def run() -> PlayedGroups:
-        return await play_groups(client, draw, count, extra, teaches, Failures(100, 1.0))
+        return await play_groups(client, draw, count, extra, Failures(100, 1.0))
 
     result = asyncio.run(run())
     assert len(set(client.firsts)) == len(client.firsts), "no two requests have one number"
@@ -59,16 +61,16 @@ def played(teaching: Sequence[bool], delays: Sequence[int], count: int, extra: i
 
 @settings(deadline=None)
 @given(
-    teaching=st.lists(st.booleans(), min_size=12, max_size=12),
+    informative=st.lists(st.booleans(), min_size=12, max_size=12),
     delays=st.lists(st.integers(0, 9), min_size=1, max_size=12),
     others=st.lists(st.integers(0, 9), min_size=1, max_size=12),
     count=st.integers(1, 4),
     extra=st.integers(0, 8),
 )
 def test_what_is_kept_depends_on_the_order_of_the_draw_alone(
-    teaching: list[bool], delays: list[int], others: list[int], count: int, extra: int
+    informative: list[bool], delays: list[int], others: list[int], count: int, extra: int
 ) -> None:
-    groups = played(teaching, delays, count, extra)
+    groups = played(informative, delays, count, extra)
     kept, replaced = groups.kept, groups.replaced
     assert len(kept) == count
     numbers = sorted(group.number for group in (*kept, *replaced))
@@ -76,14 +78,14 @@ def test_what_is_kept_depends_on_the_order_of_the_draw_alone(
     assert len(numbers) <= count + extra
     assert all(len(group.episodes) == SIZE for group in (*kept, *replaced))
     assert [group.number for group in kept] == sorted(group.number for group in kept)
-    assert not any(group.teaches for group in replaced), "what was paid for and teaches is used"
-    if not all(group.teaches for group in kept):
-        assert len(numbers) == count + extra, "only the bound leaves a group that teaches nothing"
-    again = played(teaching, others, count, extra)
+    assert not any(group.has_signal for group in replaced), "what was paid for and has signal is used"
+    if not all(group.has_signal for group in kept):
+        assert len(numbers) == count + extra, "only the bound leaves a group without signal"
+    again = played(informative, others, count, extra)
     assert [g.number for g in again.kept] == [g.number for g in kept], "however fast each of them was"
 
 
-def test_of_those_that_teach_nothing_the_first_drawn_fill_up() -> None:
+def test_of_those_without_signal_the_first_drawn_fill_up() -> None:
     groups = [Group(number, (), number in (1, 4)) for number in (4, 3, 2, 1, 0)]
     chosen = choose_groups(groups, 3)
     assert [group.number for group in chosen.kept] == [0, 1, 4]
@@ -121,7 +123,7 @@ def test_too_many_failures_end_it_with_their_own_error() -> None:
         return [EpisodeRequest("99", 0)]
 
     async def run() -> None:
-        await play_groups(client, draw, 3, 3, lambda _: False, Failures(2, 0.0))
+        await play_groups(client, draw, 3, 3, Failures(2, 0.0))
 
     with pytest.raises(RolloutError, match="no server"):
         asyncio.run(run())

@@ -42,7 +42,6 @@ from trainer.training.batches import (
     BatchShape,
     StaleError,
     check_batches,
-    group_teaches,
     prompt_of,
     total_rewards,
 )
@@ -85,10 +84,16 @@ def trainer_at(step: int, steps: int = 100) -> Any:
 
 
 def episode_of(
-    question_id: str, seed: int, *, correct: bool = True, version: int = 0, outcome: Outcome | None = None
+    question_id: str,
+    seed: int,
+    *,
+    correct: bool = True,
+    version: int = 0,
+    outcome: Outcome | None = None,
+    operational: float = 0.0,
 ) -> Episode:
     result = outcome or (Outcome.CORRECT if correct else Outcome.WRONG)
-    reward = RewardComponents(terminal=float(correct), total=float(correct))
+    reward = RewardComponents(terminal=float(correct), operational=operational, total=float(correct) + operational)
     turns = (Turn("ANSWER 1", ActionType.ANSWER, "1", True, "", "", reward, version),)
     return Episode(
         episode_id=f"{question_id}#{seed}",
@@ -397,12 +402,16 @@ def test_nothing_is_older_than_allowed_and_no_group_is_lost_or_doubled(data: st.
     assert run(stops) == run(set()), "a run that stops and resumes trains on the same episodes"
 
 
-def test_groups_that_teach_nothing_are_replaced_and_the_estimate_is_of_those_drawn_first(loop: RolloutLoop) -> None:
+@pytest.mark.parametrize("shaped", [0.0, 1e-6, 0.3])
+def test_groups_without_signal_are_replaced_and_the_estimate_is_of_those_drawn_first(
+    shaped: float, loop: RolloutLoop
+) -> None:
+    """Correctness alone decides which they are: of smaller rewards, no difference counts, be it rounding or large."""
+
     def play(request: EpisodeRequest) -> Episode:
         place = int(request.question_id[1:])
-        return episode_of(
-            request.question_id, request.seed, correct=place != 0 and (place == 1 or request.seed % 2 == 0)
-        )
+        correct = place != 0 and (place == 1 or request.seed % 2 == 0)
+        return episode_of(request.question_id, request.seed, correct=correct, operational=shaped * (request.seed % 3))
 
     told: list[Told] = []
     order = Dealt(40)
@@ -414,6 +423,11 @@ def test_groups_that_teach_nothing_are_replaced_and_the_estimate_is_of_those_dra
     assert not {"q0", "q1"} & set(kept), "never and always solved"
     metrics = trainer._metrics["train"]
     assert metrics["rollout/success_rate"] == [0.5], "q0 and q1"
+    assert metrics["rollout/no_signal"] == [0.0]
+    assert metrics["rollout/replaced"][0] >= 2
+    unfiltered = trainer_at(0)
+    batches_of(script, loop, grpo).prepare(unfiltered)
+    assert unfiltered._metrics["train"]["rollout/no_signal"] == [1.0]
     ((_, episodes),) = told
     assert len(episodes) == 8 + 4 * metrics["rollout/replaced"][0]
     ((batch, results),) = order.observed
@@ -529,33 +543,6 @@ def test_ranks_weigh_by_the_episodes_of_all(loop: RolloutLoop) -> None:
     weights_of(0)  # so that rank 0's are there when rank 1 gathers, and the other way round
     assert weights_of(1) == weights_of(0)
     assert {episode.question_id for part in parts.values() for episode in part.rows} == {"q0", "q1"}
-
-
-def test_failed_episodes_neither_teach_nor_hide_that_others_do() -> None:
-    right, wrong = (episode_of("q", seed, correct=bool(seed)) for seed in (1, 0))
-    failed = episode_of("q", 2, outcome=Outcome.FAILED)
-    weights = [1.0, 0.0, 0.0, 0.0]
-    assert group_teaches(RewardSettings(), weights, False, [right, wrong, failed])
-    assert not group_teaches(RewardSettings(), weights, False, [right, right, failed])
-    assert not group_teaches(RewardSettings(), weights, False, [failed, failed])
-    assert not group_teaches(RewardSettings(), [0.0, 1.0, 1.0, 1.0], False, [right, wrong])
-
-
-def test_rewards_that_are_scaled_one_by_one_teach_where_their_sum_does_not() -> None:
-    plain = episode_of("q", 0)
-    (turn,) = plain.turns
-    wordy = Turn(turn.text, turn.action_type, turn.argument, False, "", "", RewardComponents(operational=1.0))
-    other = Episode(
-        **{name: getattr(plain, name) for name in ("episode_id", "question_id", "db_id", "question")},
-        hardness="easy",
-        family="f",
-        outcome=Outcome.CORRECT,
-        turns=(wordy,),
-        row=plain.row,
-    )
-    weights = [1.0, 0.0, 1.0, 1.0]
-    assert not group_teaches(RewardSettings(), weights, False, [plain, other])
-    assert group_teaches(RewardSettings(), weights, True, [plain, other])
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ HEALTHY: Row = {
     "grad_norm": 0.3,
     "reward": 0.4,
     "reward_std": 0.4,
-    "frac_reward_zero_std": 0.1,
+    "rollout/no_signal": 0.1,
     "rewards/reward_correctness/std": 0.4,
     "rewards/reward_format/mean": 0.95,
     "rewards/reward_format/std": 0.1,
@@ -69,10 +69,10 @@ DISEASES: list[tuple[Symptom, list[Row]]] = [
     (health.NOT_FINITE, rows(1, entropy=None)),
     (health.NO_SPREAD, rows(1, reward_std=0.0)),
     (health.ALL_FAIL, rows(5, rollout__success_rate=0.0)),
-    (health.ALL_FAIL, rows(5, rollout__success_rate=0.05, frac_reward_zero_std=0.95)),
+    (health.ALL_FAIL, rows(5, rollout__success_rate=0.05, rollout__no_signal=0.95)),
     (health.ALL_SUCCEED, rows(5, rollout__success_rate=1.0)),
-    (health.ALL_SUCCEED, rows(5, rollout__success_rate=0.95, frac_reward_zero_std=0.95)),
-    (health.ALL_ALIKE, rows(5, frac_reward_zero_std=0.95)),
+    (health.ALL_SUCCEED, rows(5, rollout__success_rate=0.95, rollout__no_signal=0.95)),
+    (health.ALL_ALIKE, rows(5, rollout__no_signal=0.95)),
     (health.FLAT, rows(100, reward=[0.4 + 0.1 * (-1) ** step for step in range(100)])),
     (health.NO_FORMAT, rows(5, rewards__reward_format__mean=0.07)),
     (health.FORMAT_LOST, rows(20, rewards__reward_format__mean=[0.95] * 10 + [0.62] * 10)),
@@ -88,8 +88,6 @@ DISEASES: list[tuple[Symptom, list[Row]]] = [
     (health.LONGER, rows(20, completions__mean_length=[25.0] * 5 + [50.0] * 10 + [90.0] * 5)),
     (health.TURNS_CUT, rows(5, completions__clipped_ratio=0.25)),
     (health.OUT_OF_TOKENS, rows(5, rollout__out_of_tokens=0.25, completions__clipped_ratio=0.25)),
-    (health.TURNS_DROPPED, rows(5, rollout__truncated=20.0)),
-    (health.TOKENS_UNTRAINED, rows(5, rollout__trained_token_share=0.46, rollout__truncated=60.0)),
     (health.TOKENS_UNTRAINED, rows(5, rollout__trained_token_share=0.7)),
 ]
 
@@ -106,9 +104,9 @@ def test_every_symptom_has_a_case() -> None:
 
 NEARLY: list[list[Row]] = [
     rows(4, rollout__success_rate=0.0),
-    rows(5, rollout__success_rate=0.047, frac_reward_zero_std=0.68),
+    rows(5, rollout__success_rate=0.047, rollout__no_signal=0.68),
     rows(5, rollout__success_rate=0.97),
-    rows(5, frac_reward_zero_std=0.8),
+    rows(5, rollout__no_signal=0.8),
     rows(5, reward_std=0.0076),
     rows(5, rewards__reward_format__mean=[0.95, 0.3, 0.95, 0.9, 0.9]),
     rows(5, entropy=0.06, rollout__success_rate=0.94),
@@ -152,7 +150,7 @@ def test_float16_may_overflow_while_it_finds_its_scale() -> None:
 def test_a_reward_that_all_episodes_got_alike_is_no_matter_of_weights() -> None:
     alike = rows(5, reward_std=0.0, rewards__reward_correctness__std=0.0, rewards__reward_format__std=0.0)
     assert signs(alike) == []
-    unweighted = rows(5, reward_std=0.0, frac_reward_zero_std=1.0, rollout__success_rate=0.05)
+    unweighted = rows(5, reward_std=0.0, rollout__no_signal=1.0, rollout__success_rate=0.05)
     assert signs(unweighted) == [health.NO_SPREAD], "it does not look like a policy that fails"
 
 
@@ -188,7 +186,7 @@ def learning(seed: int, episodes: int, steps: int) -> list[Row]:
                 "grad_norm": draw.lognormvariate(math.log(0.3), 0.4),
                 "reward": rate + draw.gauss(0.15, 0.3 * scatter),
                 "rollout/success_rate": rate,
-                "frac_reward_zero_std": sum(draw.random() < 0.4 for _ in range(8)) / 8,
+                "rollout/no_signal": sum(draw.random() < 0.4 for _ in range(8)) / 8,
                 "rewards/reward_format/mean": min(1.0, draw.gauss(0.9, 0.36 * scatter)),
                 "completions/mean_length": (25 + 25 * step / steps) * draw.lognormvariate(0, scatter),
                 "completions/clipped_ratio": sum(draw.random() < 0.02 for _ in range(episodes)) / episodes,

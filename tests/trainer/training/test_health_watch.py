@@ -13,7 +13,7 @@ from trainer.training.arguments import parse_arguments
 from trainer.training.health import Watched
 from trainer.training.health_watch import HealthWatch, watched
 
-FAILING = {"loss": 0.1, "rollout/success_rate": 0.0, "frac_reward_zero_std": 0.875}
+FAILING = {"loss": 0.1, "rollout/success_rate": 0.0, "rollout/no_signal": 0.875}
 
 
 class Run:
@@ -69,7 +69,7 @@ def test_a_run_that_goes_on_remembers_what_it_has_logged_and_said(run: Run) -> N
 
 def test_evaluations_and_closing_words_are_no_steps(run: Run) -> None:
     for step in range(1, 6):
-        run.log(step, {"eval_success_rate": 0.0, "rollout/success_rate": 0.0, "frac_reward_zero_std": 1.0})
+        run.log(step, {"eval_success_rate": 0.0, "rollout/success_rate": 0.0, "rollout/no_signal": 1.0})
     run.begin()
     for step in range(6, 10):
         run.log(step, {**FAILING})

@@ -11,7 +11,7 @@ const GROUPS = [
     ["rollout/reward", "reward of the environment"],
     ["rewards/*/mean"],
     ["reward_std", "spread of the weighted reward"],
-    ["frac_reward_zero_std", "groups without signal", percent],
+    ["rollout/no_signal", "groups without signal", percent],
     ["reward_weights/*"],
   ]],
   ["Policy", [
