@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
@@ -142,7 +142,8 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in (answer.headers | {"Content-Length": str(len(answer.body))}).items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(answer.body)
+        with suppress(ConnectionError):  # whoever has seen the fault may have left
+            self.wfile.write(answer.body)
 
     def log_message(self, *args: object) -> None:
         """Keep quiet."""

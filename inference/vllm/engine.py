@@ -319,6 +319,8 @@ class _LoopState:
             if not task.done():
                 task.cancel()
                 await asyncio.wait([task])
+            if not task.cancelled():
+                task.exception()  # retrieved, also where the caller was cancelled and nobody asks for the result
         if task.cancelled():
             if self._closed:
                 raise EngineClosedError("the engine was closed while the request was outstanding")

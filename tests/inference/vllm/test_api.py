@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+from typing import NoReturn
+
 import httpx
 import pytest
 
 from env_server.dataset import Dataset
 from inference.engine import FinishReason, Sampling
 from inference.vllm.api import NotVLLMError, ReplicaRejectedError, ServerCompletion, VLLMServer
+from inference.vllm.engine import VLLMEngine
 from inference.weights.device_facts import ask
 from tests.env_server.conftest import RunningServer, settings
 from tests.not_vllm import BROKEN_MODEL, NOT_VLLM, STOP, Answer, Fault, answering
@@ -57,6 +62,32 @@ async def test_logprobs_of_no_distribution_are_refused(fault: str) -> None:
         await completed(url)
     assert not isinstance(caught.value, NotVLLMError)
     assert caught.value.url == url
+
+
+async def _cancelled_as_it_fails() -> None:
+    async def play() -> None:
+        async with engine.session(1) as session:
+            await session.generate((5, 6), Sampling(4), seed=1)
+
+    async def fail(server: VLLMServer, *_: object, **__: object) -> NoReturn:
+        playing.cancel()
+        raise ReplicaRejectedError(server.url, "no")
+
+    with answering("m", None) as url, pytest.MonkeyPatch.context() as patch:
+        engine = VLLMEngine([url], stop_ids=[STOP], vocab_size=10)
+        patch.setattr(VLLMServer, "complete", fail)
+        playing = asyncio.create_task(play())
+        with pytest.raises(asyncio.CancelledError):
+            await playing
+        await engine.aclose()
+
+
+def test_a_turn_that_fails_as_it_is_cancelled_leaves_no_error_that_nobody_retrieved(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    asyncio.run(_cancelled_as_it_fails())
+    gc.collect()
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
 
 
 async def test_workers_that_tell_nothing_readable_are_not_vllms() -> None:

@@ -162,12 +162,12 @@ def test_the_reward_function_bounds_what_a_model_writes(
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))
     completions = [[{"role": "assistant", "content": query}]]
-    began = time.process_time()
+    began, peak = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for gold in ("SELECT 1", query):
         assert reward(completions, ["databases/pets.sqlite"], [gold], [False]) == [0.0]
     # Three queries, each two seconds at most, and what a hundred instructions take.
     assert time.process_time() - began < 12
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 2_000_000
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 1_000_000  # kB; other tests ran here before
     assert sorted(tmp_path.rglob("*")) == before
 
 
