@@ -43,6 +43,8 @@ class Hub:
             return 200, {"warnings": [], "errors": []}
         if token != TOKEN:
             return 401, {"error": "Invalid username or password."}
+        if path == "/api/whoami-v2":
+            return 200, {"type": "user", "name": "me"}
         if path == "/api/repos/create":
             return self._create(json.loads(body))
         if path.endswith(".git/info/lfs/objects/batch"):

@@ -1,7 +1,8 @@
 """Pushing an exported policy to the Hugging Face Hub.
 
-`Destination.prepared` finds out whether a push will be allowed, before a run spends hours on what is to be pushed: it
-makes the repository and the branch where they are not there, and asks the Hub for the right to write.
+`Destination.prepared` checks that a push will be allowed, before a run spends hours on the policy: it creates the
+repository and the branch where they do not exist, and asks the Hub for write access. `Destination.check_token` changes
+nothing on the Hub.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
-from huggingface_hub import HfApi, get_token
+from huggingface_hub import HfApi, get_session, get_token, hf_raise_for_status
 from huggingface_hub.errors import (
     HfHubHTTPError,
     HFValidationError,
@@ -24,6 +25,9 @@ from trl import GRPOConfig
 
 from env_server.errors import SQLEnvError
 from trainer.config import ConfigError
+
+WHOAMI_TIMEOUT_S = 10.0
+"""For the Hub's answer to whose a token is; its client sets no timeout."""
 
 
 class HubError(SQLEnvError):
@@ -56,16 +60,24 @@ class Destination:
             grpo.hub_revision,
         )
 
+    def check_token(self) -> None:
+        """Check that there is a token, and that the Hub can be reached and accepts it. Raises HubError."""
+        token = self.token or get_token()
+        if not token:
+            raise HubError(
+                f"pushing to {self.repo} needs a token of the Hub: `hf auth login` keeps one, HF_TOKEN or --hub_token "
+                "gives one"
+            )
+        url, headers = f"{HfApi().endpoint}/api/whoami-v2", {"Authorization": f"Bearer {token}"}
+        with _asking(self.repo):
+            hf_raise_for_status(get_session().get(url, headers=headers, timeout=WHOAMI_TIMEOUT_S))
+
     def prepared(self) -> Destination:
         """Return the destination with the repository's full name, once it is there and may be written to.
 
         Raises HubError.
         """
-        if not (self.token or get_token()):
-            raise HubError(
-                f"pushing to {self.repo} needs a token of the Hub: `hf auth login` keeps one, HF_TOKEN or --hub_token "
-                "gives one"
-            )
+        self.check_token()
         api = HfApi(token=self.token)
         with _asking(self.repo):
             repo = api.create_repo(self.repo, private=self.private, exist_ok=True).repo_id

@@ -1,8 +1,9 @@
 """`sqlenv train --dry_run true`: everything that can be wrong with a run, found before it starts.
 
 Flags are resolved as for a run. Data is loaded, the model's config and tokenizer are read, the chat template is tried,
-an episode is begun on each environment, inference servers are asked what they serve, and memory is estimated. No
-weights are loaded, nothing is trained, and nothing is written where the run would write.
+an episode is begun on each environment, inference servers are asked what they serve, the Hub is asked whether it
+accepts the token where the policy is to be pushed, and memory is estimated. No weights are loaded, nothing is trained,
+and nothing is written where the run would write, nor on the Hub.
 
 The plan is printed. What is in the way is said in sentences, all of them at once, and the exit status is then 2.
 """
@@ -48,6 +49,7 @@ from trainer.policy.served import is_served
 from trainer.results.run_files import RunFolder
 from trainer.rollout.environments import open_environments
 from trainer.rollout.examples import Examples
+from trainer.shipping.hub import Destination
 from trainer.training.arguments import require_questions
 from trainer.training.engines import server_urls
 from trainer.training.memory import GIB, Estimate, estimate, shape_of, shapes_of
@@ -124,6 +126,8 @@ class _Run:
         dataset = tokenizer = config = adapter = observation = None
         with plan.checking("output"):
             self._check_output()
+        with plan.checking("hub"):
+            self._check_hub()
         with plan.checking("data"):
             dataset = self._check_data()
         with plan.checking("model"):
@@ -168,6 +172,12 @@ class _Run:
         if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
             raise DryRunError(f"--output_dir {path}: {there} cannot be written to by user {os.getuid()}")
         self._plan.say("output", f"{path}, {shutil.disk_usage(there).free / GIB:,.0f} GiB free")
+
+    def _check_hub(self) -> None:
+        destination = Destination.of(self._grpo)
+        if destination is not None:
+            destination.check_token()
+            self._plan.say("hub", f"the policy will be pushed to {destination.repo}; the token is valid")
 
     def _check_data(self) -> Dataset:
         dataset = load_dataset(self._arguments.data, answer_mode=self._answer_mode)

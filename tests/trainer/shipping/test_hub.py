@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,14 @@ def test_a_hub_that_is_not_there(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(HubError, match=r"the Hub cannot be reached to push to me/mine \(ConnectError"):
         Destination("me/mine", token=TOKEN).prepared()
+
+
+def test_a_hub_that_never_answers(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.shipping.hub.WHOAMI_TIMEOUT_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(HubError, match="ReadTimeout"):
+            Destination("me/mine", token=TOKEN).prepared()
 
 
 def test_an_upload_that_breaks_off_is_one_line(hub: Hub, folder: Path) -> None:

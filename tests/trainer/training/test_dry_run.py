@@ -23,6 +23,7 @@ from sqlenv import cli
 from tests.dry_run import MODELS, StandIn, make_checkpoints, standing_in
 from tests.integration.service import serving
 from tests.integration.training import surroundings_in
+from tests.trainer.fake_hub import TOKEN, pointed_at, running_hub
 from trainer.policy.play_settings import PlaySettings
 from trainer.tiny import BASE_CHECKPOINT
 from trainer.training.memory import GIB, Load, estimate, shape_of
@@ -178,6 +179,33 @@ def test_a_checkpoint_must_be_one(plan: Plan, tmp_path: Path) -> None:
     status, said, wrong = plan(*flags, "--resume_from_checkpoint", str(checkpoint))
     assert (status, wrong) == (0, "")
     assert "going on from checkpoint-5" in said
+
+
+PUSH = ("--config", "configs/tiny.yaml", "--push_to_hub", "true", "--hub_model_id", "me/mine")
+
+
+def test_a_push_is_checked_without_changing_the_hub(plan: Plan, tmp_path: Path) -> None:
+    with running_hub() as hub, pointed_at(hub, str(tmp_path)):
+        status, said, _ = plan(*PUSH, "--hub_token", TOKEN)
+    assert (status, "me/mine" in said) == (0, True)
+    assert (hub.repos, hub.requests) == ({}, [("GET", "/api/whoami-v2")])
+
+
+@pytest.mark.parametrize("missing", ["token", "valid token", "network", "offline"])
+def test_a_push_that_will_fail_is_in_the_way(
+    missing: str, plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = {"token": (), "valid token": ("--hub_token", "hf_old")}.get(missing, ("--hub_token", TOKEN))
+    with running_hub() as hub, pointed_at(hub, str(tmp_path)), monkeypatch.context() as patch:
+        if missing == "network":
+            patch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+        if missing == "offline":
+            patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        status, _, wrong = plan(*PUSH, *token)
+    fix = {"token": "hf auth login", "valid token": "hf auth login", "offline": "HF_HUB_OFFLINE"}
+    assert status == 2
+    assert "me/mine" in wrong
+    assert fix.get(missing, "ConnectError") in wrong
 
 
 def test_what_makes_a_run_fit_is_said_and_does() -> None:
