@@ -2,8 +2,8 @@
 
     python -m benchmarks.gathering [--ranks 2] [--episodes 512] [--rounds 5] [--policy DIR] [--quick]
 
-Real ranks over gloo, each with so many scripted episodes of 7 turns (the preset gpu-1.5b of `sqlenv simulate`). Two
-ways to have the results of all on every rank, and all episodes in one file, in turn:
+Real ranks over gloo, each with so many scripted episodes of 7 turns with some 90 tokens each. Two ways to have the
+results of all on every rank, and all episodes in one file, in turn:
 
 - `episodes`: every rank gets the episodes of all, and the main one writes them;
 - `summaries`: every rank gets numbers (`trainer.training.batch_summary`), and the main one the lines that each made.
@@ -16,6 +16,7 @@ a rank reads of others grows with --ranks, its own work does not: two runs tell 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import pickle
@@ -24,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -31,30 +33,34 @@ from typing import Any
 from transformers import TrainingArguments
 
 from benchmarks.server_process import ROOT
+from benchmarks.simulated import LONG_SCRIPT, ScriptedPolicy, SimulatedEngine
+from env_server.data.loading import load_dataset
+from env_server.dataset import Split, in_turn
 from env_server.settings import RewardSettings
 from trainer.chat.format import ChatFormat
 from trainer.policy.loading import resolve_policy, tokenizer_of
 from trainer.ranks import Ranks
+from trainer.rollout.client import RolloutClient, RolloutSettings, request_for
+from trainer.rollout.environments import LocalEnvironments
 from trainer.rollout.episodes import Episode
 from trainer.rollout.transcript import TokenBudget
-from trainer.simulation.environments import EnvironmentProfile
-from trainer.simulation.presets import PRESETS
-from trainer.simulation.rehearsal import Deployment, Load, rehearse
-from trainer.simulation.scripts import made_up
 from trainer.tiny import BASE_CHECKPOINT
 from trainer.training.batch_summary import BatchSummary, of_all_ranks, summaries
 from trainer.training.run_log import episode_lines
 
-PRESET = PRESETS["gpu-1.5b"]
 GENERATIONS = 8
 
 
-def scripted(policy: str, count: int, seed: int) -> list[Episode]:
-    """Play so many episodes of the preset, whose waits are skipped."""
+def scripted(policy: str, count: int) -> list[Episode]:
+    """Play so many episodes."""
     chat = ChatFormat(tokenizer_of(resolve_policy(policy)))
-    scripts = made_up(chat, PRESET.lengths, min(count, 512), seed, 15)
-    deployment = Deployment(PRESET.server, environments=EnvironmentProfile(servers=4), max_concurrency=count)
-    return rehearse(chat, Load(scripts, count, TokenBudget(16_384, 32_768, 2_048)), deployment).episodes
+    dataset = load_dataset("synthetic")
+    questions = in_turn(dataset.select(Split.ALL))
+    engine = SimulatedEngine(ScriptedPolicy(chat, [LONG_SCRIPT]), stop_ids=chat.stop_ids)
+    with closing(LocalEnvironments(dataset)) as environments:
+        client = RolloutClient(engine, environments, chat, RolloutSettings(TokenBudget(16_384, 32_768, 2_048)))
+        requests = [request_for(questions[number % len(questions)], number) for number in range(count)]
+        return asyncio.run(client.play(requests))
 
 
 class Rank:
@@ -105,7 +111,7 @@ def work(policy: str, count: int, rounds: int, out: Path) -> None:
     """Be one rank; the main one writes what came out."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     ranks = Ranks.of(TrainingArguments(output_dir=str(out), use_cpu=True, bf16=False))
-    rank = Rank(ranks, scripted(policy, count, ranks.index), out / "episodes.jsonl")
+    rank = Rank(ranks, scripted(policy, count), out / "episodes.jsonl")
     ways = {"episodes": rank.tell_episodes, "summaries": rank.tell_summaries}
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     for _ in range(rounds):

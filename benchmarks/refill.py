@@ -29,13 +29,12 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 from trl import GRPOConfig
 
+from benchmarks.simulated import SimulatedEngine, TurnRequest
 from env_server.data.loading import load_dataset
 from env_server.dataset import Dataset, Question, Split
 from env_server.judging.answers import format_answer
 from env_server.settings import EnvSettings
 from env_server.types import ActionType, AnswerMode
-from inference.simulated.engine import Asked, SimulatedEngine
-from inference.simulated.profile import ServerProfile
 from trainer.chat.format import ChatFormat
 from trainer.chat.parsing import format_action
 from trainer.policy.loading import resolve_policy, tokenizer_of
@@ -50,7 +49,6 @@ from trainer.training.batches import Batches, BatchSettings
 from trainer.training.questions import EpochOrder
 
 GROUPS, SIZE = 8, 8
-FAST = ServerProfile(max_sequences=1_000, step_s=1e-6, step_s_per_sequence=0.0, prefill_tokens_per_s=1e9)
 WEIGHTS = [1.0, 0.0, 0.0, 0.0]
 """Correctness alone."""
 
@@ -69,13 +67,13 @@ class Scripted:
         self._tokenizer = tokenizer
         self._questions = {question.text: question for question in questions}
 
-    def __call__(self, asked: Asked) -> Sequence[int]:
+    def __call__(self, request: TurnRequest) -> Sequence[int]:
         """Return the ids of an ANSWER."""
-        text = self._chat.text_of(asked.prompt_ids)
+        text = self._chat.text_of(request.prompt_ids)
         # The longest: one question's text may begin another's.
         found = max((each for each in self._questions if each in text), key=len)
         question = self._questions[found]
-        solved = (asked.seed % 1_000) / 1_000 < chance_of(question)
+        solved = (request.seed % 1_000) / 1_000 < chance_of(question)
         answer = format_answer(question.gold.rows) if solved else "nobody knows"
         ids: list[int] = self._tokenizer.encode(format_action(ActionType.ANSWER, answer), add_special_tokens=False)
         return [*ids, self._chat.stop_ids[0]]
@@ -95,7 +93,7 @@ def play(dataset: Dataset, refill: float, batches: int) -> dict[str, float]:
     questions = dataset.select(Split.TRAIN)
     tokenizer = tokenizer_of(resolve_policy(str(BASE_CHECKPOINT)))
     chat = ChatFormat(tokenizer)
-    engine = SimulatedEngine(Scripted(questions, chat, tokenizer), FAST, stop_ids=chat.stop_ids)
+    engine = SimulatedEngine(Scripted(questions, chat, tokenizer), stop_ids=chat.stop_ids)
     metrics: dict[str, list[float]] = defaultdict(list)
     trained: list[float] = []
     played = 0
@@ -114,7 +112,7 @@ def play(dataset: Dataset, refill: float, batches: int) -> dict[str, float]:
         source = Batches(dataset, order, grpo, EnvSettings().reward, Ranks(), loop, BatchSettings(refill=refill))
         source.play_with(RolloutClient(engine, environments, chat, RolloutSettings(TokenBudget(512, 2_048, 256))), told)
         for step in range(batches):
-            engine.set_policy_version(step)
+            engine.policy_version = step
             trainer: Any = SimpleNamespace(
                 state=SimpleNamespace(global_step=step, max_steps=batches), _metrics={"train": metrics}
             )

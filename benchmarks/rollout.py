@@ -4,7 +4,7 @@
 
 Both sides in one run: the same policy, engine, questions and numbers of turns, and the same delays of the environment,
 resets included, drawn around their mean (`rollout_sides.py`). `vllm` is a server on this machine, started by `sqlenv
-inference`; `simulated` is one at the speed of a GPU (`--step_ms` for a token of a batch), whose policy is a script.
+inference`; `simulated` is one at the speed of a GPU (`--step_ms` for a token), whose policy is a script.
 Rounds alternate; medians count. `times_faster` is our turns a second over those of TRL's loop.
 
 `ideal_s` is the longer of two: generation alone, which is the turns of all episodes without an environment; and the
@@ -45,11 +45,10 @@ from benchmarks.rollout_sides import (
     turns_of,
 )
 from benchmarks.server_process import ServerProcess
+from benchmarks.simulated import SimulatedEngine, TurnRequest
 from env_server.data.loading import load_dataset
 from env_server.dataset import Split
 from inference.engine import Engine
-from inference.simulated.engine import Asked, SimulatedEngine
-from inference.simulated.profile import ServerProfile
 from inference.vllm.engine import VLLMEngine
 from inference.weights.probe import token_logprobs
 from trainer.chat.format import ChatFormat
@@ -93,11 +92,11 @@ class Script:
         self._answer = tuple(tokenizer(ending, add_special_tokens=False)["input_ids"])
         self.said: dict[tuple[int, ...], tuple[int, ...]] = {}
 
-    def __call__(self, asked: Asked) -> Sequence[int]:
+    def __call__(self, request: TurnRequest) -> Sequence[int]:
         """Say a turn; how long it is follows from the ids before it."""
         fewest, most = SAID_TOKENS
-        length = fewest + (sum(asked.prompt_ids) + len(asked.prompt_ids)) % (most - fewest + 1)
-        turn = self.said[asked.prompt_ids] = (*self._filler * length, *self._answer)
+        length = fewest + (sum(request.prompt_ids) + len(request.prompt_ids)) % (most - fewest + 1)
+        turn = self.said[request.prompt_ids] = (*self._filler * length, *self._answer)
         return turn
 
     def check(self, rows: Sequence[TokenRow]) -> tuple[int, float, int]:
@@ -259,15 +258,7 @@ def _vllm_engine(url: str, chat: ChatFormat, model: PreTrainedModel) -> Callable
 
 
 def _simulated_engine(script: Script, step_s: float, chat: ChatFormat) -> Callable[[], Engine]:
-    profile = ServerProfile(
-        max_sequences=256,
-        step_s=step_s,
-        step_s_per_sequence=step_s / 250,
-        prefill_tokens_per_s=50_000.0,
-        request_s=0.0003,
-        network_s=0.001,
-    )
-    return lambda: SimulatedEngine(script, profile, stop_ids=chat.stop_ids)
+    return lambda: SimulatedEngine(script, stop_ids=chat.stop_ids, step_s=step_s)
 
 
 def _forgetting(url: str) -> Callable[[], object]:
@@ -289,7 +280,7 @@ def main() -> int:
     parser.add_argument("--policy", default=str(BASE_CHECKPOINT), help="a checkpoint's folder")
     parser.add_argument("--data", default="synthetic")
     parser.add_argument("--temperature", type=float, default=1.0)
-    parser.add_argument("--step_ms", type=float, default=5.0, help="of the simulated engine, for a token of a batch")
+    parser.add_argument("--step_ms", type=float, default=5.0, help="of the simulated engine, for a token")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="one short round: shows that it runs, measures little")
     args = parser.parse_args()

@@ -26,7 +26,6 @@ usage: sqlenv COMMAND [flags]        (sqlenv COMMAND --help says more, sqlenv --
   report     write a run's report.html again
   chat       ask a policy about your own data: it explores, turn by turn, and answers
   play       play an episode yourself, in this terminal
-  simulate   rehearse rollouts without a model: how many servers does a target need?
   inference  start vLLM as the policy server, for training with --use_vllm
   serve      the environment as a network service, for training runs here or elsewhere
   data       look at, check, convert and fetch data sets: sqlenv data doctor | suggest | validate ...
@@ -198,12 +197,6 @@ def _chat(argv: Sequence[str]) -> int:
     return chat.run(argv)
 
 
-def _simulate(argv: Sequence[str]) -> int:
-    from trainer.simulation import simulate
-
-    return simulate.run(argv)
-
-
 def _serve(argv: Sequence[str]) -> int:
     from env_server.service import serve
 
@@ -232,7 +225,6 @@ _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "report": _report,
     "chat": _chat,
     "play": _play,
-    "simulate": _simulate,
     "inference": _inference,
     "serve": _serve,
     "data": _data,

@@ -30,7 +30,6 @@ COMMANDS = (
     "report",
     "chat",
     "play",
-    "simulate",
     "inference",
     "serve",
     "data",
@@ -232,8 +231,6 @@ def test_without_the_training_packages_a_command_says_what_to_install() -> None:
         (["evaluate", "--policy", "random", "--split", "evl"], "--split must be one of train, eval, all, not "
          "'evl'; did you mean eval?"),
         (["play", "--answer_mode", "json"], "--answer_mode must be one of value, sql, not 'json'"),
-        (["simulate", "--preset", "tiny"], "--preset must be one of tiny-cpu, smollm2-cpu, gpu-1.5b, not "
-         "'tiny'; did you mean tiny-cpu?"),
         (["serve", "--prot=1"], "there is no flag --prot; did you mean --port?"),
         (["inference", "--modl", "x"], "there is no flag --modl; did you mean --model?"),
         (["compare", "a", "b", "--jsno"], "there is no flag --jsno; did you mean --json?"),
@@ -266,7 +263,6 @@ def test_a_slip_of_the_pen_is_one_line_that_says_what_was_meant(
         (["warmup"], "--new_tiny_policy"),
         (["report"], "--png"),
         (["play"], "--question_id"),
-        (["simulate"], "--target_episodes_per_second"),
         (["data"], "inspect"),
         (["data", "inspect"], "--db"),
         (["data", "validate"], "--no_variants"),

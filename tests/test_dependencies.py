@@ -20,7 +20,7 @@ FORBIDDEN = {
 
 ROOMS = {
     "env_server": ["top", "sql", "judging", "test_suites", "core", "data", "service", "client"],
-    "inference": ["top", "simulated", "in_vllm", "hf", "vllm", "launch", "weights"],
+    "inference": ["top", "in_vllm", "hf", "vllm", "launch", "weights"],
     "trainer": [
         *(
             "top",
@@ -30,7 +30,6 @@ ROOMS = {
             "rollout",
             "results",
             "evaluation",
-            "simulation",
             "report",
             "comparison",
             "shipping",
@@ -227,7 +226,6 @@ SLOW = {*TRAINING, "scipy", "pandas", "httpx", "huggingface_hub", "safetensors"}
     [
         ("evaluate", 800),
         ("compare", 800),
-        ("simulate", 800),
         ("report", 750),
         ("play", 850),
         ("chat", 850),

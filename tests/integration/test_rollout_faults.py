@@ -14,11 +14,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.server_process import ROOT, SQLENV, ServerProcess
+from benchmarks.simulated import ScriptedPolicy, SimulatedEngine, oracle_scripts
 from env_server.dataset import Dataset, Split
 from env_server.settings import EnvSettings
 from env_server.types import AnswerMode
-from inference.simulated.engine import SimulatedEngine
-from inference.simulated.profile import ServerProfile
 from tests.integration.service import write_data
 from trainer.chat.format import ChatFormat
 from trainer.policy.loading import resolve_policy, tokenizer_of
@@ -27,12 +26,11 @@ from trainer.rollout.environments import Environments, LocalEnvironments
 from trainer.rollout.episodes import Episode
 from trainer.rollout.remote_environments import RemoteEnvironments, RemoteSettings
 from trainer.rollout.transcript import TokenBudget
-from trainer.simulation.scripts import ScriptedPolicy, played_by_the_oracle
 from trainer.tiny import BASE_CHECKPOINT
 
 EPISODES = 96
-# A turn takes 20 ms, so that a batch lasts while servers come and go.
-ENGINE = ServerProfile(max_sequences=64, step_s=0.002, step_s_per_sequence=0.0, prefill_tokens_per_s=1e6)
+STEP_S = 0.002
+"""A turn takes 20 ms, so that a batch lasts while servers come and go."""
 
 
 class Restarted:
@@ -77,8 +75,8 @@ def play(dataset: Dataset, environments: Environments) -> list[Episode]:
     """Play the oracle's episodes, each question again and again."""
     chat = ChatFormat(tokenizer_of(resolve_policy(str(BASE_CHECKPOINT))))
     questions = list(itertools.islice(itertools.cycle(dataset.select(Split.ALL)), EPISODES))
-    scripts = played_by_the_oracle(dataset, questions, AnswerMode.VALUE)
-    engine = SimulatedEngine(ScriptedPolicy(chat, scripts), ENGINE, stop_ids=chat.stop_ids)
+    scripts = oracle_scripts(dataset, questions)
+    engine = SimulatedEngine(ScriptedPolicy(chat, scripts), stop_ids=chat.stop_ids, step_s=STEP_S)
     client = RolloutClient(engine, environments, chat, RolloutSettings(TokenBudget(512, 2_048, 128), max_concurrency=8))
     requests = [EpisodeRequest(question.question_id, seed) for seed, question in enumerate(questions)]
     return asyncio.run(client.play(requests))

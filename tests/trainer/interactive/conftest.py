@@ -7,16 +7,13 @@ from collections.abc import Callable, Sequence
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from inference.simulated.engine import Asked, SimulatedEngine
-from inference.simulated.profile import ServerProfile
+from benchmarks.simulated import SimulatedEngine, TurnRequest
 from trainer.chat.format import ChatFormat
 from trainer.evaluation.evaluate import token_budget
 from trainer.interactive.policy_player import PolicyPlayer
 from trainer.policy.play_settings import PlaySettings
 from trainer.rollout.client import RolloutSettings
 from trainer.tiny.tokenizer import build_tokenizer
-
-AT_ONCE = ServerProfile(max_sequences=8, step_s=1e-9, step_s_per_sequence=0.0, prefill_tokens_per_s=1e12)
 
 Reciting = Callable[..., PolicyPlayer]
 
@@ -39,11 +36,11 @@ def reciting(words: PreTrainedTokenizerBase) -> Reciting:
         play = play or PlaySettings()
         chat = ChatFormat(words, play.chat)
 
-        def say(asked: Asked) -> Sequence[int]:
-            before(asked.turn)
-            return chat.renderer.turn_ids(turns[asked.turn])
+        def say(request: TurnRequest) -> Sequence[int]:
+            before(request.turn)
+            return chat.renderer.turn_ids(turns[request.turn])
 
-        engine = SimulatedEngine(say, AT_ONCE, stop_ids=chat.stop_ids)
+        engine = SimulatedEngine(say, stop_ids=chat.stop_ids)
         settings = RolloutSettings(token_budget(play, 8_192, chat), temperature=0.0)
         return PolicyPlayer(name, play, engine, chat, settings)
 

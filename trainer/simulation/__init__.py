@@ -1,1 +1,0 @@
-"""`sqlenv simulate`: rollouts rehearsed without a model, to size a deployment before renting it."""
