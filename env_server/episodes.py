@@ -150,6 +150,8 @@ class Episodes:
             raise StalePlanError("the step was planned for an earlier state of the episode; plan it again")
         outcome = outcome or step.outcome
         assert outcome is not None, "the outcome of the step's job is given"
+        if self._settings.error_hints and step.kind == ActionType.QUERY and isinstance(outcome, ActionOutcome):
+            outcome = episode.explorer.with_hint(step.argument, outcome)
         episode.steps += 1
         episode.history.append(_shorten(f"{step.kind} {step.argument}"))
         if isinstance(outcome, Judgement):

@@ -146,11 +146,14 @@ class ServedData(BaseModel):
     fingerprint: str
     answer_mode: AnswerMode
     step_budget: int
+    error_hints: bool = False
+    """Servers before it was a setting give no hints, and do not say so."""
 
     @property
     def mark(self) -> str:
         """What the header SERVES_HEADER of a session's handshake says: equal where the same episodes are played."""
-        return f"{self.fingerprint} {self.answer_mode.value} {self.step_budget}"
+        hints = " error_hints" if self.error_hints else ""
+        return f"{self.fingerprint} {self.answer_mode.value} {self.step_budget}{hints}"
 
 
 SERVES_HEADER = "SQLEnv-Serves"

@@ -13,6 +13,7 @@ from typing import Any
 
 from env_server.dataset import Hardness
 from env_server.errors import SQLEnvError
+from env_server.settings import EnvSettings
 from env_server.types import AnswerMode
 from inference.launch.plan import WeightSyncMode
 from inference.weights.transport import Pause
@@ -41,6 +42,10 @@ DIFFICULTY_HELP = (
 FOLDS_HELP = (
     "Train on a part of the training databases alone: '1,2/3' deals them into three parts, by their names, and takes "
     "the first two, so that '3/3' is left for GRPO after a warm-up. What is evaluated on stays all."
+)
+ERROR_HINTS_HELP = (
+    "Let the error of a query that names a missing table or column go on with the names that there are, the nearest "
+    "first. (Default: false, unless the policy was trained with it.)"
 )
 THINKING_HELP = (
     "Tokens that a thought may have in each turn, beside --max_turn_length; then it is closed and the action follows. "
@@ -100,6 +105,7 @@ class EpisodeArguments:
         metadata={"help": "What ANSWER carries: 'value' (the answer itself) or 'sql' (a query that yields it)."},
     )
     step_budget: int = field(default=15, metadata={"help": "Steps in an episode."})
+    error_hints: bool = field(default=False, metadata={"help": ERROR_HINTS_HELP})
     action_format: str = field(default="text", metadata={"help": ACTION_FORMAT_HELP})
     system_prompt: str | None = field(default=None, metadata={"help": SYSTEM_PROMPT_HELP})
     difficulty: str | None = field(default=None, metadata={"help": DIFFICULTY_HELP})
@@ -114,6 +120,11 @@ class EpisodeArguments:
         # Not a flag: a policy that training starts from may bring its own; see `trainer.training.arguments`.
         self.custom_system_prompt: str | None = None if self.system_prompt is None else prompt_in(self.system_prompt)
         _ = self.difficulties, self.kept_folds
+
+    @property
+    def environment(self) -> EnvSettings:
+        """What decides an episode besides its question and its actions."""
+        return EnvSettings(step_budget=self.step_budget, error_hints=self.error_hints)
 
     @property
     def difficulties(self) -> tuple[Hardness, ...]:

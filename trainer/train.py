@@ -26,7 +26,6 @@ from trl import GRPOConfig, ModelConfig
 
 from env_server.data.loading import load_dataset
 from env_server.dataset import Split
-from env_server.settings import EnvSettings
 from env_server.types import AnswerMode
 from inference.adapters import RUN_MODEL
 from trainer.chat.format import ChatFormat, ChatSettings
@@ -129,7 +128,7 @@ class Training:
         self._console = console
         self._stopping = stopping
         self._answer_mode = AnswerMode(arguments.answer_mode)
-        self._env_settings = EnvSettings(step_budget=arguments.step_budget)
+        self._env_settings = arguments.environment
         self._say = partial(console.print, highlight=False, soft_wrap=True)
         self._folder = RunFolder(Path(grpo.output_dir))
         if ranks.is_main and not grpo.resume_from_checkpoint:

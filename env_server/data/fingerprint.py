@@ -17,7 +17,7 @@ from typing import Any
 from env_server.catalogue import Catalogue, fact_key
 from env_server.dataset import Dataset
 from env_server.errors import SQLError
-from env_server.settings import SandboxSettings
+from env_server.settings import EnvSettings, SandboxSettings
 from env_server.sql.sandbox import Sandbox
 from env_server.sql.schema import quote_identifier
 from env_server.types import AnswerMode, ServedData
@@ -28,7 +28,7 @@ _FACT = fact_key("fingerprint")
 
 
 def served_data(
-    dataset: Dataset, answer_mode: AnswerMode, step_budget: int, catalogue: Catalogue | None = None
+    dataset: Dataset, answer_mode: AnswerMode, settings: EnvSettings, catalogue: Catalogue | None = None
 ) -> ServedData:
     """Describe what an environment of these plays. Raises DataError when a database cannot be opened."""
     return ServedData(
@@ -36,7 +36,8 @@ def served_data(
         questions=len(dataset.questions),
         fingerprint=dataset_fingerprint(dataset, catalogue),
         answer_mode=answer_mode,
-        step_budget=step_budget,
+        step_budget=settings.step_budget,
+        error_hints=settings.error_hints,
     )
 
 

@@ -62,7 +62,7 @@ class Service:
         )
         token = settings.token.get_secret_value() if settings.token is not None else None
         self.access = Access(token, settings.allowed_origins)
-        served = served_data(dataset, settings.answer_mode, settings.step_budget, catalogue)
+        served = served_data(dataset, settings.answer_mode, settings.environment, catalogue)
         self.data = served.model_dump(mode="json")
         self.sockets = Sockets(settings, self.access, capacity, metrics, self._new_session, served.mark)
         # All HTTP requests share one account.

@@ -107,7 +107,7 @@ class PlayingServer:
         self.settings = settings or EnvSettings()
         self.token = token
         self.max_sessions = max_sessions
-        self.served: dict[str, Any] = served_data(dataset, answer_mode, self.settings.step_budget).model_dump()
+        self.served: dict[str, Any] = served_data(dataset, answer_mode, self.settings).model_dump()
         self.serves: str | None = None
         """What a handshake says of what is served."""
         self.status = "ready"

@@ -195,7 +195,7 @@ def run(argv: Sequence[str]) -> int:
     if not questions:
         parser.error(f"data set {chosen.data} has no usable question in split {args.split.value!r}")
     questions = [question for question in questions for _ in range(args.samples)]
-    env_settings = EnvSettings(step_budget=chosen.step_budget)
+    env_settings = chosen.environment
     environments = open_environments(args.env, token_of(args.env_token), dataset, env_settings, chosen.answer_mode)
     tracing = Trace(Path(args.trace)) if args.trace else nullcontext()
     with ExitStack() as stack:

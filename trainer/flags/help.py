@@ -74,8 +74,8 @@ WARMUP_TRL: Mapping[str, TRLFlag] = {
 
 TRAIN_GROUPS: Mapping[str, str] = {
     "the policy": "model_name_or_path use_peft lora_r load_in_4bit output_dir resume_from_checkpoint",
-    "questions and episodes": "data difficulty folds answer_mode action_format step_budget few_shot system_prompt "
-    "question_sampler curriculum",
+    "questions and episodes": "data difficulty folds answer_mode action_format step_budget error_hints few_shot "
+    "system_prompt question_sampler curriculum",
     "lengths, in tokens": "max_completion_length max_turn_length max_thinking_length max_context_length",
     "learning": "max_steps learning_rate num_generations per_device_train_batch_size gradient_accumulation_steps "
     "temperature beta loss_type reward_weights reward_weighting advantages refill oversample seed",
@@ -88,7 +88,7 @@ TRAIN_GROUPS: Mapping[str, str] = {
 WARMUP_GROUPS: Mapping[str, str] = {
     "the policy": "model_name_or_path new_tiny_policy use_peft lora_r output_dir resume_from_checkpoint",
     "what is learned": "data difficulty folds max_episodes good explore replay correct_mistakes "
-    "replay_per_question answer_mode action_format step_budget system_prompt chat_template_kwargs",
+    "replay_per_question answer_mode action_format step_budget error_hints system_prompt chat_template_kwargs",
     "learning": "learning_rate muon_learning_rate num_train_epochs max_minutes per_device_train_batch_size "
     "gradient_accumulation_steps max_length seed",
     "the run": "use_cpu torch_threads save_strategy report_to push_to_hub",

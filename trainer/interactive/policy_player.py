@@ -48,7 +48,7 @@ class PolicyPlayer:
     @property
     def env_settings(self) -> EnvSettings:
         """What its environments must have been made with."""
-        return EnvSettings(step_budget=self.play_settings.step_budget)
+        return self.play_settings.environment
 
     async def play(
         self, question: Question, environments: Environments, on_turn: Callable[[Turn], None], key: int = 0

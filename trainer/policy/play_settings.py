@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from env_server.errors import SQLEnvError
+from env_server.settings import EnvSettings
 from env_server.types import AnswerMode
 from inference.adapters import Place
 from trainer.chat.format import ChatSettings
@@ -46,6 +47,7 @@ class PlaySettings:
     custom_system_prompt: str | None = None
     few_shot: int = 0
     step_budget: int = 15
+    error_hints: bool = False
     max_completion_length: int = 4_096
     max_context_length: int | None = None
     max_turn_length: int = 256
@@ -63,6 +65,11 @@ class PlaySettings:
             self.max_thinking_length,
             self.custom_system_prompt,
         )
+
+    @property
+    def environment(self) -> EnvSettings:
+        """What decides its episodes."""
+        return EnvSettings(step_budget=self.step_budget, error_hints=self.error_hints)
 
     def save(self, folder: Path) -> None:
         """Write the file into a policy's folder, whole or not at all."""
@@ -177,7 +184,7 @@ def _shown(name: str, value: object) -> str:
 def _text(value: object) -> str:
     if value is None:
         return "default"
-    text = json.dumps(value) if isinstance(value, Mapping) else str(value)
+    text = json.dumps(value) if isinstance(value, Mapping | bool) else str(value)
     return text if len(text) <= LONGEST_SHOWN else repr(text[:LONGEST_SHOWN] + "...")
 
 

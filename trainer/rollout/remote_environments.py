@@ -90,8 +90,7 @@ class RemoteEnvironments:
         token: str | None = None,
         deadlines: RemoteSettings | None = None,
     ) -> None:
-        step_budget = (settings or EnvSettings()).step_budget
-        self._wanted = served_data(dataset, answer_mode, step_budget, Catalogue(default_cache_dir()))
+        self._wanted = served_data(dataset, answer_mode, settings or EnvSettings(), Catalogue(default_cache_dir()))
         self._deadlines = deadlines or RemoteSettings()
         timeouts = Timeouts(self._deadlines.connect_s, self._deadlines.request_s)
         self._pool = SessionPool(
@@ -272,8 +271,8 @@ class _Episode:
 
 def _difference(served: ServedData, wanted: ServedData) -> str:
     """What a server has to change, in one sentence; "" when it serves what is wanted."""
-    for name in ("answer_mode", "step_budget"):  # first: the mode decides which questions a data set has
-        theirs, ours = getattr(served, name), getattr(wanted, name)
+    for name in ("answer_mode", "step_budget", "error_hints"):  # first: the mode decides which questions there are
+        theirs, ours = (str(getattr(data, name)).lower() for data in (served, wanted))
         if theirs != ours:
             fix = f"start it with --{name} {ours}, or give this run --{name} {theirs}"
             return f"it plays with --{name} {theirs}, and this run with {ours}; {fix}"

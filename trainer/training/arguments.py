@@ -209,6 +209,7 @@ def play_settings(arguments: SQLEnvArguments, grpo: GRPOConfig) -> PlaySettings:
         custom_system_prompt=arguments.custom_system_prompt,
         few_shot=arguments.few_shot,
         step_budget=arguments.step_budget,
+        error_hints=arguments.error_hints,
         max_completion_length=grpo.max_completion_length,
         max_context_length=arguments.max_context_length,
         max_turn_length=arguments.max_turn_length,
@@ -227,6 +228,7 @@ def warmup_play_settings(arguments: WarmupArguments) -> PlaySettings:
         chat_template_kwargs=arguments.template_variables,
         custom_system_prompt=arguments.custom_system_prompt,
         step_budget=arguments.step_budget,
+        error_hints=arguments.error_hints,
     )
 
 

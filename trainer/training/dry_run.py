@@ -33,7 +33,6 @@ from trl import GRPOConfig, ModelConfig, get_peft_config
 from env_server.data.loading import load_dataset
 from env_server.dataset import Dataset, Question, Split
 from env_server.errors import SQLEnvError
-from env_server.settings import EnvSettings
 from env_server.types import AnswerMode, SQLObservation
 from inference.engine import EngineError
 from inference.launch.plan import WeightSyncMode
@@ -225,10 +224,10 @@ class _Run:
             )
 
     def _check_environments(self, dataset: Dataset) -> SQLObservation:
-        arguments, settings = self._arguments, EnvSettings(step_budget=self._arguments.step_budget)
+        arguments = self._arguments
         token = token_of(arguments.env_token)
         environments = open_environments(
-            arguments.env_server, token, dataset, settings, self._answer_mode, arguments.env_threads
+            arguments.env_server, token, dataset, arguments.environment, self._answer_mode, arguments.env_threads
         )
         longest = max(self._asked(dataset), key=lambda question: len(question.text))
         with closing(environments), environments.blocking() as session:

@@ -25,7 +25,6 @@ from datasets import Dataset as HubDataset
 from trl import GRPOTrainer
 
 from env_server.dataset import Dataset, Question
-from env_server.settings import EnvSettings
 from env_server.types import AnswerMode
 from trainer.chat.format import ChatFormat, ChatSettings
 from trainer.config import ConfigError, SQLEnvArguments, token_of
@@ -83,7 +82,7 @@ class RolloutFunction:
         self._use_vllm = use_vllm
         self._on_batch = on_batch
         mode = AnswerMode(arguments.answer_mode)
-        self._settings = EnvSettings(step_budget=arguments.step_budget)
+        self._settings = arguments.environment
         self._examples = Examples.play(dataset, arguments.few_shot, mode, arguments.step_budget)
         self._opened = ExitStack()
         self._environments = open_environments(

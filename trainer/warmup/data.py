@@ -8,6 +8,7 @@ assembles them, so what is learned here is what is seen there.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rich.console import Console
 
@@ -40,7 +41,7 @@ def play_demonstrations(
     console: Console,
     *,
     answer_mode: AnswerMode = AnswerMode.VALUE,
-    step_budget: int = 15,
+    settings: EnvSettings | None = None,
     limit: int = -1,
     explore: float = 0.0,
     kept: QuestionFilter = ALL_QUESTIONS,
@@ -53,7 +54,7 @@ def play_demonstrations(
     A limit is spread evenly over the databases. Raises ConfigError when a data set has no such training questions.
     """
     # What the oracle submits is the gold itself: to judge it on variants of the databases, too, tells nothing.
-    settings = EnvSettings(step_budget=step_budget, judging=JudgingSettings(variants=False))
+    settings = replace(settings or EnvSettings(), judging=JudgingSettings(variants=False))
     conversations: list[Conversation] = []
     for spec in specs:
         dataset = load_dataset(spec, answer_mode=answer_mode)

@@ -81,7 +81,7 @@ def replay(
     files: Sequence[str],
     specs: Sequence[str],
     answer_mode: AnswerMode,
-    step_budget: int,
+    settings: EnvSettings,
     most: int,
     kept: QuestionFilter = ALL_QUESTIONS,
     correct: bool = False,
@@ -98,7 +98,6 @@ def replay(
     mistakes = first_mistakes(records) if correct else {}
     for dataset, of_questions in zip(datasets, chosen, strict=True):
         learned: set[Question] = set()
-        settings = EnvSettings(step_budget=step_budget)
         with EnvironmentFactory(dataset, settings, answer_mode) as factory:
             suites = Suites(dataset.databases, settings.sandbox, default_cache_dir())
             with reported(TITLE) as progress:

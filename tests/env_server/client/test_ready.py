@@ -13,6 +13,7 @@ from env_server.client.ready import fetch_ready
 from env_server.client.servers import Server, parse_servers
 from env_server.data.fingerprint import served_data
 from env_server.dataset import Dataset
+from env_server.settings import EnvSettings
 from env_server.types import AnswerMode, Ready, ReadyStatus
 from tests.env_server.conftest import RunningServer
 from tests.env_server.serving import PlayingServer, running_server
@@ -31,7 +32,7 @@ def fetch(url: str, token: str | None = "geheim", timeout_s: float = 30.0) -> Re
 
 def test_load_and_data(service: RunningServer, pets: Dataset) -> None:
     ready = fetch(service.http)
-    assert ready.data == served_data(pets, AnswerMode.VALUE, 15)
+    assert ready.data == served_data(pets, AnswerMode.VALUE, EnvSettings())
     assert (ready.status, ready.max_sessions, ready.waiting) == (ReadyStatus.READY, 1, 0)
     with pytest.raises(AuthenticationError, match="SQLENV_TOKEN"):
         fetch(service.http, token=None)

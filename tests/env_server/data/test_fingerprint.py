@@ -14,6 +14,7 @@ from env_server.catalogue import Catalogue
 from env_server.data.fingerprint import dataset_fingerprint, served_data
 from env_server.dataset import Dataset, Gold
 from env_server.errors import DataError
+from env_server.settings import EnvSettings
 from env_server.types import AnswerMode, ServedData
 
 
@@ -98,13 +99,14 @@ def test_a_database_that_is_none(tmp_path: Path, pets: Dataset) -> None:
 
 
 def test_what_is_served_is_described_in_a_line(pets: Dataset) -> None:
-    served = served_data(pets, AnswerMode.SQL, 7)
+    served = served_data(pets, AnswerMode.SQL, EnvSettings(step_budget=7, error_hints=True))
     assert served.model_dump(mode="json") == {
         "name": "pets",
         "questions": 4,
         "fingerprint": dataset_fingerprint(pets),
         "answer_mode": "sql",
         "step_budget": 7,
+        "error_hints": True,
     }
     assert ServedData.model_validate({**served.model_dump(), "later": "more"}) == served
 

@@ -248,6 +248,10 @@ async def test_servers_that_disagree_are_a_loud_error(
             "run --answer_mode sql",
         ),
         ({"step_budget": 7}, "it plays with --step_budget 7, and this run with 15; start it with --step_budget 15"),
+        (
+            {"error_hints": True},
+            "it plays with --error_hints true, and this run with false; start it with --error",
+        ),
     ],
 )
 def test_a_server_that_serves_something_else_is_refused_at_the_start(
@@ -275,7 +279,9 @@ async def test_a_server_that_comes_back_with_other_data_is_not_used(
     assert any("plays with --step_budget 3" in record.getMessage() for record in caplog.records)
 
 
-@pytest.mark.parametrize("changes", [{"step_budget": 3}, {"answer_mode": AnswerMode.SQL}, {"fingerprint": "0"}])
+@pytest.mark.parametrize(
+    "changes", [{"step_budget": 3}, {"answer_mode": AnswerMode.SQL}, {"fingerprint": "0"}, {"error_hints": True}]
+)
 async def test_a_server_behind_the_same_address_that_serves_something_else_is_a_loud_error(
     connect: Connect,
     servers: list[PlayingServer],
@@ -283,7 +289,7 @@ async def test_a_server_behind_the_same_address_that_serves_something_else_is_a_
     expected: list[SQLObservation],
     changes: dict[str, Any],
 ) -> None:
-    served = served_data(pets, AnswerMode.VALUE, EnvSettings().step_budget)
+    served = served_data(pets, AnswerMode.VALUE, EnvSettings())
     remote = connect(servers[0])
     servers[0].serves = served.mark
     assert await play(remote) == expected
@@ -295,13 +301,16 @@ async def test_a_server_behind_the_same_address_that_serves_something_else_is_a_
 
 
 def test_settings_and_mode_are_compared(pets: Dataset) -> None:
-    settings, mode = EnvSettings(step_budget=3), AnswerMode.SQL
+    settings, mode = EnvSettings(step_budget=3, error_hints=True), AnswerMode.SQL
     with (
         running_server(pets, settings=settings, answer_mode=mode) as server,
         closing(RemoteEnvironments(server.url, pets, settings, mode)) as remote,
         remote.blocking() as session,
     ):
         assert session.reset(question_id="cats").budget_remaining == 3
+        assert session.step(action("QUERY SELECT nam FROM pets")).error.endswith(
+            "Columns of pets: name, age, owner_id, pet_id, species, weight"
+        )
         assert session.step(action("ANSWER SELECT COUNT(*) FROM pets WHERE species = 'cat'")).done
 
 

@@ -14,6 +14,7 @@ import trainer.warmup.replay
 from env_server.cache import CACHE_VARIABLE
 from env_server.dataset import Dataset, Hardness
 from env_server.environment import SQLEnvironment
+from env_server.settings import EnvSettings
 from env_server.types import AnswerMode, SQLAction
 from trainer.chat.format import Conversation
 from trainer.config import ConfigError
@@ -61,7 +62,7 @@ def test_mistakes_are_corrected_by_the_oracle(environment: SQLEnvironment, pets:
         played(environment, pets, "cats", ("QUERY", lost), ("QUERY", CATS), ("ANSWER", "2")),
         played(environment, pets, "species", ("QUERY", lost), ("ANSWER", "2")),
     ]
-    replayed = replay(written(tmp_path, records), ["pets"], AnswerMode.VALUE, 15, 4, correct=True)
+    replayed = replay(written(tmp_path, records), ["pets"], AnswerMode.VALUE, EnvSettings(), 4, correct=True)
     assert [[action.argument for action, _ in c.turns][:-1] for c in replayed.conversations] == [
         [lost, CATS],
         ["owners", lost, "pets", gold],
@@ -71,9 +72,9 @@ def test_mistakes_are_corrected_by_the_oracle(environment: SQLEnvironment, pets:
     assert replayed.corrected == 2
     assert replayed.left_out == {"not right": 2, "of no training question": 1}
     assert str(replayed).startswith("3 episodes of 2 questions are played again, 2 of them corrected (")
-    few = replay(written(tmp_path, records), ["pets"], AnswerMode.VALUE, 15, 1, correct=True)
+    few = replay(written(tmp_path, records), ["pets"], AnswerMode.VALUE, EnvSettings(), 1, correct=True)
     assert few.corrected == 1
-    short = replay(written(tmp_path, records), ["pets"], AnswerMode.VALUE, 3, 4, correct=True)
+    short = replay(written(tmp_path, records), ["pets"], AnswerMode.VALUE, EnvSettings(step_budget=3), 4, correct=True)
     assert short.corrected == 0, "no steps are left for the way out"
 
 
@@ -89,7 +90,7 @@ def test_what_was_right_is_learned_and_nothing_else(environment: SQLEnvironment,
         played(environment, pets, "cats", ("QUERY", CATS), ("ANSWER", "3")),
         played(environment, pets, "species", ("QUERY", pets.question("species").gold_sql), ("ANSWER", "cat | 2")),
     ]
-    replayed = replay(written(tmp_path, records, step=3), ["pets"], AnswerMode.VALUE, 15, 4)
+    replayed = replay(written(tmp_path, records, step=3), ["pets"], AnswerMode.VALUE, EnvSettings(), 4)
     assert [[action.argument for action, _ in c.turns] for c in replayed.conversations] == [
         ["pets", CATS, "2"],
         ["SELECT nothing", CATS, "2"],
@@ -104,7 +105,7 @@ def test_what_was_right_is_learned_and_nothing_else(environment: SQLEnvironment,
     }
     assert str(replayed).startswith("2 episodes of 1 questions are played again (easy 1, ")
 
-    best = replay(written(tmp_path, records), ["pets"], AnswerMode.VALUE, 15, 1)
+    best = replay(written(tmp_path, records), ["pets"], AnswerMode.VALUE, EnvSettings(), 1)
     assert [len(c.turns) for c in best.conversations] == [3]
     assert best.conversations[0] == replayed.conversations[0]
     assert best.left_out["more than enough of their question"] > 0
@@ -118,11 +119,11 @@ def test_a_query_that_is_right_by_luck_is_refused_where_queries_are_submitted(
     won = played(environment, pets, "cats", ("QUERY", CATS), ("ANSWER", "2"))
     right, lucky = (asdict(won) | {"turns": [t | {"argument": sql} for t in won.turns]} for sql in (CATS, LUCKY))
     records = [EpisodeRecord(**each) for each in (right, lucky)]
-    replayed = replay(written(tmp_path, records), ["pets"], AnswerMode.SQL, 15, 4)
+    replayed = replay(written(tmp_path, records), ["pets"], AnswerMode.SQL, EnvSettings(), 4)
     assert [c.turns[-1][0].argument for c in replayed.conversations] == [CATS]
     assert replayed.left_out == {"not right when played again": 1}
     with pytest.raises(ConfigError, match="nothing to learn from 1 episodes"):
-        replay(written(tmp_path, records[1:]), ["pets"], AnswerMode.SQL, 15, 4)
+        replay(written(tmp_path, records[1:]), ["pets"], AnswerMode.SQL, EnvSettings(), 4)
 
 
 def test_a_question_is_known_by_its_words_too(environment: SQLEnvironment, pets: Dataset) -> None:
@@ -154,7 +155,7 @@ def test_an_episode_that_does_not_end_is_not_right(environment: SQLEnvironment, 
 @pytest.mark.usefixtures("setting")
 def test_a_file_that_is_not_there_or_broken_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="there is no file"):
-        replay([str(tmp_path / "none.jsonl")], ["pets"], AnswerMode.VALUE, 15, 4)
+        replay([str(tmp_path / "none.jsonl")], ["pets"], AnswerMode.VALUE, EnvSettings(), 4)
     (tmp_path / "bad.jsonl").write_text("{}\n")
     with pytest.raises(RunFolderError, match="line 1"):
-        replay([str(tmp_path / "bad.jsonl")], ["pets"], AnswerMode.VALUE, 15, 4)
+        replay([str(tmp_path / "bad.jsonl")], ["pets"], AnswerMode.VALUE, EnvSettings(), 4)

@@ -28,6 +28,7 @@ from env_server.cache import CACHE_VARIABLE
 from env_server.data.doctor.findings import Kind
 from env_server.dataset import Dataset, Hardness, Split
 from env_server.environment import SQLEnvironment
+from env_server.settings import EnvSettings
 from env_server.types import AnswerMode, SQLAction
 from inference.adapters import Place, find_policy
 from inference.engine import Completion, FinishReason, Sampling
@@ -245,7 +246,7 @@ def test_the_command_makes_a_tiny_policy_and_trains_it_further(cache: None, tmp_
     again, _ = warm_up(tmp_path / "again", "--new_tiny_policy", "true", *rates)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
 
-    mixed = ("--good", "0.7", "--explore", "0.5", "--answer_mode", "sql", "--step_budget", "9")
+    mixed = ("--good", "0.7", "--explore", "0.5", "--answer_mode", "sql", "--step_budget", "9", "--error_hints", "true")
     shop = plant(Planted(Kind.EMPTY_TABLE), tmp_path)
     further, same = warm_up(
         tmp_path / "further", "--model_name_or_path", str(tmp_path / "new"), "--data", f"{shop},synthetic", *mixed
@@ -255,7 +256,8 @@ def test_the_command_makes_a_tiny_policy_and_trains_it_further(cache: None, tmp_
     assert any(not torch.equal(a, b) for a, b in zip(model.parameters(), further.parameters(), strict=True))
     saved = saved_play(Place(str(tmp_path / "further")))
     assert saved is not None
-    assert (saved.settings.answer_mode, saved.settings.step_budget) == (AnswerMode.SQL, 9)
+    assert saved.settings.answer_mode is AnswerMode.SQL
+    assert saved.settings.environment == EnvSettings(step_budget=9, error_hints=True)
     assert saved.settings.data == str(shop), "the first of several is what it is evaluated on"
 
 
