@@ -113,6 +113,12 @@ def find_policy(name: str, revision: str | None = None) -> NamedPolicy:
     return NamedPolicy(name, base, adapter, tokenizer)
 
 
+def width_of(place: Place) -> int | None:
+    """Return the size of a checkpoint's hidden states; None where its config.json does not say. As `find_policy`."""
+    width = (_read(place, CONFIG) or {}).get("hidden_size")
+    return width if isinstance(width, int) else None
+
+
 def unserved_settings(config: Mapping[str, Any]) -> list[str]:
     """Return what of a PEFT configuration (`adapter_config.json`) a vLLM server cannot serve exactly."""
     found = [text for key, text in _UNSERVED.items() if config.get(key)]

@@ -198,7 +198,9 @@ def test_inference_runs_without_the_others() -> None:
     assert not loaded & {"env_server", "trainer", "trl"}
 
 
-@pytest.mark.parametrize("module", ["sqlenv", "trainer.config", "env_server.data.cli.inspection"])
+@pytest.mark.parametrize(
+    "module", ["sqlenv", "trainer.config", "inference.launch.launcher", "env_server.data.cli.inspection"]
+)
 def test_light_modules_stay_light(module: str) -> None:
     loaded = loaded_by(f'import sys, {module}; print(*{{name.partition(".")[0] for name in sys.modules}})')
     assert module.partition(".")[0] in loaded

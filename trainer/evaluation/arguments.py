@@ -142,6 +142,11 @@ def build_parser() -> Parser:
     add("--env_token", metavar="TEXT", help=TOKEN_HELP)
     add("--use_vllm", action="store_true", help="generate on vLLM servers that serve the policy")
     add("--vllm_server_base_url", metavar="URLS", help=f"theirs, separated by commas (default: {VLLM_URL})")
+    add(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        help="of the weights (default: on a CPU the faster of float32 and bfloat16, measured; on a GPU bfloat16)",
+    )
     add("--max_concurrency", type=whole_number(1), default=64, metavar="N", help="episodes in flight (default: 64)")
     add("--trust_remote_code", action="store_true", help="run code that comes with the policy")
     add = parser.add_argument_group("what comes of it").add_argument
@@ -184,6 +189,8 @@ def without_effect(args: argparse.Namespace) -> list[str]:
         found += [f"{flag} has no effect: {args.policy} plays without a model" for flag in given]
     elif args.vllm_server_base_url and not args.use_vllm:
         found.append("--vllm_server_base_url has no effect without --use_vllm")
+    elif args.dtype and args.use_vllm:
+        found.append("--dtype has no effect with --use_vllm: servers have that of sqlenv inference --dtype")
     if args.env_token and args.env == LOCAL:
         found.append("--env_token has no effect without --env")
     return found
@@ -195,7 +202,7 @@ _MODELS_OWN = {
         f"--{name}": name
         for name in (
             *("action_format", "few_shot", "max_thinking_length", "chat_template_kwargs", "temperature", "use_vllm"),
-            *("max_completion_length", "max_turn_length", "max_context_length", "vllm_server_base_url"),
+            *("max_completion_length", "max_turn_length", "max_context_length", "vllm_server_base_url", "dtype"),
         )
     },
 }

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -182,12 +183,13 @@ def run(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     check(parser, args)
     console = Console(stderr=True)
+    say = partial(console.print, highlight=False, soft_wrap=True, markup=False)
     for line in without_effect(args):
-        console.print(f"sqlenv evaluate: {line}", highlight=False, soft_wrap=True, markup=False)
+        say(f"sqlenv evaluate: {line}")
     saved = None if args.policy in SCRIPTED else _saved_with(args.policy, console)
     chosen, lines = _chosen(args, saved)
     for line in lines:
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+        say(line)
     dataset = load_dataset(chosen.data, answer_mode=chosen.answer_mode)
     few_shot = 0 if args.policy in SCRIPTED else chosen.few_shot
     examples = Examples.play(dataset, few_shot, chosen.answer_mode, chosen.step_budget)
@@ -202,7 +204,7 @@ def run(argv: Sequence[str]) -> int:
         stack.enter_context(closing(environments))
         environments.prepare(questions)
         trace = stack.enter_context(tracing)
-        baseline = None
+        baseline = dtype = None
         if args.protocol is EvaluationProtocol.TEXT_TO_SQL:
             baseline = TextToSQL(dataset, env_settings, chosen.answer_mode, examples.questions)
             stack.enter_context(closing(baseline))
@@ -218,7 +220,8 @@ def run(argv: Sequence[str]) -> int:
         if args.policy in SCRIPTED:
             episodes = play_scripted(args.policy, environments, questions, chosen.answer_mode, chosen.seed, advance)
         else:
-            episodes, room, chat = _play_policy(args, chosen, environments, questions, examples, baseline, advance)
+            played = _play_policy(args, chosen, environments, questions, examples, baseline, advance, say)
+            episodes, room, chat, dtype = played
             # As training saves them: what the model allows and how its template was used, where nothing was said.
             chosen = replace(
                 chosen,
@@ -226,7 +229,7 @@ def run(argv: Sequence[str]) -> int:
                 chat_template_kwargs=chat.settings.chat_template_kwargs,
             )
             for line in chat.lines:
-                console.print(line, highlight=False, soft_wrap=True, markup=False)
+                say(line)
     records = [record(episode) for episode in episodes]
     summary = summarize(records, excluded_by_reason(dataset))
     rows = [(args.policy, summary)]
@@ -250,7 +253,7 @@ def run(argv: Sequence[str]) -> int:
             f"{len(dataset.excluded)} questions of the data set are excluded: {counts}", highlight=False, soft_wrap=True
         )
     if args.episodes_out:
-        write_episodes(args.episodes_out, _about(args, chosen, dataset, summary), records)
+        write_episodes(args.episodes_out, _about(args, chosen, dataset, summary, dtype), records)
     if args.json:
         print(  # noqa: T201
             summary_json(
@@ -270,8 +273,12 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _about(args: argparse.Namespace, chosen: PlaySettings, dataset: Dataset, summary: EvaluationSummary) -> Evaluation:
+def _about(
+    args: argparse.Namespace, chosen: PlaySettings, dataset: Dataset, summary: EvaluationSummary, dtype: str | None
+) -> Evaluation:
     settings = {**asdict(chosen), "temperature": args.temperature, "protocol": args.protocol.value}
+    if dtype is not None:
+        settings["dtype"] = dtype
     unseen = args.split is Split.EVAL and all(len(splits) == 1 for splits in dataset.splits().values())
     what = (args.policy, chosen.data, args.split.value, chosen.answer_mode.value)
     return Evaluation(args.episodes_out.stem, *what, 0, summary, unseen, settings=settings)
@@ -332,8 +339,11 @@ def _play_policy(
     examples: Examples,
     baseline: TextToSQL | None,
     advance: Callable[[Episode], None],
-) -> tuple[list[Episode], TokenBudget, ChatFormat]:
-    """Play with a model; return the episodes, the room that each had, and how the model was spoken to."""
+    say: Callable[[str], None],
+) -> tuple[list[Episode], TokenBudget, ChatFormat, str | None]:
+    """Play with a model; return the episodes, the room that each had, how it was spoken to, and its dtype here."""
+    import torch
+
     from trainer.policy.loading import load_policy
     from trainer.policy.served import ServedPolicy
 
@@ -352,14 +362,15 @@ def _play_policy(
         return ChatFormat(tokenizer, replace(chosen.chat, action_format=ActionFormat.TEXT, custom_system_prompt=told))
 
     if not args.use_vllm:
-        model, tokenizer = load_policy(args.policy, trust_remote_code=args.trust_remote_code)
+        dtype = args.dtype and getattr(torch, args.dtype)
+        model, tokenizer = load_policy(args.policy, dtype=dtype, trust_remote_code=args.trust_remote_code, say=say)
         chat = chat_of(tokenizer)
         room = settings(model.config.max_position_embeddings, chat)
         played = play_model(model, tokenizer, environments, questions, room, chosen.seed, advance, chat, baseline)
-        return played, room.budget, chat
+        return played, room.budget, chat, str(model.dtype).removeprefix("torch.")
     served = ServedPolicy.load(args.policy, trust_remote_code=args.trust_remote_code)
     chat = chat_of(served.tokenizer)
     engine = served.engine(args.vllm_server_base_url or VLLM_URL, chat)
     room = settings(served.context, chat)
     played = play_on(engine, chat, environments, questions, room, chosen.seed, advance, baseline)
-    return played, room.budget, chat
+    return played, room.budget, chat, None

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from inference.launch.plan import PORT
+from inference.precision import Precision, measure_precision
 
 EPISODES_PER_STEP = 64
 """Eight questions with eight episodes each: enough groups with both rights and wrongs in them, on any machine."""
@@ -33,16 +34,18 @@ class Machine:
     cpu: bool = True
     """True when there is no accelerator of any kind."""
     bf16: bool = False
-    """True when matrix products in bfloat16 are in the hardware."""
+    """True when the hardware computes matrix products in bfloat16, on a CPU: clearly faster than in float32."""
     ranks: int = 1
+    measured: Precision | None = None
+    """Of a CPU, what that was told from."""
 
     @classmethod
-    def here(cls, use_cpu: bool = False) -> Machine:
-        """This process's; `use_cpu` leaves its accelerators alone."""
+    def here(cls, use_cpu: bool = False, width: int | None = None) -> Machine:
+        """This process's; `use_cpu` leaves its accelerators alone. `width`: of the policy's hidden states."""
         ranks = int(os.environ.get("WORLD_SIZE", "1"))
         if use_cpu or not torch.accelerator.is_available():
-            features = torch.cpu.get_capabilities()
-            return cls(bf16=any(features.get(name) for name in ("amx_bf16", "avx512_bf16", "sve_bf16")), ranks=ranks)
+            measured = measure_precision(width)
+            return cls(bf16=measured.dtype == "bfloat16", ranks=ranks, measured=measured)
         gpu = torch.cuda.is_available()
         return cls(gpu, False, not gpu or torch.cuda.is_bf16_supported(including_emulation=False), ranks)
 
@@ -62,8 +65,8 @@ def machine_defaults(given: Mapping[str, Any], machine: Machine, lora: bool) -> 
         # TRL refuses to start without a GPU unless it is told that none is wanted.
         chosen["use_cpu"] = True
     if not given.get("fp16") and "bf16" not in given:
-        # Autocast halves the memory of activations and is several times faster, where the hardware has bfloat16;
-        # emulated, it is slower than float32. A T4 has float16 alone.
+        # Autocast halves the memory of activations and is several times faster where the hardware is made for
+        # bfloat16; elsewhere it is slower than float32. A T4 has float16 alone.
         chosen["bf16"] = machine.bf16
         if machine.gpu and not machine.bf16 and "fp16" not in given:
             chosen["fp16"] = True

@@ -88,7 +88,7 @@ def load_player(
         say(line)
     examples = _examples(name, chosen)
     if vllm_urls is None:
-        model, tokenizer = load_policy(name, trust_remote_code=trust_remote_code)
+        model, tokenizer = load_policy(name, trust_remote_code=trust_remote_code, say=say)
         chat, chosen = _chat(tokenizer, chosen, examples, say)
         settings = _settings(chosen, model.config.max_position_embeddings, chat)
         return PolicyPlayer(name, chosen, in_process_engine(model, tokenizer, chat, settings), chat, settings)

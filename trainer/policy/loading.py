@@ -9,7 +9,7 @@ vLLM makes. Merging rounds the sum to the dtype of the base, which in bfloat16 i
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -31,8 +31,9 @@ from trl import GRPOConfig, ModelConfig, SFTConfig
 from trl.trainer.utils import create_model_from_path
 
 from env_server.errors import SQLEnvError
-from inference.adapters import NamedPolicy, PolicyNameError, find_policy
+from inference.adapters import NamedPolicy, PolicyNameError, find_policy, width_of
 from inference.missing import hint
+from inference.precision import measure_precision
 from inference.weight_files import WeightFileError, check_weights
 
 ADAPTER_NAME = "default"
@@ -76,15 +77,20 @@ def load_policy(
     dtype: torch.dtype | None = None,
     device: str | None = None,
     trust_remote_code: bool = False,
+    say: Callable[[str], object] = lambda _: None,
 ) -> tuple[PreTrainedModel | PeftModel, PreTrainedTokenizerBase]:
     """Load a model and its tokenizer; an adapter comes as a PeftModel, beside its base.
 
     `device` is the GPU by default, where there is one. `dtype` is that of the base, by default bfloat16 on a GPU and
-    float32 elsewhere. Raises PolicyError.
+    the faster of bfloat16 and float32 on a CPU, of which `say` gets a line. Raises PolicyError.
     """
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = dtype or (torch.bfloat16 if device == "cuda" else torch.float32)
     policy = resolve_policy(name, revision)
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if dtype is None and device == "cpu":
+        measured = measure_precision(width_of(policy.base))
+        dtype = getattr(torch, measured.dtype)
+        say(f"--dtype {measured.dtype}: {measured}")
+    dtype = dtype or torch.bfloat16
     with _loading(policy):
         tokenizer = tokenizer_of(policy, trust_remote_code=trust_remote_code)
         model = AutoModelForCausalLM.from_pretrained(

@@ -20,6 +20,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOConfig, ModelConfig, SFTConfig
 
 from env_server.types import AnswerMode
+from inference.adapters import width_of
 from trainer.config import ActionFormat, ConfigError, SQLEnvArguments, WarmupArguments, config_errors, prompt_in
 from trainer.flags.combinations import check_combinations, check_mappings, check_quantisation, check_trackers
 from trainer.flags.defaults import Machine, train_defaults, warmup_defaults
@@ -67,7 +68,7 @@ def parse_arguments(
     given = read_given(kinds, argv, "sqlenv train")
     check_ranges(given)
     start, said = _starting_point(given)
-    machine = Machine.here(use_cpu=bool(given.get("use_cpu")))
+    machine = _machine(given)
     planned = "dry_run_gpu" in given
     defaults = train_defaults(given | start, Machine(True, False, True, machine.ranks) if planned else machine) | start
     taken_over = _take_over(given, str((defaults | given)["output_dir"]), start_play, TRAIN_NAMES)
@@ -79,6 +80,7 @@ def parse_arguments(
     advice = said + TRAIN_FLAGS.check(given, _defaults_of(kinds) | defaults)
     if machine.cpu and "use_cpu" not in given and not planned:
         advice += _slow_on_a_cpu(given.get("model_name_or_path"))
+    advice += [] if planned else _precision_line(given, machine)
     parser = FlagParser(kinds, "sqlenv train", description=DESCRIPTION)
     parser.set_defaults(**defaults)
     with config_errors():
@@ -101,7 +103,7 @@ def departures(argv: Sequence[str]) -> dict[str, Any]:
     kinds = (SQLEnvArguments, GRPOConfig, ModelConfig)
     given = read_given(kinds, argv, "sqlenv train")
     start, _ = _starting_point(given)
-    machine = Machine.here(use_cpu=bool(given.get("use_cpu")))
+    machine = _machine(given)
     defaults = train_defaults(given | start, machine) | start
     defaults |= _take_over(given, str((defaults | given)["output_dir"]), None, TRAIN_NAMES).flags
     defaults = _defaults_of(kinds) | defaults
@@ -118,10 +120,16 @@ def parse_warmup_arguments(
     given = read_given(kinds, argv, "sqlenv warmup")
     check_ranges(given)
     start, said = _starting_point(given)
-    defaults = warmup_defaults(given | start, Machine.here(use_cpu=bool(given.get("use_cpu")))) | start
+    machine = _machine(given)
+    defaults = warmup_defaults(given | start, machine) | start
     taken_over = _take_over(given, str((defaults | given)["output_dir"]), start_play, WARMUP_NAMES)
     defaults |= taken_over.flags
-    advice = [*said, *taken_over.lines, *WARMUP_FLAGS.check(given, _defaults_of(kinds) | defaults)]
+    advice = [
+        *said,
+        *_precision_line(given, machine),
+        *taken_over.lines,
+        *WARMUP_FLAGS.check(given, _defaults_of(kinds) | defaults),
+    ]
     parser = FlagParser(kinds, "sqlenv warmup", description=description)
     parser.set_defaults(**defaults)
     with config_errors():
@@ -136,6 +144,19 @@ def parse_warmup_arguments(
     advise("sqlenv warmup", advice)
     _find_checkpoint(sft)
     return arguments, sft, model_config
+
+
+def _machine(given: Mapping[str, Any]) -> Machine:
+    """Return what this rank computes with. Raises SQLEnvError."""
+    name = given.get("model_name_or_path")
+    width = width_of(resolve_policy(str(name), given.get("model_revision")).base) if name else None
+    return Machine.here(use_cpu=bool(given.get("use_cpu")), width=width)
+
+
+def _precision_line(given: Mapping[str, Any], machine: Machine) -> list[str]:
+    """Say which precision a CPU computes in, and why, unless a flag chose it."""
+    chosen = machine.measured is None or given.get("fp16") or "bf16" in given
+    return [] if chosen else [f"--bf16 {str(machine.bf16).lower()}: {machine.measured}"]
 
 
 def _slow_on_a_cpu(name: str | None) -> list[str]:

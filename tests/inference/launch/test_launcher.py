@@ -19,7 +19,7 @@ import pytest
 from benchmarks.server_process import reserved_ports
 from inference.launch.launcher import read_arguments, run
 from inference.launch.plan import Device, LaunchError, ReplicaPlan, WeightSyncMode
-from inference.launch.process import PYTHON_VARIABLE, VLLMProcess, find_python, see_machine, see_model
+from inference.launch.process import PYTHON_VARIABLE, VLLMProcess, find_python, see_machine, see_model, see_precision
 from inference.launch.supervisor import backoff_s, exit_status
 
 ROOT = Path(__file__).parents[3]
@@ -292,6 +292,11 @@ def test_an_interpreter_without_vllm_is_named() -> None:
         see_machine("/bin/false", {})
 
 
+def test_an_interpreter_that_cannot_measure_is_named() -> None:
+    with pytest.raises(LaunchError, match="name a --dtype"):
+        see_precision("/bin/false", 64)
+
+
 def test_what_a_folder_says_of_its_model(tmp_path: Path) -> None:
     assert not see_model("someone/model").is_folder
     with pytest.raises(LaunchError, match="not a checkpoint"):
@@ -300,20 +305,20 @@ def test_what_a_folder_says_of_its_model(tmp_path: Path) -> None:
     config.write_text("[]")
     with pytest.raises(LaunchError, match="not a checkpoint"):
         see_model(str(tmp_path))
-    config.write_text(json.dumps({"torch_dtype": "float16", "hidden_size": 64, "num_attention_heads": 4}))
+    config.write_text(json.dumps({"hidden_size": 64, "num_attention_heads": 4}))
     found = see_model(str(tmp_path))
-    assert (found.is_folder, found.dtype, found.head_dim) == (True, "float16", 16)
+    assert (found.is_folder, found.width, found.head_dim) == (True, 64, 16)
 
 
 def test_an_adapter_has_the_facts_of_its_base(tmp_path: Path) -> None:
     base, adapter = tmp_path / "base", tmp_path / "adapter"
     base.mkdir()
-    (base / "config.json").write_text(json.dumps({"dtype": "float32", "head_dim": 32, "max_position_embeddings": 99}))
+    (base / "config.json").write_text(json.dumps({"hidden_size": 64, "head_dim": 32, "max_position_embeddings": 99}))
     adapter.mkdir()
     config = {"peft_type": "LORA", "r": 4, "base_model_name_or_path": str(base)}
     (adapter / "adapter_config.json").write_text(json.dumps(config))
     found = see_model(str(adapter))
-    assert (found.is_folder, found.dtype, found.head_dim, found.context) == (True, "float32", 32, 99)
+    assert (found.is_folder, found.width, found.head_dim, found.context) == (True, 64, 32, 99)
     assert found.base == str(base)
     assert found.adapter is not None
     base.rename(tmp_path / "moved")

@@ -18,6 +18,9 @@ from trainer.evaluation.arguments import build_parser, without_effect
         ("--policy m --few_shot 2 --use_vllm --vllm_server_base_url http://there", []),
         ("--policy m --vllm_server_base_url http://there", ["--vllm_server_base_url"]),
         ("--policy m --env_token x", ["--env_token"]),
+        ("--policy m --dtype float32", []),
+        ("--policy m --dtype float32 --use_vllm", ["--dtype"]),
+        ("--policy oracle --dtype float32", ["--dtype"]),
     ],
 )
 def test_a_flag_that_does_nothing_is_said(flags: str, said: list[str]) -> None:

@@ -11,7 +11,7 @@ from transformers.integrations.integration_utils import get_available_reporting_
 from sqlenv import cli
 from trainer.flags.combinations import context_advice, farming_advice, length_advice
 
-NOWHERE = ["--use_cpu", "true", "--model_name_or_path", "nowhere", "--data", "/no/such/data"]
+NOWHERE = ["--use_cpu", "true", "--bf16", "false", "--model_name_or_path", "nowhere", "--data", "/no/such/data"]
 
 
 def said(capsys: pytest.CaptureFixture[str], *flags: str, command: str = "train") -> list[str]:

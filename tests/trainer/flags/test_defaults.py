@@ -14,6 +14,7 @@ from trl import GRPOConfig, ModelConfig, SFTConfig
 
 from env_server.service.settings import ServiceSettings
 from inference.launch.launcher import read_arguments
+from inference.precision import measure_precision
 from trainer.config import SQLEnvArguments
 from trainer.flags.defaults import EPISODES_PER_STEP, Machine, train_defaults, warmup_defaults
 from trainer.tiny import BASE_CHECKPOINT
@@ -113,9 +114,11 @@ def test_a_run_is_named_after_its_policy(name: str, folder: str) -> None:
     assert chosen(A100, model_name_or_path=name)["output_dir"] == f"runs/{folder}"
 
 
-def test_a_bare_run_is_read_without_a_word_of_advice(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bare_run_is_read_with_a_word_about_its_precision_alone(capsys: pytest.CaptureFixture[str]) -> None:
     arguments, grpo, model = parse_arguments(["--use_cpu", "--model_name_or_path", "somewhere/m"])
-    assert capsys.readouterr().err == ""
+    measured = measure_precision(None)
+    assert capsys.readouterr().err == f"sqlenv train: --bf16 {str(grpo.bf16).lower()}: {measured}\n"
+    assert grpo.bf16 is (measured.dtype == "bfloat16")
     assert arguments == SQLEnvArguments()
     assert (grpo.output_dir, grpo.max_steps, grpo.generation_batch_size) == ("runs/m", 200, 64)
     assert (grpo.max_completion_length, grpo.reward_weights) == (4096, [1.0, 0.2, 0.2, 0.1])
@@ -131,14 +134,14 @@ def test_without_a_gpu_the_configs_for_a_cpu_are_named_unless_it_is_asked_for_or
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
-    parse_arguments(["--model_name_or_path", "somewhere/m"])
+    parse_arguments(["--model_name_or_path", "somewhere/m", "--bf16", "false"])
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("sqlenv train: there is no GPU here")
     named = re.findall(r"configs/[a-z0-9]+\.yaml", line)
     assert len(named) == 2
     assert all((Path(__file__).parents[3] / name).is_file() for name in named)
-    parse_arguments(["--model_name_or_path", "somewhere/m", "--use_cpu", "true"])
-    parse_arguments(["--model_name_or_path", str(BASE_CHECKPOINT)])
+    parse_arguments(["--model_name_or_path", "somewhere/m", "--use_cpu", "true", "--bf16", "false"])
+    parse_arguments(["--model_name_or_path", str(BASE_CHECKPOINT), "--bf16", "false"])
     assert capsys.readouterr().err == ""
 
 

@@ -77,8 +77,8 @@ def value_of(command: str, name: str) -> str:
 
 
 def said(capsys: pytest.CaptureFixture[str], command: str, flags: Sequence[str]) -> list[str]:
-    """The lines on stderr of a command that ends with status 2."""
-    assert cli.main([command, "--use_cpu", "true", *NOWHERE[command], *flags]) == 2
+    """The lines on stderr of a command that ends with status 2; the precision is given, so none is said of it."""
+    assert cli.main([command, "--use_cpu", "true", "--bf16", "false", *NOWHERE[command], *flags]) == 2
     return capsys.readouterr().err.splitlines()
 
 

@@ -17,6 +17,7 @@ from trl import ModelConfig, SFTConfig
 
 from inference.launch.plan import LaunchError
 from inference.launch.process import see_model
+from inference.precision import measure_precision
 from inference.weights.gather import adapter_weights, full_weights
 from sqlenv import cli
 from tests.integration.training import surroundings_in
@@ -58,6 +59,20 @@ def test_an_adapter_is_loaded_beside_its_base(folders: tuple[Path, Path, PeftMod
     with torch.no_grad():
         assert torch.equal(model(ids).logits.cpu(), expected(IDS).logits)
     assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_on_a_cpu_a_policy_is_loaded_in_the_faster_dtype_with_a_line_about_it(
+    folders: tuple[Path, Path, PeftModel],
+) -> None:
+    _, adapter, expected = folders
+    said: list[str] = []
+    model, _ = load_policy(str(adapter), device="cpu", say=said.append)
+    measured = measure_precision(expected.config.hidden_size)
+    assert str(model.dtype) == f"torch.{measured.dtype}"
+    assert said == [f"--dtype {measured.dtype}: {measured}"]
+    model, _ = load_policy(str(adapter), dtype=torch.bfloat16, device="cpu", say=said.append)
+    assert model.dtype == torch.bfloat16
+    assert len(said) == 1
 
 
 def test_an_adapter_to_go_on_with_trains_the_adapter_alone(folders: tuple[Path, Path, PeftModel]) -> None:
