@@ -231,6 +231,13 @@ class SQLEnvArguments(EpisodeArguments):
             "differ most: more to learn from where training takes longer than playing."
         },
     )
+    guided_starts: bool = field(
+        default=False,
+        metadata={
+            "help": "Play a question whose group is all wrong once more with the first steps given, and train on what "
+            "follows: the oracle's steps, or where a question has no SQL, those of an earlier success of the policy."
+        },
+    )
     advantages: str = field(
         default="episode",
         metadata={

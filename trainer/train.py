@@ -26,6 +26,7 @@ from trl import GRPOConfig, ModelConfig
 
 from env_server.data.loading import load_dataset
 from env_server.dataset import Split
+from env_server.sql.pool import DatabasePool
 from env_server.types import AnswerMode
 from inference.adapters import RUN_MODEL
 from trainer.chat.format import ChatFormat, ChatSettings
@@ -60,6 +61,7 @@ from trainer.training.dry_run import dry_run
 from trainer.training.engines import RolloutSetup, open_policy
 from trainer.training.evaluating import EvaluateAtStart, SQLEnvTrainer, StopAtSuccess
 from trainer.training.grpo import build_trainer, stop_at_turns_ends, use_engine
+from trainer.training.guided_starts import GuidedStarts
 from trainer.training.health_watch import HealthWatch, watched
 from trainer.training.learnt import Kept, SaveLearnt
 from trainer.training.out_of_memory import memory_errors
@@ -170,7 +172,8 @@ class Training:
             filled = BatchSettings.of(arguments)
             adaptive = self._adaptive_weights(lag)
             rewards = self._env_settings.reward
-            batches = Batches(self._dataset, order, grpo, rewards, self._ranks, loop, filled, adaptive)
+            guided = self._guided_starts(stack, lag)
+            batches = Batches(self._dataset, order, grpo, rewards, self._ranks, loop, filled, adaptive, guided)
             trainer = build_trainer(
                 grpo, self._model_config, self._tokenizer, self._questions, self._evaluations.questions, batches
             )
@@ -200,6 +203,8 @@ class Training:
             learnt = [Kept(order, "questions.json", "--question_sampler measured and --curriculum")]
             if adaptive is not None:
                 learnt.append(Kept(adaptive, "reward_weights.json", "--reward_weighting adaptive"))
+            if guided is not None:
+                learnt.append(Kept(guided, "guided_starts.json", "--guided_starts"))
             trainer.add_callback(SaveLearnt(*learnt))
             trainer.add_callback(SavePlaySettings(play))  # the last one: it marks a checkpoint as whole
             client = RolloutClient(policy.engine, environments, chat, settings, trace)
@@ -252,6 +257,12 @@ class Training:
         if self._arguments.reward_weighting == "fixed":
             return None
         return AdaptiveWeights(self._grpo.reward_weights or [1.0] * len(REWARD_NAMES), lag)
+
+    def _guided_starts(self, stack: ExitStack, lag: int) -> GuidedStarts | None:
+        if not self._arguments.guided_starts:
+            return None
+        databases = stack.enter_context(closing(DatabasePool(self._dataset.databases, self._env_settings.sandbox)))
+        return GuidedStarts(self._dataset, databases, self._answer_mode, lag)
 
     def _open_environments(self) -> AnyEnvironments:
         arguments = self._arguments

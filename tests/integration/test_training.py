@@ -34,6 +34,7 @@ from trainer.results.metrics import meaning
 from trainer.results.run_files import RunFolder
 from trainer.rollout.timings import Part
 from trainer.rollout.trace import Track
+from trainer.tiny import BASE_CHECKPOINT
 
 FLAGS = [
     *("--data", "synthetic", "--eval_episodes", "8", "--step_budget", "6", "--max_turn_length", "16"),
@@ -308,6 +309,34 @@ def test_an_adapter_trains_token_exactly(train: Run) -> None:
     adapter = json.loads((folder.path / "model" / "adapter_config.json").read_text(encoding="utf-8"))
     assert (adapter["r"], sorted(adapter["target_modules"])) == (4, ["q_proj", "v_proj"])
     assert not (folder.path / "model" / "model.safetensors").exists()
+
+
+def test_guided_starts_train_token_exactly_and_a_run_that_resumes_gives_the_same_steps(
+    train: Run, tmp_path: Path
+) -> None:
+    flags = ("--model_name_or_path", str(BASE_CHECKPOINT), "--max_turn_length", "48", "--max_completion_length", "640")
+    guided = ("--guided_starts", "true", "--difficulty", "medium", "--eval_episodes", "0", "--save_steps", "1")
+    every_step = ("--save_strategy", "steps", "--save_total_limit", "9", "--num_generations", "8")
+    rows = ("--per_device_train_batch_size", "32", "--learning_rate", "2e-4", *every_step)
+    whole = train(*flags, *guided, *rows)
+    steps, episodes = whole.metrics(), [row.record for row in whole.episodes()]
+    assert all(token_exact(row) for row in steps)
+    assert max(row["rollout/guided_share"] for row in steps) > 0
+    for row in steps:
+        unguided = [r for r in whole.episodes() if r.step == row["step"] and not r.record.given_steps]
+        assert row["rollout/success_rate"] == sum(r.record.outcome == "correct" for r in unguided) / 32
+    for record in episodes:
+        assert all(turn["tokens"] == 0 for turn in record.turns[: record.given_steps]), "the policy did not write them"
+        assert record.steps > record.given_steps
+
+    folder = RunFolder(tmp_path / "run")
+    shutil.copytree(whole.path, folder.path)
+    for later in ("checkpoint-2", "checkpoint-3", "model"):
+        shutil.rmtree(folder.path / later)
+    train(*flags, *guided, *rows, "--resume_from_checkpoint", "true", folder=folder.path)
+    assert_the_same(folder, whole)
+    kept = "checkpoint-3/guided_starts.json"
+    assert (folder.path / kept).read_bytes() == (whole.path / kept).read_bytes()
 
 
 def test_a_run_on_servers_is_the_local_run_also_when_one_is_killed(

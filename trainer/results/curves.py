@@ -50,13 +50,13 @@ def rolling_mean(values: Sequence[float], window: int) -> list[float]:
 def rolling_success(episodes: Sequence[tuple[int, EpisodeRecord]], window: int) -> list[RollingPoint]:
     """Return the success rate of training over a trailing window, one point per step that has judged episodes.
 
-    `episodes` are (training step, episode); `window` counts logged steps. A point pools its window's episodes,
-    with the database as the cluster; the first points have fewer steps behind them. Raises ValueError when
-    window < 1.
+    `episodes` are (training step, episode), of which guided ones do not count; `window` counts logged steps. A point
+    pools its window's episodes, with the database as the cluster; the first points have fewer steps behind them. Raises
+    ValueError when window < 1.
     """
     by_step: dict[int, list[tuple[bool, str]]] = defaultdict(list)
     for step, record in episodes:
-        if record.outcome != Outcome.FAILED:
+        if record.outcome != Outcome.FAILED and not record.given_steps:
             by_step[step].append((successful(record), record.db_id))
     return rolling_rates(by_step, window, len(by_step))
 

@@ -32,6 +32,7 @@ from env_server.open_files import SPARE_FILES, allow_open_files
 from env_server.types import ActionType, SQLAction, SQLObservation
 from inference.engine import Completion, ContextOverflowError, Engine, EngineError, Sampling, Session
 from trainer.chat.format import ChatFormat
+from trainer.chat.parsing import ParsedAction
 from trainer.chat.prompts import first_message
 from trainer.rollout.collector import rare_collections
 from trainer.rollout.environments import Environments, EnvironmentSession
@@ -69,13 +70,17 @@ class RolloutSettings:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRequest:
-    """One episode to play. `seed` decides all of its sampling. The rest is copied to the episode for its log."""
+    """One episode to play. `seed` decides all of its sampling. The rest is copied to the episode for its log.
+
+    `given`: actions that are taken first, in the policy's place; it goes on from there.
+    """
 
     question_id: str
     seed: int
     db_id: str = ""
     hardness: str = ""
     family: str = ""
+    given: tuple[SQLAction, ...] = ()
 
 
 def derive_seed(*parts: int | str) -> int:
@@ -139,6 +144,7 @@ class Flight:
         row: TokenRow,
         prompt_tokens: int,
         truncated_turns: int = 0,
+        given_steps: int = 0,
     ) -> Episode:
         """Return the episode as it ended."""
         return Episode(
@@ -152,6 +158,7 @@ class Flight:
             turns=tuple(turns),
             row=row,
             truncated_turns=truncated_turns,
+            given_steps=given_steps,
             prompt_tokens=prompt_tokens,
         )
 
@@ -275,6 +282,7 @@ class _Explorer:
         self._flight = flight
         self._on_turn = on_turn
         self._turns: list[Turn] = []
+        self._given = 0
         self._prompt_tokens = 0
 
     async def play(self) -> Episode:
@@ -286,6 +294,14 @@ class _Explorer:
             # Thousands of resets may come back together. One prompt a round of the event loop: nobody else is held up.
             await asyncio.sleep(0)
             transcript = Transcript(flight.chat.prompt_ids(first_message(observation)), budget)
+        for action in flight.request.given:
+            ids = tuple(flight.chat.turn_ids(action))
+            # Where one finds no room, the policy goes on from the one before, in every episode of the question alike.
+            if observation.done or len(ids) > transcript.room():
+                break
+            transcript.add_turn(ids, (None,) * len(ids))
+            observation = await self._act(transcript, ids, ParsedAction(action, parseable=True), closed=True)
+            self._given += 1
         limit = budget.max_context
         while not observation.done and (room := transcript.room()):
             try:
@@ -308,6 +324,7 @@ class _Explorer:
             transcript.row(),
             self._prompt_tokens,
             transcript.dropped_turns,
+            self._given,
         )
 
     async def _take_turn(self, transcript: Transcript, room: int) -> SQLObservation:
@@ -325,14 +342,30 @@ class _Explorer:
         with flight.watch.waiting(Wait.GENERATION, number):
             turn = await generate_turn(generate, chat, flight.settings.budget.max_turn, room)
         transcript.add_turn(turn.token_ids, turn.logprobs)
-        text = chat.text_of(turn.token_ids)
-        parsed = chat.parse(text)
-        observation = await flight.step(parsed.action, number)
-        played = turn_of(text, parsed.action, observation, parsed.parseable, turn.policy_version, turn.tokens)
+        parsed = chat.parse(chat.text_of(turn.token_ids))
+        return await self._act(
+            transcript, turn.token_ids, parsed, closed=turn.closed, version=turn.policy_version, tokens=turn.tokens
+        )
+
+    async def _act(
+        self,
+        transcript: Transcript,
+        token_ids: Sequence[int],
+        parsed: ParsedAction,
+        *,
+        closed: bool,
+        version: int = 0,
+        tokens: int = 0,
+    ) -> SQLObservation:
+        """Take the action of the turn that was appended last, and append the reply."""
+        chat = self._flight.chat
+        observation = await self._flight.step(parsed.action, len(self._turns))
+        text = chat.text_of(token_ids)
+        played = turn_of(text, parsed.action, observation, parsed.parseable, version, tokens)
         self._turns.append(played)
         self._on_turn(played)
         if not observation.done:
-            transcript.add_reply(chat.reply_ids(observation, closed=turn.closed))
+            transcript.add_reply(chat.reply_ids(observation, closed=closed))
         return observation
 
 

@@ -104,6 +104,8 @@ class Episode:
     row: TokenRow
     truncated_turns: int = 0
     """Oldest turns that were dropped from the row because the context was full."""
+    given_steps: int = 0
+    """First turns that were taken in the policy's place (`--guided_starts`); they are context in the row."""
     failure: str = ""
     """For FAILED: the error's class and text."""
     prompt_tokens: int | None = None
@@ -113,9 +115,14 @@ class Episode:
 
     @property
     def policy_versions(self) -> tuple[int, int]:
-        """The oldest and the newest version of the weights that its turns were sampled under. It has a turn."""
-        versions = [turn.policy_version for turn in self.turns]
+        """The oldest and the newest version of the weights that its turns were sampled under. The policy took one."""
+        versions = [turn.policy_version for turn in self.own_turns]
         return min(versions), max(versions)
+
+    @property
+    def own_turns(self) -> tuple[Turn, ...]:
+        """The turns that the policy took."""
+        return self.turns[self.given_steps :]
 
     @property
     def correct(self) -> bool:
@@ -147,6 +154,8 @@ class EpisodeRecord:
     failure: str
     prompt_tokens: int | None = None
     """Tokens that the policy was given to read, each turn's whole prompt counted; None where that is not known."""
+    given_steps: int = 0
+    """First turns that were given and not the policy's; above 0, the episode says nothing of unguided play."""
     turns: list[dict[str, Any]] = field(default_factory=list)
     """`Turn` as dictionaries."""
 
@@ -171,6 +180,7 @@ def record(episode: Episode, *, with_versions: bool = False) -> EpisodeRecord:
         tokens=sum(episode.row.env_mask),
         failure=episode.failure,
         prompt_tokens=episode.prompt_tokens,
+        given_steps=episode.given_steps,
         turns=[_logged(turn, with_versions) for turn in turns],
     )
 

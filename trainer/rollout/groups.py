@@ -8,9 +8,12 @@ answer (`has_signal`), and their tokens are paid for in vain. Invariants:
 2. Judged on the whole group: nothing is decided before its last episode has ended, and every group that was drawn is
    waited for. So which groups are kept does not depend on how fast they were played, and slow episodes are kept as
    often as fast ones.
-3. Every episode is in what is returned, once: in the groups that are kept, or in those that were replaced.
+3. Every episode is in what is returned, once: in the groups that are kept, or in those that were replaced. Of one
+   question at most one group is kept.
 4. Groups are in the order in which they were drawn. The first `count` that were drawn are a sample of the questions
    that no result has chosen, so what is estimated from them is not biased by the replacement.
+5. A group that is all wrong is played once more with steps given, where there are some to give (`--guided_starts`),
+   before another question's takes its place. The guided group is kept where it has signal, and nowhere else.
 
 Where more episodes of a question are played than are trained on, `most_spread` says which: those whose rewards have the
 largest variance (max-variance down-sampling: Xu et al., 2025, "Not All Rollouts are Useful", arXiv:2504.13818).
@@ -30,11 +33,15 @@ from trainer.rollout.failures import Failures, rollout_error_alone
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The episodes of one question. `number`: the group was the so manieth to be drawn, from 0."""
+    """The episodes of one question. `number`: the group was the so manieth to be drawn, from 0.
+
+    `guided`: it was played in addition, with steps given, since the group of the same number was all wrong.
+    """
 
     number: int
     episodes: tuple[Episode, ...]
     has_signal: bool
+    guided: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,20 +58,29 @@ async def play_groups(
     count: int,
     extra: int,
     failures: Failures,
+    guide: Callable[[int], Sequence[EpisodeRequest]] = lambda _: (),
 ) -> PlayedGroups:
     """Play `count` groups, and up to `extra` more in the place of those without signal.
 
-    `draw(number)` gives the requests of the group with that number; all have the same length. Raises RolloutError.
+    `draw(number)` gives the requests of the group with that number; all have the same length. `guide(number)` gives
+    those of the guided group of its question; none where there is nothing to give. Raises RolloutError.
     """
     groups: list[Group] = []
     drawn = count
 
+    async def play_one(number: int, requests: Sequence[EpisodeRequest], *, guided: bool = False) -> Group:
+        place = number + (count + extra) * guided
+        episodes = await client.play(requests, failures=failures, first=place * len(requests))
+        group = Group(number, tuple(episodes), has_signal(each.outcome for each in episodes), guided)
+        groups.append(group)
+        return group
+
     async def play(number: int) -> None:
         nonlocal drawn
-        requests = draw(number)
-        episodes = await client.play(requests, failures=failures, first=number * len(requests))
-        groups.append(Group(number, tuple(episodes), has_signal(each.outcome for each in episodes)))
-        if not groups[-1].has_signal and drawn < count + extra:
+        group = await play_one(number, draw(number))
+        if all_wrong(each.outcome for each in group.episodes) and (requests := guide(number)):
+            group = await play_one(number, requests, guided=True)
+        if not group.has_signal and drawn < count + extra:
             number, drawn = drawn, drawn + 1
             await play(number)
 
@@ -84,9 +100,15 @@ def has_signal(outcomes: Iterable[Outcome]) -> bool:
     return len({outcome is Outcome.CORRECT for outcome in outcomes if outcome is not Outcome.FAILED}) > 1
 
 
+def all_wrong(outcomes: Iterable[Outcome]) -> bool:
+    """Return whether a group has episodes that did not fail, and none of them is right."""
+    return {outcome is Outcome.CORRECT for outcome in outcomes if outcome is not Outcome.FAILED} == {False}
+
+
 def choose_groups(groups: Sequence[Group], count: int) -> PlayedGroups:
     """Return those with signal, of which there are at most `count`, and the first drawn of the others to fill up."""
-    ranked = sorted(groups, key=lambda group: (not group.has_signal, group.number))
+    used = {group.number for group in groups if group.has_signal}
+    ranked = sorted(groups, key=lambda g: (not g.has_signal, g.number in used, g.guided, g.number))
     kept, replaced = ranked[:count], ranked[count:]
     return PlayedGroups(*(tuple(sorted(part, key=lambda group: group.number)) for part in (kept, replaced)))
 

@@ -68,17 +68,19 @@ class OraclePlayer:
     def act(self, observation: SQLObservation) -> SQLAction:
         """Return the next action of the plan."""
         if self._plan is None:
-            self._plan = iter(self._make_plan(table_names(observation)))
+            self._plan = iter(oracle_plan(self._question, table_names(observation), self._answer_mode))
         return next(self._plan)
 
-    def _make_plan(self, tables: Sequence[str]) -> list[SQLAction]:
-        sql = self._question.gold_sql
-        by_value = self._answer_mode is AnswerMode.VALUE
-        return [
-            *(_action(ActionType.DESCRIBE, table) for table in mentioned_tables(sql, tables)),
-            _action(ActionType.QUERY, sql),
-            _action(ActionType.ANSWER, format_answer(self._question.gold.rows) if by_value else sql),
-        ]
+
+def oracle_plan(question: Question, tables: Sequence[str], answer_mode: AnswerMode) -> list[SQLAction]:
+    """Return the oracle's actions on a question about a database with these tables."""
+    sql = question.gold_sql
+    by_value = answer_mode is AnswerMode.VALUE
+    return [
+        *(_action(ActionType.DESCRIBE, table) for table in mentioned_tables(sql, tables)),
+        _action(ActionType.QUERY, sql),
+        _action(ActionType.ANSWER, format_answer(question.gold.rows) if by_value else sql),
+    ]
 
 
 def as_shown_to_players(question: Question, databases: Databases) -> Question:

@@ -88,7 +88,7 @@ class Trace:
                 "reward": round(episode.reward, 4),
                 "queued_s": round(timing.started - timing.asked, 3),
             }
-            if episode.turns:
+            if episode.own_turns:
                 about["oldest_weights"], about["newest_weights"] = episode.policy_versions
             if episode.failure:
                 about["failure"] = episode.failure[:300]

@@ -28,11 +28,13 @@ class EpisodeSummary:
     rewards: tuple[float, ...]
     """What each of REWARD_FUNCTIONS gives; empty where the episode failed."""
     policy_versions: tuple[int, ...]
-    """Of each turn."""
+    """Of each turn that the policy took."""
     truncated_turns: int
     trained_tokens: int
     generated_tokens: int
     """Of all turns, those that are no longer in the row among them."""
+    given_steps: int = 0
+    """First turns that were taken in the policy's place."""
 
     @classmethod
     def of(cls, episode: Episode, settings: RewardSettings) -> EpisodeSummary:
@@ -43,7 +45,8 @@ class EpisodeSummary:
             failure=episode.failure,
             reward=episode.reward,
             rewards=tuple(value for column in reward_columns([episode], settings) for value in column),
-            policy_versions=tuple(turn.policy_version for turn in episode.turns),
+            policy_versions=tuple(turn.policy_version for turn in episode.own_turns),
+            given_steps=episode.given_steps,
             truncated_turns=episode.truncated_turns,
             trained_tokens=sum(episode.row.env_mask),
             generated_tokens=sum(turn.tokens or 0 for turn in episode.turns),
@@ -73,6 +76,8 @@ class BatchSummary:
     """In the place of such as teach nothing."""
     replaced: int = 0
     """Groups that were played in vain."""
+    guided: list[EpisodeGroup] = field(default_factory=list)
+    """Played with steps given, since the unguided group of the question was all wrong."""
 
     @property
     def failures(self) -> list[str]:
@@ -92,6 +97,7 @@ def of_all_ranks(parts: Sequence[BatchSummary], generations: int) -> BatchSummar
         drawn_first=[group for part in parts for group in part.drawn_first] or groups_of(rows, generations),
         drawn_later=[group for part in parts for group in part.drawn_later],
         replaced=sum(part.replaced for part in parts),
+        guided=[group for part in parts for group in part.guided],
     )
 
 

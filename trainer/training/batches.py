@@ -13,6 +13,7 @@ exactly one row for each row that TRL asks for. Promises:
    that were in flight when it stopped among them.
 4. Every rank plays its own rows. What the trainer logs about a batch is about the episodes of all ranks.
 5. A batch's groups are judged under the reward weights that TRL then adds its rewards up with, adaptive ones too.
+6. Guided groups are in no number about unguided play, and decide neither which questions are drawn nor the weights.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from operator import itemgetter
 from statistics import fmean, median, stdev
@@ -50,9 +51,10 @@ from trainer.training.batch_summary import (
     result_of,
     summaries,
 )
+from trainer.training.guided_starts import Give, GuidedResult, GuidedStarts
 from trainer.training.questions import QuestionOrder
 from trainer.training.reward_weights import AdaptiveWeights
-from trainer.training.rollout_metrics import BatchTimes, drawn_metrics, rollout_metrics
+from trainer.training.rollout_metrics import BatchTimes, drawn_metrics, guided_metrics, rollout_metrics
 
 SCALE_FLOOR = 1e-4
 """What TRL adds to the standard deviation that it divides advantages by."""
@@ -110,16 +112,24 @@ class BatchSettings:
     """Episodes that are played for each one that is trained on."""
     turn_advantages: bool = False
     """Whether turns have advantages of their own, beside their episode's (`trainer.rollout.credit`)."""
+    guided_starts: bool = False
+    """Whether groups that are all wrong are played again with steps given (`trainer.training.guided_starts`)."""
 
     @classmethod
     def of(cls, arguments: SQLEnvArguments) -> BatchSettings:
         """The settings that flags ask for."""
-        return cls(arguments.staleness, arguments.refill, arguments.oversample, arguments.advantages == "turn")
+        return cls(
+            arguments.staleness,
+            arguments.refill,
+            arguments.oversample,
+            arguments.advantages == "turn",
+            arguments.guided_starts,
+        )
 
     @property
     def judges(self) -> bool:
         """Whether results choose what is trained on."""
-        return self.refill > 0 or self.oversample > 1
+        return self.refill > 0 or self.oversample > 1 or self.guided_starts
 
 
 def check_batches(grpo: GRPOConfig, settings: BatchSettings) -> None:
@@ -149,8 +159,14 @@ def check_batches(grpo: GRPOConfig, settings: BatchSettings) -> None:
             f"--advantages turn compares sums of rewards, and --multi_objective_aggregation "
             f"{grpo.multi_objective_aggregation} scales each one for itself; leave one of them out"
         )
-    if (settings.judges or settings.turn_advantages) and shape.rows % shape.generations:
-        flag = "--refill" if settings.refill else "--oversample" if settings.oversample > 1 else "--advantages turn"
+    of_groups = {
+        "--refill": settings.refill > 0,
+        "--oversample": settings.oversample > 1,
+        "--guided_starts": settings.guided_starts,
+        "--advantages turn": settings.turn_advantages,
+    }
+    flag = next((flag for flag, given in of_groups.items() if given), None)
+    if flag and shape.rows % shape.generations:
         raise ConfigError(
             f"{flag} judges whole groups, and each rank has {shape.rows} rows, no multiple of --num_generations "
             f"{shape.generations}; change --per_device_train_batch_size or --gradient_accumulation_steps"
@@ -192,6 +208,7 @@ class Batches:
         loop: RolloutLoop,
         settings: BatchSettings | None = None,
         adaptive: AdaptiveWeights | None = None,
+        guided: GuidedStarts | None = None,
     ) -> None:
         self._dataset = dataset
         self._order = order
@@ -199,6 +216,7 @@ class Batches:
         self._seed = grpo.seed
         self._weights = grpo.reward_weights
         self._adaptive = adaptive
+        self._guided = guided
         self._rewards = rewards
         self._ranks = ranks
         self._loop = loop
@@ -296,7 +314,8 @@ class Batches:
         ids = self._order.draw(batch, whole)
         if not self._settings.judges:
             return self._loop.start(self._play_all(self._playing(), batch, ids, whole))
-        return self._loop.start(self._play_judged(self._playing(), batch, ids, whole, self._weights_of(batch)))
+        give = None if self._guided is None else self._guided.of(batch)
+        return self._loop.start(self._play_judged(self._playing(), batch, ids, whole, self._weights_of(batch), give))
 
     def _weights_of(self, batch: int) -> Sequence[float] | None:
         return self._weights if self._adaptive is None else self._adaptive.of(batch)
@@ -311,7 +330,13 @@ class Batches:
         return _Played(episodes, None, [], began, time.perf_counter())
 
     async def _play_judged(
-        self, client: RolloutClient, batch: int, ids: Sequence[str], whole: int, weights: Sequence[float] | None
+        self,
+        client: RolloutClient,
+        batch: int,
+        ids: Sequence[str],
+        whole: int,
+        weights: Sequence[float] | None,
+        give: Give | None,
     ) -> _Played:
         """Play this rank's groups, and others where they have no signal; of each, take what is trained on."""
         began = time.perf_counter()
@@ -324,9 +349,15 @@ class Batches:
             own = [self._request(batch, number * size + member, drawn[number]) for member in range(size)]
             return [*own, *(self._candidate(batch, number, member, drawn[number]) for member in range(size, played))]
 
+        def guide(number: int) -> list[EpisodeRequest]:
+            if give is None or not (given := give(drawn[number])):
+                return []
+            members = [self._candidate(batch, number, member, drawn[number], "guided") for member in range(played)]
+            return [replace(request, given=given) for request in members]
+
         played = size * self._settings.oversample
         failures = self._failures_of_batch(client)
-        groups = await play_groups(client, draw, count, len(drawn) - count, failures)
+        groups = await play_groups(client, draw, count, len(drawn) - count, failures, guide)
         rows: list[Episode] = []
         left_out: list[Episode] = []
         for group in groups.kept:
@@ -347,9 +378,11 @@ class Batches:
         in_step = (batch - shape.first_batch(step)) * shape.rows + row
         return self._seeded(step, question_id, *((in_step,) if row < shape.rows else ("replacement", batch, row)))
 
-    def _candidate(self, batch: int, group: int, member: int, question_id: str) -> EpisodeRequest:
-        """The request of an episode that a group has beyond as many as are trained on."""
-        return self._seeded(self._shape.step_of(batch), question_id, "candidate", batch, group, member)
+    def _candidate(
+        self, batch: int, group: int, member: int, question_id: str, kind: str = "candidate"
+    ) -> EpisodeRequest:
+        """The request of an episode that a group has beyond as many as are trained on, or that is guided."""
+        return self._seeded(self._shape.step_of(batch), question_id, kind, batch, group, member)
 
     def _seeded(self, step: int, question_id: str, *place: str | int) -> EpisodeRequest:
         return request_for(
@@ -366,6 +399,10 @@ class Batches:
         metrics = rollout_metrics(whole.rows, times, step)
         metrics |= drawn_metrics([episode for group in drawn for episode in group])
         metrics["rollout/replaced"] = whole.replaced
+        if self._guided is not None:
+            metrics |= guided_metrics(whole.rows, [episode for group in whole.guided for episode in group])
+            ways = self._ranks.gather([self._guided.ways([*played.rows, *played.others])])
+            self._guided.observe(batch, [self._guided_result(group) for group in whole.guided], ways)
         trained = groups_of(whole.rows, self._shape.generations)
         signals = [has_signal(each.outcome for each in group) for group in trained]
         metrics["rollout/no_signal"] = 1 - fmean(signals)
@@ -396,10 +433,16 @@ class Batches:
         known = dict(zip(map(id, (*played.rows, *played.others)), (*rows, *others), strict=True))
         first: list[EpisodeGroup] = []
         later: list[EpisodeGroup] = []
+        guided: list[EpisodeGroup] = []
         for group in (*played.groups.kept, *played.groups.replaced):
             drawn_first = group.number < self._shape.rows // self._shape.generations
-            (first if drawn_first else later).append([known[id(episode)] for episode in group.episodes])
-        return BatchSummary(rows, others, first, later, len(played.groups.replaced))
+            place = guided if group.guided else first if drawn_first else later
+            place.append([known[id(episode)] for episode in group.episodes])
+        return BatchSummary(rows, others, first, later, len(played.groups.replaced), guided)
+
+    def _guided_result(self, group: EpisodeGroup) -> GuidedResult:
+        result, hardness = result_of(group), self._dataset.question(group[0].question_id).hardness.value
+        return GuidedResult(hardness, max(each.given_steps for each in group), result.solved, result.played)
 
 
 def prompt_of(question: Question) -> list[dict[str, str]]:

@@ -45,6 +45,7 @@ OF_A_RUN = (
         "staleness",
         "refill",
         "oversample",
+        "guided_starts",
         "reward_weighting",
         "advantages",
         "question_sampler",

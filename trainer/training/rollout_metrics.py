@@ -57,3 +57,13 @@ def drawn_metrics(episodes: Sequence[EpisodeSummary]) -> dict[str, float]:
         "rollout/success_rate": fmean(e.correct for e in played) if played else 0.0,
         "rollout/reward": fmean(e.reward for e in played) if played else 0.0,
     }
+
+
+def guided_metrics(rows: Sequence[EpisodeSummary], guided: Sequence[EpisodeSummary]) -> dict[str, float]:
+    """The part of guided episodes in the rows that are trained on; of all that were played, success and steps given."""
+    played = [e for e in guided if e.outcome is not Outcome.FAILED]
+    metrics = {"rollout/guided_share": fmean(e.given_steps > 0 for e in rows)}
+    if played:
+        metrics["rollout/guided_success"] = fmean(e.correct for e in played)
+        metrics["rollout/given_steps"] = fmean(e.given_steps for e in played)
+    return metrics

@@ -31,7 +31,7 @@ from trainer.results.failure_kinds import failure_kind
 from trainer.rollout.episodes import EpisodeRecord
 from trainer.viewer.growing import News, Place, read_news
 
-VERSION = 2
+VERSION = 3
 """Of the tables and of what fills them, the kinds of failure among it; an index of another one is made anew."""
 CHUNK = 2_000_000
 """Bytes of a file that one transaction takes."""
@@ -48,7 +48,8 @@ CREATE TABLE files (
 CREATE TABLE episodes (
   id INTEGER PRIMARY KEY, file INTEGER NOT NULL, start INTEGER NOT NULL, size INTEGER NOT NULL, step INTEGER,
   question_id TEXT, db_id TEXT, question TEXT, hardness TEXT, family TEXT, outcome TEXT, kind TEXT, reward REAL,
-  steps INTEGER, tokens INTEGER, prompt_tokens INTEGER, parse_rate REAL
+  steps INTEGER, tokens INTEGER, prompt_tokens INTEGER, parse_rate REAL,
+  given_steps INTEGER
 );
 CREATE INDEX by_file ON episodes (file, step);
 CREATE INDEX by_question ON episodes (question_id);
@@ -57,7 +58,7 @@ CREATE VIRTUAL TABLE words USING fts5(
 );
 PRAGMA user_version = {VERSION};
 """
-_INSERT = f"INSERT INTO episodes VALUES ({', '.join('?' * 17)})"
+_INSERT = f"INSERT INTO episodes VALUES ({', '.join('?' * 18)})"
 _FIELDS = frozenset(field.name for field in fields(EpisodeRecord))
 
 
@@ -229,6 +230,7 @@ def _columns(record: EpisodeRecord) -> tuple[Any, ...]:
         record.tokens,
         record.prompt_tokens,
         record.parse_rate,
+        record.given_steps,
     )
 
 

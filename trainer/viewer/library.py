@@ -37,6 +37,8 @@ LOOK_S = 1.0
 FACETS = ("outcome", "kind", "db_id", "hardness")
 SAME = 200
 """Episodes of one question that are listed."""
+_UNGUIDED = "FROM episodes WHERE file = ? AND given_steps = 0"
+"""Episodes of training that say how well the policy plays by itself."""
 
 
 class UnknownError(SQLEnvError):
@@ -110,7 +112,7 @@ class Library:
         training = self._training_file(source)
         counts: list[tuple[int, str, str, int]] = []
         if training is not None:
-            statement = "SELECT step, db_id, outcome, COUNT(*) FROM episodes WHERE file = ? GROUP BY 1, 2, 3"
+            statement = f"SELECT step, db_id, outcome, COUNT(*) {_UNGUIDED} GROUP BY 1, 2, 3"
             counts = self._index.rows(statement, (training.number,))
         rows = self._metrics(source)
         return {**curves.series(rows), "success": curves.success(counts)}
@@ -121,7 +123,7 @@ class Library:
         training = self._training_file(source)
         over: list[dict[str, Any]] = []
         if training is not None:
-            statement = "SELECT step, kind, outcome, COUNT(*) FROM episodes WHERE file = ? GROUP BY 1, 2, 3"
+            statement = f"SELECT step, kind, outcome, COUNT(*) {_UNGUIDED} GROUP BY 1, 2, 3"
             over = curves.failures_over(self._index.rows(statement, (training.number,)))
         files = [shown for shown in self._shown.values() if shown.source == source]
         statement = "SELECT COALESCE(kind, outcome), COUNT(*) FROM episodes WHERE file = ? GROUP BY 1"

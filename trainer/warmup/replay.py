@@ -183,6 +183,8 @@ def choose(
             left_out["of another difficulty or fold"] += 1
         elif record.outcome != Outcome.CORRECT:
             left_out["not right"] += 1
+        elif record.given_steps:
+            left_out["guided"] += 1
         else:
             number, question = home
             actions = actions_of(record.turns)

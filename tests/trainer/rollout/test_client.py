@@ -537,6 +537,36 @@ async def test_an_episode_from_the_prompt_to_the_last_word(
     assert episode.policy_versions == (3, 3)
 
 
+async def test_given_steps_are_taken_and_seen_and_not_trained_on(chat: ChatFormat, inline: InlineEnvironments) -> None:
+    words = ["DESCRIBE pets", "QUERY SELECT COUNT(*) FROM pets WHERE species = 'cat'", "ANSWER 2"]
+    given = [SQLAction(action_type=kind, argument=argument) for kind, _, argument in (w.partition(" ") for w in words)]
+    engine = WatchedEngine(SayingEngine(chat, *words[2:]))
+    client = RolloutClient(engine, inline, chat, settings_with())
+    (guided,) = await client.play([replace(requests_for(1)[0], given=tuple(given[:2]))])
+    (alone,) = await RolloutClient(SayingEngine(chat, *words), inline, chat, settings_with()).play(requests_for(1))
+
+    assert guided.outcome is Outcome.CORRECT
+    assert guided.given_steps == 2
+    assert [turn.reward for turn in guided.turns] == [turn.reward for turn in alone.turns], "they are really taken"
+    assert guided.row.completion_ids == alone.row.completion_ids
+    last = len(chat.renderer.turn_ids(words[2]))
+    assert sum(guided.row.env_mask) == sum(guided.row.env_mask[-last:]) == last
+    assert guided.row.logprobs == [0.0] * (len(guided.row.logprobs) - last) + [-0.5] * last
+    (turn,) = engine.generated[0]
+    assert turn.view == (*guided.row.prompt_ids, *guided.row.completion_ids[:-last])
+    assert [turn.tokens for turn in guided.turns] == [0, 0, last]
+    assert guided.policy_versions == (3, 3), "of the policy's own turns"
+
+
+async def test_the_policy_goes_on_where_a_given_step_has_no_room(chat: ChatFormat, inline: InlineEnvironments) -> None:
+    long = SQLAction(action_type="QUERY", argument="SELECT COUNT(*) FROM pets WHERE " + " AND ".join(["1"] * 40))
+    given = (SQLAction(action_type="DESCRIBE", argument="pets"), long)
+    client = RolloutClient(SayingEngine(chat, "ANSWER 2"), inline, chat, settings_with())
+    (episode,) = await client.play([replace(requests_for(1)[0], given=given)])
+    assert episode.given_steps == 1
+    assert [turn.text for turn in episode.turns] == ["DESCRIBE pets", "ANSWER 2"]
+
+
 async def test_a_turn_that_the_limit_cut_is_closed_before_the_reply(
     chat: ChatFormat, environments: LocalEnvironments
 ) -> None:

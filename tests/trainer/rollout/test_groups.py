@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from itertools import combinations
 from statistics import pvariance
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from env_server.types import SQLAction
 from trainer.rollout.client import EpisodeRequest
 from trainer.rollout.episodes import Episode, Outcome, TokenRow
 from trainer.rollout.failures import Failures, RolloutError
@@ -37,7 +39,7 @@ class Client:
             failures.add("no server")
         row = TokenRow([], [], [], [], [])
         outcomes = [Outcome.WRONG] * len(requests)
-        if self._informative[number]:
+        if self._informative[number] or requests[0].given:
             outcomes[-1] = Outcome.CORRECT
         return [
             Episode(f"{number}#{request.seed}", request.question_id, "d", "", "easy", "f", outcome, (), row)
@@ -45,14 +47,21 @@ class Client:
         ]
 
 
-def played(informative: Sequence[bool], delays: Sequence[int], count: int, extra: int) -> PlayedGroups:
+def played(
+    informative: Sequence[bool], delays: Sequence[int], count: int, extra: int, guidable: Collection[int] = ()
+) -> PlayedGroups:
+    """Play groups; those of `guidable` numbers have signal where they are given a step."""
     client: Any = Client(delays, informative)
+    given = (SQLAction(action_type="DESCRIBE", argument="pets"),)
 
     def draw(number: int) -> list[EpisodeRequest]:
         return [EpisodeRequest(str(number), seed) for seed in range(SIZE)]
 
+    def guide(number: int) -> list[EpisodeRequest]:
+        return [replace(request, given=given) for request in draw(number)] if number in guidable else []
+
     async def run() -> PlayedGroups:
-        return await play_groups(client, draw, count, extra, Failures(100, 1.0))
+        return await play_groups(client, draw, count, extra, Failures(100, 1.0), guide)
 
     result = asyncio.run(run())
     assert len(set(client.firsts)) == len(client.firsts), "no two requests have one number"
@@ -83,6 +92,37 @@ def test_what_is_kept_depends_on_the_order_of_the_draw_alone(
         assert len(numbers) == count + extra, "only the bound leaves a group without signal"
     again = played(informative, others, count, extra)
     assert [g.number for g in again.kept] == [g.number for g in kept], "however fast each of them was"
+
+
+@settings(deadline=None)
+@given(
+    informative=st.lists(st.booleans(), min_size=12, max_size=12),
+    guidable=st.sets(st.integers(0, 11)),
+    delays=st.lists(st.integers(0, 9), min_size=1, max_size=12),
+    count=st.integers(1, 4),
+    extra=st.integers(0, 8),
+)
+def test_a_group_that_is_all_wrong_is_played_again_with_steps_given(
+    informative: list[bool], guidable: set[int], delays: list[int], count: int, extra: int
+) -> None:
+    groups = played(informative, delays, count, extra, guidable)
+    kept, everything = groups.kept, [*groups.kept, *groups.replaced]
+    unguided = {group.number for group in everything if not group.guided}
+    guided = {group.number for group in everything if group.guided}
+    assert unguided == set(range(len(unguided))), "each question that was drawn was asked without help first"
+    assert guided == {number for number in unguided & guidable if not informative[number]}
+    assert len(everything) == len(unguided) + len(guided)
+    assert len(kept) == len({group.number for group in kept}) == count, "of one question, one group at most"
+    assert all(group.has_signal for group in kept if group.guided)
+    assert not any(group.has_signal for group in groups.replaced)
+    if not all(group.has_signal for group in kept):
+        assert len(unguided) == count + extra
+
+
+def test_a_guided_group_without_signal_does_not_take_the_place_of_the_unguided_one() -> None:
+    groups = [Group(0, (), False), Group(0, (), False, guided=True), Group(1, (), False), Group(1, (), True, True)]
+    chosen = choose_groups(groups, 2)
+    assert [(group.number, group.guided) for group in chosen.kept] == [(0, False), (1, True)]
 
 
 def test_of_those_without_signal_the_first_drawn_fill_up() -> None:

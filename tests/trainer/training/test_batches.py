@@ -20,7 +20,7 @@ from trl.trainer.utils import RepeatSampler
 
 from env_server.dataset import Dataset, Question
 from env_server.settings import RewardSettings
-from env_server.types import ActionType, RewardComponents
+from env_server.types import ActionType, RewardComponents, SQLAction
 from inference.engine import EngineError
 from inference.hf.engine import HFEngine
 from trainer.chat.format import ChatFormat
@@ -45,6 +45,7 @@ from trainer.training.batches import (
     prompt_of,
     total_rewards,
 )
+from trainer.training.guided_starts import GuidedResult
 from trainer.training.questions import EpochOrder, QuestionOrder
 from trainer.training.reward_weights import AdaptiveWeights
 
@@ -169,6 +170,7 @@ def batches_of(
     ranks: Ranks | None = None,
     told: list[Told] | None = None,
     adaptive: AdaptiveWeights | None = None,
+    guided: Any = None,
 ) -> Batches:
     batches = Batches(
         AnyQuestion(),  # type: ignore[arg-type]
@@ -179,6 +181,7 @@ def batches_of(
         loop,
         filled,
         adaptive,
+        guided,
     )
     batches.play_with(script, None if told is None else lambda step, episodes: told.append((step, list(episodes))))
     return batches
@@ -435,6 +438,51 @@ def test_groups_without_signal_are_replaced_and_the_estimate_is_of_those_drawn_f
     assert len(results) == len(episodes) // 4
 
 
+class Guided:
+    """Gives one step to each question but q1; keeps what it is told. Stands for `GuidedStarts`."""
+
+    given = (SQLAction(action_type="DESCRIBE", argument="pets"),)
+
+    def __init__(self) -> None:
+        self.observed: list[tuple[int, list[GuidedResult]]] = []
+
+    def of(self, batch: int) -> Callable[[str], tuple[SQLAction, ...]]:
+        return lambda question_id: () if question_id == "q1" else self.given
+
+    def ways(self, episodes: Sequence[Episode]) -> dict[str, Any]:
+        return {}
+
+    def observe(self, batch: int, results: Sequence[GuidedResult], ways: Any) -> None:
+        self.observed.append((batch, list(results)))
+
+
+def test_guided_groups_are_trained_on_and_count_in_no_number_about_unguided_play(loop: RolloutLoop) -> None:
+    def play(request: EpisodeRequest) -> Episode:
+        episode = episode_of(request.question_id, request.seed, correct=bool(request.given) and request.seed % 2 == 0)
+        return replace(episode, turns=episode.turns * 2, given_steps=1) if request.given else episode
+
+    told: list[Told] = []
+    order, guided, script = Dealt(), Guided(), Script(play)
+    filled = BatchSettings(guided_starts=True)
+    batches = batches_of(script, loop, config(rows=16, generations=8), filled, order, told=told, guided=guided)
+    trainer = trainer_at(0)
+    prompts = batches.prepare(trainer)
+    assert questions_of(prompts) == ["q0"] * 8 + ["q1"] * 8
+    seeds = [request.seed for requests in script.asked for request in requests]
+    assert len(set(seeds)) == len(seeds) == 24, "q1 has no steps to give"
+    ((_, episodes),) = told
+    assert [episode.given_steps for episode in episodes] == [1] * 8 + [0] * 16, "trained on first; all are kept"
+    solved = sum(episode.correct for episode in episodes[:8])
+    metrics = trainer._metrics["train"]
+    assert metrics["rollout/success_rate"] == [0.0]
+    assert metrics["rollout/guided_success"] == [solved / 8]
+    assert metrics["rollout/guided_share"] == [0.5]
+    assert metrics["rollout/given_steps"] == [1]
+    assert metrics["rollout/steps"] == [1], "those of the policy"
+    assert {(result.question_id, result.solved) for result in order.observed[0][1]} == {("q0", 0), ("q1", 0)}
+    assert guided.observed == [(0, [GuidedResult("easy", 1, solved, 8)])]
+
+
 def test_of_more_episodes_than_are_trained_on_the_most_different_are(loop: RolloutLoop) -> None:
     class OneRight(Script):
         """Of each question's episodes, the one with the greatest seed is right."""
@@ -563,7 +611,12 @@ def test_what_cannot_be_kept_is_refused(grpo: GRPOConfig, filled: BatchSettings,
 
 
 @pytest.mark.parametrize(
-    ("filled", "flag"), [(BatchSettings(refill=1), "--refill"), (BatchSettings(oversample=2), "--oversample")]
+    ("filled", "flag"),
+    [
+        (BatchSettings(refill=1), "--refill"),
+        (BatchSettings(oversample=2), "--oversample"),
+        (BatchSettings(guided_starts=True), "--guided_starts"),
+    ],
 )
 def test_groups_that_span_ranks_are_not_judged(filled: BatchSettings, flag: str) -> None:
     grpo = config(rows=3, generations=3)

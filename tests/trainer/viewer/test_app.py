@@ -82,18 +82,20 @@ def test_the_state_names_what_there_is(viewed: Viewed, run: RunFolder) -> None:
 
 def test_a_run_that_grows_is_seen_to(viewed: Viewed, run: RunFolder) -> None:
     version = viewed.get("state")["version"]
-    train(run, 3, [played("d")])
+    before = viewed.get("curves", source="first")["success"]["rate"]
+    train(run, 3, [played("d"), played("d", "wrong", given_steps=1)])
     run.add_warning(HealthWarning(3, "reward spread near 0", "0.001", "a cause", "a cure"))
     evaluate(run, "after", [played("a"), played("b", "wrong", "zoo")], step=3)
     viewed.library.catch_up()
     state = viewed.get("state")
     assert state["version"] != version
     (source,) = state["sources"]
-    assert (source["step"], state["episodes"]) == (3, 9)
+    assert (source["step"], state["episodes"]) == (3, 10)
     assert source["warnings"][0]["sign"] == "reward spread near 0"
     assert [one["label"] for one in source["evaluations"]] == ["before", "after"]
     assert viewed.get("curves", source="first")["series"]["kl"]["values"] == [0.1, 0.2]
-    assert viewed.get("curves", source="first")["success"]["steps"] == [1, 2, 3]
+    success = viewed.get("curves", source="first")["success"]
+    assert (success["steps"], success["rate"]) == ([1, 2, 3], [*before, 1.0]), "but not by the guided episode"
     make_run(run.path.parent / "second")
     viewed.library.catch_up()
     assert [one["name"] for one in viewed.get("state")["sources"]] == ["first", "second"]

@@ -113,7 +113,8 @@ def test_success_is_that_of_the_report() -> None:
     records = [
         (step, make_record(f"{step}", outcome, db)) for step, db, outcome, number in counts for _ in range(number)
     ]
-    found, expected = success(counts), rolling_success(records, window_for(30))
+    guided = (1, make_record("guided", "correct", "a", given_steps=2))
+    found, expected = success(counts), rolling_success([*records, guided], window_for(30))
     assert found["rate"] == [point.rate for point in expected]
     assert found["low"] == pytest.approx([point.interval.low for point in expected])
     assert (found["steps"], found["window"]) == ([point.step for point in expected], 3)

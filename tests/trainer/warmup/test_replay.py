@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -89,6 +89,7 @@ def test_what_was_right_is_learned_and_nothing_else(environment: SQLEnvironment,
         played(environment, pets, "cats", ("QUERY", LUCKY), ("ANSWER", "2")),
         played(environment, pets, "cats", ("QUERY", CATS), ("ANSWER", "3")),
         played(environment, pets, "species", ("QUERY", pets.question("species").gold_sql), ("ANSWER", "cat | 2")),
+        replace(played(environment, pets, "cats", ("SAMPLE", "pets"), *asked), given_steps=2),
     ]
     replayed = replay(written(tmp_path, records, step=3), ["pets"], AnswerMode.VALUE, EnvSettings(), 4)
     assert [[action.argument for action, _ in c.turns] for c in replayed.conversations] == [
@@ -101,6 +102,7 @@ def test_what_was_right_is_learned_and_nothing_else(environment: SQLEnvironment,
         "played the same way before": 1,
         "right without a right query": 2,
         "not right": 1,
+        "guided": 1,
         "of no training question": 1,
     }
     assert str(replayed).startswith("2 episodes of 1 questions are played again (easy 1, ")
