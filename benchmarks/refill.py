@@ -45,7 +45,8 @@ from trainer.rollout.environments import LocalEnvironments
 from trainer.rollout.episodes import Episode
 from trainer.rollout.transcript import TokenBudget
 from trainer.tiny import BASE_CHECKPOINT
-from trainer.training.batches import Batches, BatchSettings
+from trainer.training.batch_shape import BatchSettings
+from trainer.training.batches import Batches
 from trainer.training.questions import EpochOrder
 
 GROUPS, SIZE = 8, 8

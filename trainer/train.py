@@ -56,7 +56,8 @@ from trainer.shipping.hub import Destination
 from trainer.stopping import StopAfterStep, Stopping
 from trainer.tiny import BASE_NOTES
 from trainer.training.arguments import advise, departures, parse_arguments, play_settings, require_questions
-from trainer.training.batches import Batches, BatchSettings, BatchShape
+from trainer.training.batch_shape import BatchSettings, BatchShape
+from trainer.training.batches import Batches
 from trainer.training.dry_run import dry_run
 from trainer.training.engines import RolloutSetup, open_policy
 from trainer.training.evaluating import EvaluateAtStart, SQLEnvTrainer, StopAtSuccess

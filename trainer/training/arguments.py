@@ -38,7 +38,7 @@ from trainer.policy.play_settings import (
     saved_play,
     settle,
 )
-from trainer.training.batches import BatchSettings, check_batches
+from trainer.training.batch_shape import BatchSettings, check_batches
 from trainer.training.engines import check_vllm_flags
 from trainer.training.evaluating import settle_evaluation
 from trainer.training.starting_point import implied_flags, starting_line

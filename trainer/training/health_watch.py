@@ -13,7 +13,7 @@ from trl import GRPOConfig
 
 from trainer.config import SQLEnvArguments
 from trainer.results.run_files import HealthWarning, RunFolder
-from trainer.training.batches import BatchShape
+from trainer.training.batch_shape import BatchShape
 from trainer.training.health import Watched, diagnose
 
 SAME_THROUGHOUT = ("epochs", 0, "fixed")

@@ -35,16 +35,9 @@ from trainer.rollout.failures import RolloutError
 from trainer.rollout.rewards import REWARD_FUNCTIONS, REWARD_NAMES
 from trainer.rollout.transcript import TokenBudget
 from trainer.tiny.tokenizer import build_tokenizer
+from trainer.training.batch_shape import BatchSettings, BatchShape, check_batches
 from trainer.training.batch_summary import BatchSummary, summaries
-from trainer.training.batches import (
-    Batches,
-    BatchSettings,
-    BatchShape,
-    StaleError,
-    check_batches,
-    prompt_of,
-    total_rewards,
-)
+from trainer.training.batches import Batches, StaleError, prompt_of, total_rewards
 from trainer.training.guided_starts import GuidedResult
 from trainer.training.questions import EpochOrder, QuestionOrder
 from trainer.training.reward_weights import AdaptiveWeights
