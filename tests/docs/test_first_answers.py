@@ -44,10 +44,10 @@ def test_from_two_csv_files_to_an_answer(
     ]
     assert status == [1, 1, 0, 0, 0, 0, 0]
     looked, mended, proposed, validated, _, _, answered = said
-    kinds = {"number_as_text", "mixed_dates", "outer_blanks", "spellings", "undeclared_foreign_key", "few_questions"}
+    kinds = {"number_as_text", "mixed_dates", "outer_blanks", "spellings", "undeclared_foreign_key"}
     assert kinds <= set(re.findall(r"^(?:error|warning) (\w+)", looked, re.M))
     assert SHOWN[0] in mended
-    assert "40 added to fixed/my-shop/questions-suggested.jsonl." in proposed
-    assert re.search(r"^ +48 usable$", validated, re.M)
+    assert "60 added to fixed/my-shop/questions-suggested.jsonl." in proposed
+    assert re.search(r"^ +80 usable$", validated, re.M)
     assert Path("runs/my-shop/report.html").is_file()
     assert SHOWN[1] in answered

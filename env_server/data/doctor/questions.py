@@ -141,7 +141,9 @@ def check_number(dataset: Dataset, spec: str) -> Iterator[Finding]:
 
 
 def check_unasked(questions: Sequence[RawQuestion], survey: DatabaseSurvey, spec: str) -> Iterator[Finding]:
-    """Yield the tables that no query of a database's questions names."""
+    """Yield the tables that no query of a database's questions names; none where a question comes without its query."""
+    if not all(question.sql for question in questions):
+        return
     words = {
         token[0].strip('"`[]').casefold()
         for q in questions

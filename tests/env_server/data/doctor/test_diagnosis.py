@@ -52,6 +52,8 @@ def test_an_answer_without_sql_is_no_trouble_but_in_sql_mode(tmp_path: Path) -> 
     spec, cache = str(folder), tmp_path / "cache"
     (finding,) = diagnose(spec, cache, variants=False, answer_mode=AnswerMode.SQL).findings
     assert finding.kind is Kind.NO_SQL
+    (folder / "shops.csv").write_text("shop_id,name\n1,Ann's\n2,Bo's\n", encoding="utf-8")  # asked about, or not
+    assert look(folder, variants=True).findings == ()
 
 
 def test_the_worst_comes_first(tmp_path: Path) -> None:
