@@ -150,10 +150,10 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def answering(model: str, fault: Fault | None) -> Iterator[str]:
-    """Serve for the `with` block; yields the URL."""
+def answering(model: str, fault: Fault | None, port: int = 0) -> Iterator[str]:
+    """Serve for the `with` block, on a free port or the given one; yields the URL."""
     handler = type("Handler", (_Handler,), {"model": model, "fault": fault})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with ThreadingHTTPServer(("127.0.0.1", port), handler) as server:
         thread = Thread(target=server.serve_forever)
         thread.start()
         try:

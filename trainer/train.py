@@ -59,7 +59,7 @@ from trainer.training.arguments import advise, departures, parse_arguments, play
 from trainer.training.batch_shape import BatchSettings, BatchShape
 from trainer.training.batches import Batches
 from trainer.training.dry_run import dry_run
-from trainer.training.engines import RolloutSetup, open_policy
+from trainer.training.engines import RolloutSetup, find_servers, open_policy
 from trainer.training.evaluating import EvaluateAtStart, SQLEnvTrainer, StopAtSuccess
 from trainer.training.grpo import build_trainer, stop_at_turns_ends, use_engine
 from trainer.training.guided_starts import GuidedStarts
@@ -166,8 +166,10 @@ class Training:
             if self._ranks.is_main and not grpo.resume_from_checkpoint:
                 stack.enter_context(taken_back(self._folder.path, lambda: not self._folder.has_trained))
             environments = stack.enter_context(closing(self._open_environments()))
-            environments.prepare([*self._questions, *self._evaluations.questions])
             loop = stack.enter_context(RolloutLoop())
+            if self._use_vllm:
+                find_servers(arguments, grpo, self._model_config, self._ranks, loop)
+            environments.prepare([*self._questions, *self._evaluations.questions])
             lag = BatchShape.of(grpo).lag(self._arguments.staleness)
             order = question_order(self._arguments, grpo, self._questions, lag)
             filled = BatchSettings.of(arguments)

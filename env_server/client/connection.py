@@ -241,7 +241,10 @@ def unreachable(server: Server, error: OSError) -> ClientError:
     reason = _shown(error.strerror or str(error) or type(error).__name__)
     if isinstance(error, ConnectionResetError):
         return ConnectionLostError(server.name, f"it hung up: {reason}. {_hung_up_why(server)}")
-    return ConnectionLostError(server.name, f"it cannot be reached: {reason}. Is it running, and is the port right?")
+    return ConnectionLostError(
+        server.name,
+        f"it cannot be reached: {reason}. Is it running, and is the port right? `sqlenv serve` starts one",
+    )
 
 
 def _why_not_connected(server: Server, error: Exception, timeouts: Timeouts) -> ClientError:

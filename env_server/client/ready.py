@@ -31,7 +31,9 @@ async def fetch_ready(server: Server, token: str | None, timeout_s: float, tls: 
         async with asyncio.timeout(timeout_s):
             status, body = await asyncio.to_thread(_get, server, "/ready", token, timeout_s, tls)
     except TimeoutError as error:
-        raise DeadlineError(server.name, f"no answer to GET /ready in {timeout_s:g} s") from error
+        raise DeadlineError(
+            server.name, f"no answer to GET /ready in {timeout_s:g} s; is `sqlenv serve` running there?"
+        ) from error
     except OSError as error:
         raise unreachable(server, error) from error
     except http.client.HTTPException as error:

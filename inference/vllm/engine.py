@@ -44,7 +44,7 @@ from inference.vllm.api import (
     VLLMServer,
 )
 from inference.vllm.connections import KeptConnections
-from inference.vllm.fleet import FIRST_PAUSE_S, Fleet, Replica, pause_s
+from inference.vllm.fleet import FIRST_PAUSE_S, Fleet, Replica, Wait, pause_s
 from inference.vllm.pressure import PressureGauge, computed_tokens
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class EngineUnavailableError(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class VLLMSettings:
-    """Deadlines in seconds."""
+    """Deadlines in seconds, and who reports."""
 
     server_timeout_s: float = 240.0
     """How long requests wait for a server when none is ready: for its start, or its return."""
@@ -77,6 +77,40 @@ class VLLMSettings:
     """Between two looks at the servers that have requests in flight."""
     health_timeout_s: float = 10.0
     """For a server's word that it is well; a busy one answers, since that is another process than the model's."""
+    log_waits: bool = True
+    """Whether requests that wait for a server are reported; of many ranks, one is enough."""
+
+    def client(self) -> httpx.AsyncClient:
+        """Return a client with these deadlines, for the running loop; the caller closes it."""
+        deadlines = httpx.Timeout(self.request_timeout_s, connect=self.connect_timeout_s)
+        return httpx.AsyncClient(timeout=deadlines, transport=KeptConnections(), trust_env=False)
+
+
+def keep_waiting(wait: Wait, reasons: str, goal: str = "was ready") -> None:
+    """Log every few seconds that no server has reached the goal. Raises EngineUnavailableError when time is up."""
+    now = time.monotonic()
+    if wait.left_s(now) < 0:
+        raise EngineUnavailableError(
+            f"no inference server {goal} within {wait.limit_s:g} s (--vllm_server_timeout); {reasons}"
+        )
+    if line := wait.report(now, reasons):
+        logger.warning(line)
+
+
+async def ask_all(urls: Sequence[str], settings: VLLMSettings, ask: Callable[[VLLMServer], Awaitable[T]]) -> list[T]:
+    """Ask all servers something, until one answers; return the answers of those that do. Raises EngineError."""
+    wait = Wait(time.monotonic(), settings.server_timeout_s)
+    async with settings.client() as client:
+        while True:
+            answers = await asyncio.gather(*(ask(VLLMServer(url, client)) for url in urls), return_exceptions=True)
+            failures = [answer for answer in answers if isinstance(answer, BaseException)]
+            for failure in failures:
+                if not isinstance(failure, ReplicaUnavailableError):
+                    raise failure
+            if found := [answer for answer in answers if not isinstance(answer, BaseException)]:
+                return found
+            keep_waiting(wait, "; ".join(map(str, failures)))
+            await asyncio.sleep(FIRST_PAUSE_S)
 
 
 class VLLMEngine:
@@ -119,33 +153,6 @@ class VLLMEngine:
         self._closed = True
         if self._state is not None:
             await self._state.close()
-
-    def client(self) -> httpx.AsyncClient:
-        """Return a client with the engine's deadlines, for the running loop; the caller closes it."""
-        deadlines = httpx.Timeout(self.settings.request_timeout_s, connect=self.settings.connect_timeout_s)
-        return httpx.AsyncClient(timeout=deadlines, transport=KeptConnections(), trust_env=False)
-
-    async def ask_all(self, ask: Callable[[VLLMServer], Awaitable[T]]) -> list[T]:
-        """Ask all servers something; return what those say that are there, once there is one. Raises EngineError."""
-        limit = self.settings.server_timeout_s
-        deadline = time.monotonic() + limit
-        async with self.client() as client:
-            while True:
-                servers = [VLLMServer(replica.url, client) for replica in self.fleet.replicas]
-                answers = await asyncio.gather(*map(ask, servers), return_exceptions=True)
-                found = [answer for answer in answers if not isinstance(answer, BaseException)]
-                failures = [answer for answer in answers if isinstance(answer, BaseException)]
-                for failure in failures:
-                    if not isinstance(failure, ReplicaUnavailableError):
-                        raise failure
-                if found:
-                    return found
-                if time.monotonic() > deadline:
-                    reasons = "; ".join(map(str, failures))
-                    raise EngineUnavailableError(
-                        f"no inference server was ready within {limit:g} s (--vllm_server_timeout); {reasons}"
-                    )
-                await asyncio.sleep(FIRST_PAUSE_S)
 
     async def hold(self, *, drain: bool) -> None:
         """Start no more requests, since the weights are about to change; `drain`: wait for those in flight to end."""
@@ -244,7 +251,7 @@ class _LoopState:
         self.loop = asyncio.get_running_loop()
         self.sessions = 0
         self._engine = engine
-        self._client = engine.client()
+        self._client = engine.settings.client()
         self._changed = asyncio.Event()
         self._requests: dict[Replica, set[asyncio.Task[ServerCompletion]]] = {r: set() for r in engine.fleet.replicas}
         self._look = asyncio.Event()
@@ -330,7 +337,7 @@ class _LoopState:
     async def _watch_servers(self) -> None:
         """Look after the servers in use, and bring back those that were away."""
         engine, fleet = self._engine, self._engine.fleet
-        look_at = time.monotonic()
+        look_at, wait = time.monotonic(), None
         while True:
             now = time.monotonic()
             work = [self._bring_up(replica) for replica in fleet.due(now)]
@@ -340,6 +347,12 @@ class _LoopState:
             if work:
                 await asyncio.gather(*work)
                 self._changed.set()
+            if fleet.ready or fleet.held or not engine.settings.log_waits:
+                wait = None
+            else:
+                wait = wait or Wait(now, engine.settings.server_timeout_s)
+                with suppress(EngineUnavailableError):  # each request has its own deadline
+                    keep_waiting(wait, fleet.reasons())
             wake = min(look_at, fleet.next_due() or math.inf)
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, wake - time.monotonic())):

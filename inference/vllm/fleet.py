@@ -20,6 +20,8 @@ from urllib.parse import urlsplit
 
 FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 5.0
+REPORT_EVERY_S = 5.0
+"""Between two reports of a wait for servers."""
 
 
 def split_urls(text: str) -> tuple[str, ...]:
@@ -37,6 +39,26 @@ def split_urls(text: str) -> tuple[str, ...]:
 def pause_s(failures: int, jitter: float) -> float:
     """Return how long to wait after so many failures in a row; `jitter` in [0, 1) takes off up to a half."""
     return float(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(failures - 1, 10)) * (1 - jitter / 2))
+
+
+@dataclass(slots=True)
+class Wait:
+    """A wait for a server to be ready, of at most `limit_s` seconds from `began`."""
+
+    began: float
+    limit_s: float
+    report_at: float = -math.inf
+
+    def left_s(self, now: float) -> float:
+        """Return the time that is left; negative when it is up."""
+        return self.began + self.limit_s - now
+
+    def report(self, now: float, reasons: str) -> str:
+        """Return the line that reports the wait, at once and then every few seconds; "" in between."""
+        if now < self.report_at:
+            return ""
+        self.report_at = now + REPORT_EVERY_S
+        return f"waiting for an inference server, {self.left_s(now):.0f} s left: {reasons}"
 
 
 @dataclass(slots=True, eq=False)

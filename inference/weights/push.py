@@ -35,8 +35,8 @@ from torch import nn
 
 from inference.engine import EngineError, Sampling
 from inference.vllm.api import ReplicaUnavailableError, VLLMServer
-from inference.vllm.engine import EngineUnavailableError, VLLMEngine
-from inference.vllm.fleet import Replica
+from inference.vllm.engine import VLLMEngine, keep_waiting
+from inference.vllm.fleet import Replica, Wait
 from inference.weights.device_facts import ask
 from inference.weights.gather import is_shared_out
 from inference.weights.perturb import Perturbation, PerturbError, perturbed
@@ -194,7 +194,7 @@ class WeightPusher:
     async def _generate_again(self, sample: Sample) -> Sample:
         """Have the server of a sample generate as many tokens again, from another seed. Raises EngineError."""
         sampling = Sampling(len(sample.token_ids), PROBE_TEMPERATURE)
-        async with self._engine.client() as client:
+        async with self._engine.settings.client() as client:
             server = VLLMServer(sample.url, client)
             server.model = self._model_name
             done = await server.complete(self._probe, sampling, seed=self._version + 1, stop_ids=())
@@ -264,7 +264,7 @@ class WeightPusher:
     async def _common_dtype(self) -> torch.dtype | None:
         """Ask the servers that are there which dtype all their parameters have; None where it is not one."""
         settings = self._engine.settings
-        async with self._engine.client() as client:
+        async with self._engine.settings.client() as client:
             asked = [
                 asyncio.wait_for(ask(VLLMServer(replica.url, client)), settings.health_timeout_s)
                 for replica in self._engine.fleet.replicas
@@ -276,19 +276,15 @@ class WeightPusher:
 
     async def _send_to_all(self) -> None:
         """Send to every server; wait for one when there is none. Raises EngineError."""
-        fleet, limit = self._engine.fleet, self._engine.settings.server_timeout_s
-        deadline = time.monotonic() + limit
-        async with self._engine.client() as client:
+        fleet = self._engine.fleet
+        wait = Wait(time.monotonic(), self._engine.settings.server_timeout_s)
+        async with self._engine.settings.client() as client:
             while True:
                 tries = [self._try(client, replica) for replica in fleet.replicas if not replica.is_ready]
                 await asyncio.gather(*tries)
                 if fleet.ready:
                     return
-                if time.monotonic() > deadline:
-                    raise EngineUnavailableError(
-                        f"no inference server took the weights within {limit:g} s (--vllm_server_timeout); "
-                        f"{fleet.reasons()}"
-                    )
+                keep_waiting(wait, fleet.reasons(), "took the weights")
                 await asyncio.sleep(LOOK_S)
 
     async def _try(self, client: httpx.AsyncClient, replica: Replica) -> None:

@@ -1,13 +1,24 @@
-"""Commands that talk to inference servers, with one that is none of vLLM's: one line that names it, and status 2."""
+"""Commands that talk to inference servers, with one that is none of vLLM's, or none at all: one line that names the
+server and the fix, and status 2.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from benchmarks.server_process import reserved_ports
+from env_server.dataset import Dataset
+from inference.launch.launcher import read_arguments
+from inference.vllm.api import VLLMServer
+from inference.vllm.engine import VLLMSettings, ask_all
 from sqlenv import cli
+from tests.integration.service import write_data
 from tests.integration.training import surroundings_in
 from tests.integration.vllm_runs import FLAGS
 from tests.not_vllm import BROKEN_MODEL, NOT_VLLM, answering
@@ -67,6 +78,60 @@ def test_a_server_that_is_not_vllm_is_one_line_and_status_2(
     assert line.startswith("sqlenv ")
     assert url in line
     assert ("sqlenv inference" in line) or fault in BROKEN_MODEL
+
+
+@pytest.mark.parametrize("command", ["train", "dry run", "evaluate"])
+def test_without_a_server_nothing_is_prepared_or_played_and_the_error_names_the_command_that_starts_one(
+    command: str, pets: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "data").mkdir()
+    data = write_data(pets, tmp_path / "data")
+    with surroundings_in(tmp_path / "cache"), reserved_ports() as (port,):
+        url = f"http://127.0.0.1:{port}"
+        arguments = [*COMMANDS[command](url, tmp_path), "--data", str(data), "--answer_mode", "sql"]
+        if command != "evaluate":
+            arguments += ["--eval_episodes", "1", "--vllm_server_timeout", "0.5"]
+        assert cli.main(arguments) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert url in line
+    assert f"sqlenv inference --model {BASE_CHECKPOINT}" in line
+    assert not list((tmp_path / "cache").glob("variants-*")), "what judging takes is made before anything is played"
+
+
+def test_a_wait_for_a_server_is_reported_and_ends_when_it_is_there(caplog: pytest.LogCaptureFixture) -> None:
+    settings = VLLMSettings(server_timeout_s=60.0)
+    with reserved_ports() as (port,), ExitStack() as stack:
+        url = f"http://127.0.0.1:{port}"
+
+        class Start(logging.Handler):
+            def emit(self, record: logging.LogRecord) -> None:
+                logging.getLogger("inference").removeHandler(self)
+                stack.enter_context(answering(str(BASE_CHECKPOINT), None, port))
+
+        logging.getLogger("inference").addHandler(Start())
+        (served,) = asyncio.run(ask_all([url], settings, VLLMServer.served_model))
+    assert served.name == str(BASE_CHECKPOINT)
+    (line,) = caplog.messages
+    assert url in line
+    assert " s left" in line
+
+
+@pytest.mark.parametrize(
+    ("flags", "options"),
+    [
+        (("--use_peft", "true", "--lora_r", "64"), {"lora", "64"}),
+        (("--weight_sync", "disk"), {"disk"}),
+    ],
+)
+def test_the_command_starts_a_server_for_the_run_s_weights(
+    flags: tuple[str, ...], options: set[str], generated_cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with surroundings_in(generated_cache):
+        assert cli.main([*_dry_run("http://127.0.0.1:9", tmp_path), *flags]) == 2
+    _, _, command = capsys.readouterr().err.splitlines()[-1].partition("`sqlenv ")
+    settings, _ = read_arguments(command.partition("`")[0].split()[1:])
+    assert settings.model == str(BASE_CHECKPOINT)
+    assert options <= {settings.weight_sync, str(settings.max_lora_rank)}
 
 
 def test_a_question_that_such_a_server_breaks_off_is_left_without_an_answer(

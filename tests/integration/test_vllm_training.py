@@ -197,5 +197,5 @@ def test_a_server_that_is_not_there_is_one_message(tmp_path: Path, capsys: pytes
     arguments = command(tmp_path / "run", "http://127.0.0.1:9", "--eval_episodes", "0", "--vllm_server_timeout", "1")
     assert cli.main(arguments) == 2
     said = capsys.readouterr().err.splitlines()[-1]
-    assert "no inference server took the weights within 1 s" in said
+    assert "no inference server was ready within 1 s" in said
     assert not (tmp_path / "run").exists(), "the same command starts, once the server is there"

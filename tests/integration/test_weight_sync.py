@@ -241,12 +241,20 @@ def test_a_folder_that_the_server_does_not_see_is_named(
     assert len(asyncio.run(complete(server.url, (50, 51), 4)).token_ids) == 4, "the server is none the worse for it"
 
 
-def test_no_server_within_the_deadline_is_one_clear_error(model: Qwen3ForCausalLM, tmp_path: Path) -> None:
+def test_no_server_within_the_deadline_is_reported_and_then_one_clear_error(
+    model: Qwen3ForCausalLM, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     pushing = Pushing(model, ["http://127.0.0.1:9"], tmp_path, settings=VLLMSettings(server_timeout_s=0.5))
     with pytest.raises(WeightSyncError, match=r"no inference server took the weights within 0.5 s.*127.0.0.1:9"):
         pushing.pusher.push(0)
+    assert _waits(caplog) == 1
     with pytest.raises(EngineUnavailableError, match=r"no inference server was ready within 0.5 s"):
         pushing.ask((50, 51))
+    assert _waits(caplog) == 2
+
+
+def _waits(caplog: pytest.LogCaptureFixture) -> int:
+    return sum(" s left: http://127.0.0.1:9: " in message for message in caplog.messages)
 
 
 class Stuck(DiskTransport):

@@ -129,11 +129,10 @@ def play_model(
     seed: int,
     on_episode: Callable[[Episode], None],
     chat: ChatFormat,
-    play_episode: PlayEpisode | None = None,
 ) -> list[Episode]:
     """Play the questions with a model in this process."""
     engine = in_process_engine(model, tokenizer, chat, settings)
-    return play_on(engine, chat, environments, questions, settings, seed, on_episode, play_episode)
+    return play_on(engine, chat, environments, questions, settings, seed, on_episode)
 
 
 def play_on(
@@ -202,6 +201,7 @@ def run(argv: Sequence[str]) -> int:
     tracing = Trace(Path(args.trace)) if args.trace else nullcontext()
     with ExitStack() as stack:
         stack.enter_context(closing(environments))
+        policy = None if args.policy in SCRIPTED else _open_policy(args, chosen, examples, say)
         environments.prepare(questions)
         trace = stack.enter_context(tracing)
         baseline = dtype = None
@@ -217,15 +217,15 @@ def run(argv: Sequence[str]) -> int:
 
         if args.policy == "oracle":
             questions = with_sql(questions, "--policy oracle")
-        if args.policy in SCRIPTED:
+        if policy is None:
             episodes = play_scripted(args.policy, environments, questions, chosen.answer_mode, chosen.seed, advance)
         else:
-            played = _play_policy(args, chosen, environments, questions, examples, baseline, advance, say)
-            episodes, room, chat, dtype = played
+            engine, chat, room, dtype = policy
+            episodes = play_on(engine, chat, environments, questions, room, chosen.seed, advance, baseline)
             # As training saves them: what the model allows and how its template was used, where nothing was said.
             chosen = replace(
                 chosen,
-                max_context_length=room.max_context,
+                max_context_length=room.budget.max_context,
                 chat_template_kwargs=chat.settings.chat_template_kwargs,
             )
             for line in chat.lines:
@@ -331,17 +331,13 @@ def _chosen(args: argparse.Namespace, saved: SavedPlay | None) -> tuple[PlaySett
     return settled.settings, settled.lines
 
 
-def _play_policy(
-    args: argparse.Namespace,
-    chosen: PlaySettings,
-    environments: Environments,
-    questions: Sequence[Question],
-    examples: Examples,
-    baseline: TextToSQL | None,
-    advance: Callable[[Episode], None],
-    say: Callable[[str], None],
-) -> tuple[list[Episode], TokenBudget, ChatFormat, str | None]:
-    """Play with a model; return the episodes, the room that each had, how it was spoken to, and its dtype here."""
+def _open_policy(
+    args: argparse.Namespace, chosen: PlaySettings, examples: Examples, say: Callable[[str], None]
+) -> tuple[HFEngine | VLLMEngine, ChatFormat, RolloutSettings, str | None]:
+    """Return what plays as the policy, and its dtype if that is in this process. Servers are asked now.
+
+    Raises SQLEnvError.
+    """
     import torch
 
     from trainer.policy.loading import load_policy
@@ -355,7 +351,7 @@ def _play_policy(
         )
 
     def chat_of(tokenizer: PreTrainedTokenizerBase) -> ChatFormat:
-        if baseline is None:
+        if args.protocol is not EvaluationProtocol.TEXT_TO_SQL:
             return ChatFormat(tokenizer, chosen.chat, examples.conversations)
         # What the policy was told of the four actions says nothing about one query.
         told = args.custom_system_prompt or SYSTEM_PROMPT
@@ -366,11 +362,8 @@ def _play_policy(
         model, tokenizer = load_policy(args.policy, dtype=dtype, trust_remote_code=args.trust_remote_code, say=say)
         chat = chat_of(tokenizer)
         room = settings(model.config.max_position_embeddings, chat)
-        played = play_model(model, tokenizer, environments, questions, room, chosen.seed, advance, chat, baseline)
-        return played, room.budget, chat, str(model.dtype).removeprefix("torch.")
+        return in_process_engine(model, tokenizer, chat, room), chat, room, str(model.dtype).removeprefix("torch.")
     served = ServedPolicy.load(args.policy, trust_remote_code=args.trust_remote_code)
     chat = chat_of(served.tokenizer)
     engine = served.engine(args.vllm_server_base_url or VLLM_URL, chat)
-    room = settings(served.context, chat)
-    played = play_on(engine, chat, environments, questions, room, chosen.seed, advance, baseline)
-    return played, room.budget, chat, None
+    return engine, chat, settings(served.context, chat), None

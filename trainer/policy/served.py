@@ -80,7 +80,7 @@ class ServedPolicy:
         return engine
 
     async def _check(self, engine: VLLMEngine, urls: Sequence[str]) -> None:
-        async with engine.client() as client:
+        async with engine.settings.client() as client:
             await asyncio.gather(*(self._check_server(VLLMServer(url, client)) for url in urls))
 
     async def _check_server(self, server: VLLMServer) -> None:

@@ -37,7 +37,7 @@ from env_server.types import AnswerMode, SQLObservation
 from inference.engine import EngineError
 from inference.launch.plan import WeightSyncMode
 from inference.vllm.addresses import every_server
-from inference.vllm.api import ReplicaError, VLLMServer
+from inference.vllm.api import ReplicaError, ReplicaUnavailableError, VLLMServer
 from inference.weight_files import check_shapes, check_weights
 from inference.weights.device_facts import Sender, WorkerFacts, allocator_settings, ask, facts_here, has_vllm
 from trainer.chat.format import ChatFormat, ChatSettings
@@ -50,7 +50,7 @@ from trainer.rollout.environments import open_environments
 from trainer.rollout.examples import Examples
 from trainer.shipping.hub import Destination
 from trainer.training.arguments import require_questions
-from trainer.training.engines import server_urls
+from trainer.training.engines import server_command, server_urls
 from trainer.training.memory import GIB, Estimate, estimate, shape_of, shapes_of
 from trainer.training.memory_plan import bits_of, device_of, load_of, memory_table, remedy
 from trainer.training.prerequisites import DryRunError, compiler, unprepared
@@ -282,7 +282,11 @@ class _Run:
         timeout = httpx.Timeout(SERVER_S, connect=5.0)
         async with httpx.AsyncClient(timeout=timeout, trust_env=False) as client:
             server = VLLMServer(url, client)
-            await server.health(SERVER_S)
+            try:
+                await server.health(SERVER_S)
+            except ReplicaUnavailableError as error:
+                command = server_command(name, self._arguments.weight_sync, getattr(adapter, "r", 0))
+                raise DryRunError(f"{error}; start one with `{command}`") from error
             served = await server.served_model()
             settings = await _settings_of(server)
             workers = await _workers_of(server)

@@ -6,7 +6,6 @@ before the rollouts of each new step.
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,7 +32,8 @@ from inference.engine import Engine, EngineError
 from inference.hf.engine import HFEngine
 from inference.launch.plan import WeightSyncMode
 from inference.vllm.addresses import every_server
-from inference.vllm.engine import VLLMEngine, VLLMSettings
+from inference.vllm.api import VLLMServer
+from inference.vllm.engine import EngineUnavailableError, VLLMEngine, VLLMSettings, ask_all
 from inference.vllm.fleet import split_urls
 from inference.vllm.pressure import PressureGauge
 from inference.weights.device import DeviceTransport
@@ -222,6 +222,37 @@ def server_urls(grpo: GRPOConfig) -> tuple[str, ...]:
         raise ConfigError(f"--vllm_server_base_url: {error}") from None
 
 
+def find_servers(
+    arguments: SQLEnvArguments, grpo: GRPOConfig, model_config: ModelConfig, ranks: Ranks, loop: RolloutLoop
+) -> None:
+    """Wait until an inference server is ready. Collective: every rank calls it. Raises InferenceError."""
+    settings = VLLMSettings(server_timeout_s=grpo.vllm_server_timeout)
+
+    async def ready(server: VLLMServer) -> None:
+        await server.health(settings.health_timeout_s)
+        await server.served_model()
+
+    failure = ""
+    if ranks.is_main:
+        try:
+            loop.run(ask_all(every_server(server_urls(grpo)), settings, ready))
+        except EngineUnavailableError as error:
+            rank = model_config.lora_r if model_config.use_peft else 0
+            command = server_command(str(model_config.model_name_or_path), arguments.weight_sync, rank)
+            failure = f"{error}; start one with `{command}`"
+        except EngineError as error:
+            failure = str(error)
+    if failure := ranks.broadcast(failure):
+        raise InferenceError(failure)
+
+
+def server_command(model: str, weight_sync: str, rank: int) -> str:
+    """Return the command that starts an inference server for a run; `rank` is a new adapter's, 0 where none is made."""
+    sync = "lora" if weight_sync == "auto" and rank else weight_sync
+    flags = "" if sync == "auto" else f" --weight_sync {sync}"
+    return f"sqlenv inference --model {model}{flags}" + (f" --max_lora_rank {rank}" if sync == "lora" and rank else "")
+
+
 def vllm_policy(setup: RolloutSetup, say: Callable[[str], None]) -> VLLMPolicy:
     """Put the servers' engine and its weight sync together. Collective: every rank calls it.
 
@@ -243,7 +274,7 @@ def vllm_policy(setup: RolloutSetup, say: Callable[[str], None]) -> VLLMPolicy:
         stop_ids=chat.stop_ids,
         vocab_size=trainer.model.config.get_text_config(decoder=True).vocab_size,
         max_context=setup.settings.budget.max_context,
-        settings=VLLMSettings(server_timeout_s=grpo.vllm_server_timeout),
+        settings=VLLMSettings(server_timeout_s=grpo.vllm_server_timeout, log_waits=ranks.is_main),
         pressure=gauge,
     )
     accelerator = trainer.accelerator
@@ -276,7 +307,7 @@ def vllm_policy(setup: RolloutSetup, say: Callable[[str], None]) -> VLLMPolicy:
 
 
 def _transport(setup: RolloutSetup, engine: VLLMEngine) -> Transport:
-    trainer, arguments, ranks = setup.trainer, setup.arguments, setup.ranks
+    trainer, arguments = setup.trainer, setup.arguments
     accelerator = trainer.accelerator
 
     def model() -> nn.Module:
@@ -290,7 +321,7 @@ def _transport(setup: RolloutSetup, engine: VLLMEngine) -> Transport:
     facts = WorkerFacts()
     servers: Sequence[Sequence[WorkerFacts]] = ()
     if arguments.weight_sync == "auto" and not adapter and not here.refusal(WeightSyncMode.NCCL):
-        facts, servers = facts_here(accelerator.device), _facts_of_servers(engine, ranks)
+        facts, servers = facts_here(accelerator.device), _facts_of_servers(engine, setup)
     match choose_weight_sync(arguments.weight_sync, adapter, here, facts, servers):
         case WeightSyncMode.LORA:
             return LoraTransport(lambda: adapter_weights(model(), accelerator), folder)
@@ -313,16 +344,16 @@ def _transport(setup: RolloutSetup, engine: VLLMEngine) -> Transport:
             )
 
 
-def _facts_of_servers(engine: VLLMEngine, ranks: Ranks) -> Sequence[Sequence[WorkerFacts]]:
+def _facts_of_servers(engine: VLLMEngine, setup: RolloutSetup) -> Sequence[Sequence[WorkerFacts]]:
     """Return what the servers' workers say of themselves, on every rank. Raises InferenceError."""
     found: Sequence[Sequence[WorkerFacts]] = ()
     failure = ""
-    if ranks.is_main:
+    if setup.ranks.is_main:
         try:
-            found = asyncio.run(engine.ask_all(ask))
+            found = setup.loop.run(ask_all([r.url for r in engine.fleet.replicas], engine.settings, ask))
         except EngineError as error:
             failure = str(error)
-    failure, found = ranks.broadcast((failure, found))
+    failure, found = setup.ranks.broadcast((failure, found))
     if failure:
         raise InferenceError(failure)
     return found

@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from inference.vllm.fleet import FIRST_PAUSE_S, LONGEST_PAUSE_S, Fleet, Replica, pause_s, split_urls
+from inference.vllm.fleet import (
+    FIRST_PAUSE_S,
+    LONGEST_PAUSE_S,
+    REPORT_EVERY_S,
+    Fleet,
+    Replica,
+    Wait,
+    pause_s,
+    split_urls,
+)
 
 URLS = ("http://a:1", "http://b:2", "http://c:3")
 
@@ -35,6 +44,13 @@ def test_new_episodes_go_where_least_is_in_flight(fleet: Fleet) -> None:
         assert chosen is not None
         chosen.in_flight += 1
     assert [replica.in_flight for replica in fleet.replicas] == [10, 10, 10]
+
+
+def test_a_wait_is_reported_at_once_and_every_few_seconds_until_it_is_over() -> None:
+    wait = Wait(began=100.0, limit_s=2.5 * REPORT_EVERY_S)
+    reported = [now for now in range(100, 120) if URLS[0] in wait.report(now, URLS[0])]
+    assert reported == [100, 105, 110, 115]
+    assert [wait.left_s(now) for now in (100, 110, 115)] == [12.5, 2.5, -2.5]
 
 
 def test_a_replica_advances_when_it_has_computed_more() -> None:

@@ -148,7 +148,7 @@ def test_everything_in_the_way_is_said_at_once(plan: Plan, tmp_path: Path) -> No
                 *("--output_dir", "README.md/run", "--env", "ws://127.0.0.1:9"),
                 *("--use_vllm", "true", "--vllm_server_base_url", "http://127.0.0.1:8"),
             ),
-            ["--output_dir README.md/run: ", "127.0.0.1:9", "http://127.0.0.1:8"],
+            ["--output_dir README.md/run: ", "127.0.0.1:9", "`sqlenv serve`", "http://127.0.0.1:8"],
         ),
         (("--per_device_train_batch_size", "100000", "--num_generations", "8"), ["--per_device_train_batch_size"]),
         (
