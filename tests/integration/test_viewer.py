@@ -284,13 +284,27 @@ def test_the_last_digits_of_equal_numbers_are_no_curve(page: Page, server: str) 
     assert real == pytest.approx([0.1994, 0.2106])
 
 
-@pytest.mark.parametrize("width", [360, 1280])
-def test_the_report_of_a_run_fits_the_screen(page: Page, folder: Path, width: int) -> None:
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The address of the report of a run with all four evaluations."""
+    run = make_run(tmp_path_factory.mktemp("report") / "run")
+    records = [played(f"q{number}", "correct", f"db{number % 4}") for number in range(24)]
+    for label in ("random", "before", "after", "oracle"):
+        evaluate(run, label, records)
+    for step in range(1, 5):
+        train(run, step, records, **METRICS, **{"rollout/no_signal": 0.5})
+    return write_report(run.path).as_uri()
+
+
+@pytest.mark.parametrize("width", [390, 768, 1200])
+def test_the_report_of_a_run_fits_the_screen(page: Page, report: str, width: int) -> None:
     page.set_viewport_size({"width": width, "height": 844})
-    page.goto(write_report(folder / "first").as_uri())
+    page.goto(report)
     expect(page.locator("tbody tr", has_text="after").locator("td").first).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert cells_out_of_sight(page, "td") == 0
+    wider = "[...document.querySelectorAll('.scroll')].filter((box) => box.scrollWidth > box.clientWidth)"
+    assert page.evaluate(f"{wider}.map((box) => box.ariaLabel)") == []
 
 
 def test_the_filters_are_folded_on_a_phone(page: Page, server: str) -> None:

@@ -8,6 +8,8 @@ from trainer.report.tables import NONE, Played, Table
 from trainer.results.exploration import Share, explore, share_text
 from trainer.results.failure_kinds import FailureKind, count_failures
 
+NBSP = "\N{NO-BREAK SPACE}"
+
 
 def failure_table(played: Mapping[str, Played]) -> Table:
     """Return why episodes of each evaluation failed, those that the infrastructure lost left out."""
@@ -31,7 +33,9 @@ def exploration_table(played: Mapping[str, Played]) -> Table:
 
 
 def _share(share: Share | None) -> str:
-    return NONE if share is None else f"{share_text(share)} of {share.n}"
+    if share is None:
+        return NONE
+    return f"{share_text(share)} of {share.n}".replace(" to ", f"{NBSP}to{NBSP}")  # an interval stays on one line
 
 
 def _tokens(count: float | None) -> str:

@@ -51,6 +51,14 @@ METRICS_HEADER = ["metric", "first", "last", "what it means"]
 BRACKETS = "In brackets: 95% intervals."
 RATIO = "sampling/importance_sampling_ratio"
 WEIGHT = "reward_weights/"
+MIXED = "mixed groups"
+SIGNALS = {
+    MIXED: "share of mixed groups",
+    "gradient_share/correctness": "share of the gradient from them",
+    "rollout/exploration_entropy": "entropy of explorations",
+    "entropy": "entropy per token, in nats",
+}
+"""What tells whether a batch can teach, and whether the policy still explores, with the names they are shown by."""
 
 
 def add_arguments(parser: Parser) -> None:
@@ -98,6 +106,7 @@ def write_report(run: Path) -> Path:
         "failures": failure_table(played) if played else None,
         "exploration": exploration_table(played) if played else None,
         "excluded": excluded_table(played),
+        "signals": signal_line(metrics),
         "ratio": ratio_line(metrics),
         "times": time_line(metrics),
         "facts": facts_table(config, training_seconds(metrics), int(max((row["step"] for row in metrics), default=0))),
@@ -162,13 +171,15 @@ def missing(played: Mapping[str, Played], metrics: Sequence[object], episodes: S
 
 def pictures(learning: plots.Learning, metrics: Sequence[Mapping[str, float]]) -> dict[str, str]:
     """Return the sources of the pictures by name, empty where there is nothing to draw."""
-    drawn = {"learning": "", "rewards": "", "weights": "", "times": ""}
+    drawn = {"learning": "", "rewards": "", "weights": "", "signals": "", "times": ""}
     if learning.points or learning.during or learning.marks:
         drawn["learning"] = plots.svg_uri(plots.learning_curve(learning))
     if series := plots.series_of(metrics, reward_keys(metrics)):
         drawn["rewards"] = plots.svg_uri(plots.reward_curves(series, window_for(len(metrics))))
     if weights := plots.series_of(metrics, weight_keys(metrics)):
         drawn["weights"] = plots.svg_uri(plots.reward_curves(weights, 1))
+    if signals := signals_of(metrics):
+        drawn["signals"] = plots.svg_uri(plots.reward_curves(signals, window_for(len(metrics))))
     if (times := plots.times_of(metrics))["step"]:
         drawn["times"] = plots.svg_uri(plots.time_picture(times, window_for(len(metrics))))
     return drawn
@@ -205,6 +216,28 @@ def reward_keys(metrics: Sequence[Mapping[str, float]]) -> dict[str, str]:
         if match := re.fullmatch(r"rewards/(.+)/mean", key):
             keys[key] = cut(match[1], 40)
     return dict(list(keys.items())[:MAX_REWARD_CURVES])
+
+
+def signals_of(metrics: Sequence[Mapping[str, float]]) -> list[plots.Series]:
+    """Return the logged series of `SIGNALS`."""
+    silent = "rollout/no_signal"
+    return plots.series_of([{**row, MIXED: 1 - row[silent]} if silent in row else row for row in metrics], SIGNALS)
+
+
+def signal_line(metrics: Sequence[Mapping[str, float]]) -> str:
+    """Return how many groups were mixed and how the policy explored, at first and at last; "" where nothing was logged.
+
+    Each is the mean of a tenth of the steps.
+    """
+    parts = []
+    for series in signals_of(metrics):
+        window = window_for(len(series.values))
+        first, last = (float(np.mean(values)) for values in (series.values[:window], series.values[-window:]))
+        share = series.name.startswith("share")
+        parts.append(
+            f"{series.name} {first:.0%} to {last:.0%}" if share else f"{series.name} {first:.2f} to {last:.2f}"
+        )
+    return f"From the first steps to the last: {'; '.join(parts)}." if parts else ""
 
 
 def weight_keys(metrics: Sequence[Mapping[str, float]]) -> dict[str, str]:

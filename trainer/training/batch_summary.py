@@ -7,10 +7,12 @@ with hundreds of ranks would take each of them longer to read than a step takes.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from env_server.settings import RewardSettings
+from env_server.types import ActionType
 from trainer.rollout.episodes import Episode, Outcome
 from trainer.rollout.rewards import REWARD_FUNCTIONS, reward_columns
 from trainer.training.questions import GroupResult
@@ -35,6 +37,8 @@ class EpisodeSummary:
     """Of all turns, those that are no longer in the row among them."""
     given_steps: int = 0
     """First turns that were taken in the policy's place."""
+    explored: bytes = b""
+    """A digest of its actions before the ANSWER; of equal actions the same on every rank."""
 
     @classmethod
     def of(cls, episode: Episode, settings: RewardSettings) -> EpisodeSummary:
@@ -50,6 +54,7 @@ class EpisodeSummary:
             truncated_turns=episode.truncated_turns,
             trained_tokens=sum(episode.row.env_mask),
             generated_tokens=sum(turn.tokens or 0 for turn in episode.turns),
+            explored=_digest(episode),
         )
 
     @property
@@ -104,6 +109,15 @@ def of_all_ranks(parts: Sequence[BatchSummary], generations: int) -> BatchSummar
 def groups_of(rows: Sequence[EpisodeSummary], generations: int) -> list[EpisodeGroup]:
     """Cut a batch's rows into its groups."""
     return [rows[first : first + generations] for first in range(0, len(rows), generations)]
+
+
+def _digest(episode: Episode) -> bytes:
+    actions = [
+        f"{turn.action_type} {' '.join(turn.argument.split()).casefold()}"
+        for turn in episode.turns
+        if turn.action_type != ActionType.ANSWER
+    ]
+    return hashlib.blake2b("\n".join(actions).encode(), digest_size=8).digest()
 
 
 def summaries(episodes: Iterable[Episode], settings: RewardSettings) -> list[EpisodeSummary]:

@@ -287,7 +287,7 @@ class Batches:
         self._order.observe(batch, [result_of(group) for group in (*drawn, *whole.drawn_later)])
         self._failures.add(whole.failures, len(whole.rows) + len(whole.others))
         metrics = rollout_metrics(whole.rows, times, step)
-        metrics |= drawn_metrics([episode for group in drawn for episode in group])
+        metrics |= drawn_metrics(drawn)
         metrics["rollout/replaced"] = whole.replaced
         if self._guided is not None:
             metrics |= guided_metrics(whole.rows, [episode for group in whole.guided for episode in group])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 from trainer.rollout.episodes import Outcome
-from trainer.training.batch_summary import EpisodeSummary
+from trainer.training.batch_summary import EpisodeGroup, EpisodeSummary
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +48,21 @@ def rollout_metrics(episodes: Sequence[EpisodeSummary], times: BatchTimes, step:
     }
 
 
-def drawn_metrics(episodes: Sequence[EpisodeSummary]) -> dict[str, float]:
-    """How well the policy did in the groups that were drawn first, whether they were kept or replaced.
+def drawn_metrics(groups: Sequence[EpisodeGroup]) -> dict[str, float]:
+    """How well the policy did, and how variously, in the groups that were drawn first, whether kept or replaced.
 
     Those that are trained on were chosen by their results, and would tell another rate.
     """
-    played = [e for e in episodes if e.outcome is not Outcome.FAILED]
-    return {
+    judged = [[e for e in group if e.outcome is not Outcome.FAILED] for group in groups]
+    played = [e for group in judged for e in group]
+    metrics = {
         "rollout/success_rate": fmean(e.correct for e in played) if played else 0.0,
         "rollout/reward": fmean(e.reward for e in played) if played else 0.0,
     }
+    entropies = [_exploration_entropy(group) for group in judged if len(group) > 1]
+    if entropies:
+        metrics["rollout/exploration_entropy"] = fmean(entropies)
+    return metrics
 
 
 def guided_metrics(rows: Sequence[EpisodeSummary], guided: Sequence[EpisodeSummary]) -> dict[str, float]:
@@ -67,3 +73,9 @@ def guided_metrics(rows: Sequence[EpisodeSummary], guided: Sequence[EpisodeSumma
         metrics["rollout/guided_success"] = fmean(e.correct for e in played)
         metrics["rollout/given_steps"] = fmean(e.given_steps for e in played)
     return metrics
+
+
+def _exploration_entropy(group: EpisodeGroup) -> float:
+    """Return the entropy of what a question's episodes explored, as a share of its greatest: 1 where no two agree."""
+    shares = [count / len(group) for count in Counter(e.explored for e in group).values()]
+    return sum(share * math.log(1 / share) for share in shares) / math.log(len(group))

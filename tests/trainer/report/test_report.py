@@ -70,7 +70,8 @@ def add_training(folder: RunFolder, steps: int = 12, name: str = "reward_correct
     with folder.metrics_writer() as metrics, folder.episodes_writer() as episodes:
         for step in range(1, steps + 1):
             rewards = {"reward": step / steps, f"rewards/{name}/mean": step / steps}
-            metrics.write({"step": step, **rewards, "reward_weights/progress": 0.2 / step, **ratio, **times})
+            signals = {"rollout/no_signal": 1 - step / 16, "entropy": 1 / step, "rollout/exploration_entropy": 0.5}
+            metrics.write({"step": step, **rewards, "reward_weights/progress": 0.2 / step, **signals, **ratio, **times})
             for index, record in enumerate(make_episodes(step, 16)):
                 failed = replace(record, outcome="failed", failure="Unreachable: gone")
                 episodes.write_episode(step, failed if index == 0 else record)
@@ -162,6 +163,7 @@ def test_a_whole_run_has_every_part(whole: tuple[str, Page]) -> None:
         "Success by family",
         "How the episodes ended",
         "gold_empty",
+        "share of mixed groups 6% to 75%; entropy of explorations 0.50 to 0.50; entropy per token, in nats 1.00 to",
         "Importance ratio over 12 steps: mean 1.000000, smallest 0.999990, largest 1.000010",
         "12 of 192 training episodes failed and were masked: Unreachable (12).",
         "Not finite at some steps, and left out of the curves: grad_norm (1).",
@@ -183,7 +185,7 @@ def test_a_whole_run_has_every_part(whole: tuple[str, Page]) -> None:
     ):
         assert part in page.text
     assert "not complete" not in page.text
-    assert page.tags.count("img") == 4
+    assert page.tags.count("img") == 5
 
 
 def require_self_contained(html: str, page: Page) -> None:
@@ -219,7 +221,7 @@ def test_secrets_of_the_config_stay_out(whole: tuple[str, Page]) -> None:
 def test_hostile_text_stays_text(tmp_path: Path) -> None:
     html, page = read(make_run(tmp_path / "<b>run", HOSTILE))
     require_self_contained(html, page)
-    assert page.tags.count("img") == 4
+    assert page.tags.count("img") == 5
     assert "<b>run" not in html
     for words in ("{{ 7*7 }}", "alert('x')", "<b>run"):
         assert words in page.text

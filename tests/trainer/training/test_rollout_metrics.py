@@ -39,10 +39,11 @@ def test_metrics_of_a_batch() -> None:
         episode_with(Outcome.OUT_OF_TOKENS, [0.01] * 2, truncated=1, mask=[1], versions=[2, 3]),
         episode_with(Outcome.FAILED, mask=[0]),
     ]
-    assert {**rollout_metrics(episodes, TIMES, 3), **drawn_metrics(episodes)} == pytest.approx(
+    assert {**rollout_metrics(episodes, TIMES, 3), **drawn_metrics([episodes])} == pytest.approx(
         {
             "rollout/success_rate": 1 / 4,
             "rollout/reward": (1.01 - 0.02 + 0.0 + 0.02) / 4,
+            "rollout/exploration_entropy": 0.75,  # of two that explored alike, and two others
             "rollout/steps": (2 + 1 + 3 + 2) / 4,
             "rollout/out_of_budget": 1 / 5,
             "rollout/out_of_tokens": 1 / 5,
@@ -59,9 +60,28 @@ def test_metrics_of_a_batch() -> None:
     )
 
 
+def test_explorations_differ_in_what_was_done_and_not_in_how_it_is_written_or_answered() -> None:
+    def exploring(*actions: tuple[str, str]) -> EpisodeSummary:
+        turns = tuple(Turn("", kind, argument, True, "", "", RewardComponents()) for kind, argument in actions)
+        row = TokenRow([1], [2], [0.0], [1], [0])
+        return EpisodeSummary.of(Episode("e", "q", "d", "", "easy", "f", Outcome.WRONG, turns, row), RewardSettings())
+
+    count = exploring(("QUERY", "SELECT count(*) FROM pets"), ("ANSWER", "3"))
+    written_otherwise = exploring(("QUERY", "select  count(*)\nfrom pets"), ("ANSWER", "4"))
+    look = exploring(("DESCRIBE", "pets"), ("QUERY", "SELECT count(*) FROM pets"), ("ANSWER", "3"))
+
+    def entropy(*groups: Sequence[EpisodeSummary]) -> float | None:
+        return drawn_metrics(groups).get("rollout/exploration_entropy")
+
+    assert entropy([count, written_otherwise]) == 0.0
+    assert entropy([count, look]) == 1.0
+    assert entropy([count, look], [count, count]) == 0.5
+    assert entropy([count], [episode_with(Outcome.FAILED)]) is None
+
+
 def test_metrics_when_every_episode_failed() -> None:
     episodes = [episode_with(Outcome.FAILED, mask=[0])]
-    metrics = {**rollout_metrics(episodes, TIMES, 3), **drawn_metrics(episodes)}
+    metrics = {**rollout_metrics(episodes, TIMES, 3), **drawn_metrics([episodes])}
     assert metrics["rollout/failed"] == 1
     assert metrics["rollout/trained_token_share"] == 1.0, "nothing that was generated is left out"
     assert metrics["rollout/success_rate"] == metrics["rollout/reward"] == metrics["rollout/steps"] == 0.0

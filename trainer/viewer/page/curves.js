@@ -17,6 +17,7 @@ const GROUPS = [
   ["Policy", [
     ["kl", "KL from the reference"],
     ["entropy", "entropy"],
+    ["rollout/exploration_entropy", "entropy of explorations"],
     [`${RATIO}/mean`, "importance ratio"],
     [`${RATIO}/max`, "importance ratio, largest"],
     ["sampling/sampling_logp_difference/mean", "gap between engine and trainer"],
