@@ -90,20 +90,13 @@ class Experiment:
         with self._server(warmed) as server:
             self._evaluate("after_warmup", warmed, self.recipe.evaluation, server)
             if self.recipe.sampling is not None:
-                self._sample(warmed, self.recipe.sampling, server)
+                self._sample("sampling", warmed, self.recipe.sampling, server)
         if self.recipe.replay is not None:
             own_play = str(self.folder / "sampling" / "out" / "episodes.jsonl")
             warmed = self._warm_up("replay", warmed, {**self.recipe.replay, "replay": [own_play]})
             with self._server(warmed) as server:
                 self._evaluate("after_replay", warmed, self.recipe.evaluation, server)
-        policy, minutes = warmed, 0.0
-        for stage in self.recipe.grpo:
-            name = f"grpo_{stage.name}"
-            with self._server(policy, training=True) as server:
-                phase, keys = self._begin(name), on_data(stage.keys, self.data)
-                made = train(phase, keys, self._training_flags(policy), server.url, self.grpo_minutes * stage.share)
-            policy = self._end(name, made)
-            minutes += made.minutes
+        policy, minutes = self._grpo(warmed, self.data)
         with self._server(policy) as server:
             self._evaluate("after_grpo", policy, self.recipe.evaluation, server)
         control = self._warm_up("control", warmed, self.recipe.control, minutes)
@@ -125,6 +118,18 @@ class Experiment:
         with self._server(trained) as server:
             self._evaluate(f"{name}/after", trained, self.recipe.evaluation, server)
 
+    def _grpo(self, policy: str, data: str) -> tuple[str, float]:
+        """Train by GRPO, stage by stage; return the policy and the minutes that its steps took."""
+        minutes = 0.0
+        for stage in self.recipe.grpo:
+            name = f"grpo_{stage.name}"
+            with self._server(policy, training=True) as server:
+                phase, keys = self._begin(name), on_data(stage.keys, data)
+                made = train(phase, keys, self._training_flags(policy), server.url, self.grpo_minutes * stage.share)
+            policy = self._end(name, made)
+            minutes += made.minutes
+        return policy, minutes
+
     def _begin(self, name: str) -> Phase:
         phase = Phase(self.folder / name)
         if phase.finished is None:
@@ -139,8 +144,8 @@ class Experiment:
     def _evaluate(self, name: str, policy: str, keys: Mapping[str, Any], server: LazyServer | None = None) -> None:
         self._play(name, policy, {"episodes": self.questions, **keys}, "eval", server)
 
-    def _sample(self, policy: str, keys: Mapping[str, Any], server: LazyServer) -> None:
-        self._play("sampling", policy, keys, "train", server)
+    def _sample(self, name: str, policy: str, keys: Mapping[str, Any], server: LazyServer) -> None:
+        self._play(name, policy, keys, "train", server)
 
     def _play(self, name: str, policy: str, keys: Mapping[str, Any], split: str, server: LazyServer | None) -> None:
         phase = self._begin(name)

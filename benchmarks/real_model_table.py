@@ -25,19 +25,27 @@ from trainer.results.summary_table import HARDNESS, interval_text, percent
 ROWS: Mapping[str, str] = {
     "random": "random play",
     "zero_shot": "the model as it comes",
+    "before": "before: other databases alone",
     "few_shot": "with worked episodes",
     "text_to_sql": "whole schema, one query",
     "text_to_sql_few_shot": "the same, with examples",
     "after_warmup": "after warm-up",
     "after_replay": "after its second round",
     "after_grpo": "after GRPO",
+    "after_rejection": "rejection sampling, same answers",
     "after_control": "control: more warm-up",
+    "after_supervised": "warm-up on the gold SQL",
     "oracle": "oracle",
 }
 """The evaluations, in the order of the table, and what they are called there."""
 GAINS = (
     ("zero_shot", "after_warmup"),
     ("text_to_sql", "after_warmup"),
+    ("before", "after_grpo"),
+    ("before", "after_rejection"),
+    ("before", "after_control"),
+    ("before", "after_supervised"),
+    ("after_rejection", "after_grpo"),
     ("after_warmup", "after_replay"),
     ("after_warmup", "after_grpo"),
     ("after_replay", "after_grpo"),
@@ -88,7 +96,7 @@ def _pair(pair: Sequence[float]) -> str:
 
 def _success(policies: Mapping[str, Any]) -> Table:
     columns = ("success", "95% interval", "n", "steps", "read", "written", "by luck")
-    table = _table("success on unseen databases, greedy; tokens an episode", "policy", columns)
+    table = _table("success on held-out questions, greedy; tokens an episode", "policy", columns)
     for name, summary in policies.items():
         explored, luck = summary["exploration"], summary["luck"]
         tokens = (explored["prompt_tokens"], explored["generated_tokens"])

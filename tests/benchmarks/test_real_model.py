@@ -12,6 +12,7 @@ import select
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import pytest
 import yaml
 from rich.console import Console
 
+from benchmarks.own_databases import write_folders
 from benchmarks.real_model import main, same_as_before
 from benchmarks.real_model_phases import (
     Finished,
@@ -34,6 +36,8 @@ from benchmarks.real_model_phases import (
 from benchmarks.real_model_recipe import RecipeError, on_data, read_recipe, words
 from benchmarks.real_model_table import gather, print_tables
 from benchmarks.server_process import ROOT
+from env_server.data.loading import load_dataset
+from env_server.dataset import Split
 from tests.integration.training import surroundings_in
 from trainer.policy.play_settings import SETTINGS_FILE
 from trainer.results.run_files import RunFolder
@@ -41,7 +45,7 @@ from trainer.tiny import BASE_CHECKPOINT
 from trainer.training.arguments import parse_arguments, parse_warmup_arguments
 from trainer.warmup.warmup import MINUTES_FILE
 
-RECIPES = [ROOT / "configs" / "real-model" / name for name in ("recipe.yaml", "quick.yaml")]
+RECIPES = [ROOT / "configs" / "real-model" / name for name in ("recipe.yaml", "own-databases.yaml", "quick.yaml")]
 QUICK: Mapping[str, Any] = yaml.safe_load((ROOT / "configs/real-model/quick.yaml").read_text(encoding="utf-8"))
 WAIT_S = 60.0
 
@@ -69,6 +73,20 @@ def test_a_shipped_recipe_is_taken_by_the_commands(path: Path, tmp_path: Path) -
         assert grpo.save_strategy == "steps"
     # Of the epochs that minutes end, a share is never over.
     assert recipe.control.get("warmup_steps", 0.05) == int(recipe.control.get("warmup_steps", 0.05))
+
+
+def test_ones_own_databases_are_those_with_the_most_questions_and_no_query_is_on_both_sides(tmp_path: Path) -> None:
+    dataset = load_dataset("synthetic")
+    own, other = (load_dataset(folder) for folder in write_folders(dataset, 3, tmp_path))
+    counts = Counter(question.db_id for question in dataset.questions)
+    assert len(own.databases) == 3
+    assert min(counts[db_id] for db_id in own.databases) >= max(counts[db_id] for db_id in other.databases)
+    assert {*own.databases, *other.databases} == set(dataset.databases)
+    sides = [{question.gold_sql.casefold() for question in own.select(split)} for split in (Split.TRAIN, Split.EVAL)]
+    assert not sides[0] & sides[1]
+    assert 0.15 < len(own.select(Split.EVAL)) / len(own.questions) <= 0.25
+    assert not other.select(Split.EVAL)
+    assert {q.question_id for q in (*own.questions, *other.questions)} == {q.question_id for q in dataset.questions}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,174 @@
+"""Does a policy get better at databases of one's own, from questions and answers alone? GRPO beside its rivals.
+
+    python -m benchmarks.own_databases --out DIR --data spider:PATH [--device cpu|cuda] [--seed 1]
+    python -m benchmarks.own_databases --out DIR --quick
+
+The databases of --data with the most questions stand for one's own; a quarter of their questions is held out, none of
+them with the SQL of another. A policy warms up on the other databases, so that it has never seen these. From it start,
+for --grpo_minutes each: GRPO on the questions and their answers, the SQL hidden; rejection sampling from the same
+answers, that is rounds of its own play and of learning what was right in it; and more warm-up on the other databases.
+The upper line learns from the gold SQL. Measured is greedy success on the held-out questions, and pass@k before and
+after GRPO: whether it made what the policy knew more likely, or taught it something.
+
+Phases, resuming, output and the sections of a recipe are those of `benchmarks/real_model.py`; {data} in a section of
+warm-ups stands for the other databases here. --quick does all of it on the tiny policy and synthetic data.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from rich.console import Console
+
+from benchmarks.real_model import QUICK, WIDTH, Experiment, publish, same_as_before
+from benchmarks.real_model_recipe import Keys, RecipeError, on_data, read_recipe
+from benchmarks.real_model_table import gather, print_tables
+from benchmarks.server_process import ROOT, ServerError
+from env_server.data.loading import load_dataset
+from env_server.data.splits import split_queries
+from env_server.dataset import Dataset
+from env_server.errors import SQLEnvError
+from tests.small_model import SMALL_MODEL
+from trainer.tiny import BASE_CHECKPOINT
+
+RECIPE = Path("configs/real-model/own-databases.yaml")
+OWN, OTHER = "own", "other"
+
+
+def write_folders(dataset: Dataset, number: int, folder: Path) -> tuple[str, str]:
+    """Write the databases with the most questions, and the others, as data folders; return their paths, own first."""
+    counts = Counter(question.db_id for question in dataset.questions)
+    own = {db_id for db_id, _ in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[:number]}
+    paths = []
+    for name in (OWN, OTHER):
+        path = folder / name
+        paths.append(str(path))
+        if path.is_dir():
+            continue
+        partial = folder / f"{name}.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        questions = [question for question in dataset.questions if (question.db_id in own) == (name == OWN)]
+        for db_id in {question.db_id for question in questions}:
+            shutil.copyfile(dataset.databases[db_id], partial / f"{db_id}.sqlite")
+        sides = split_queries([question.gold_sql for question in questions])
+        with (partial / "questions.jsonl").open("w", encoding="utf-8") as file:
+            for question, side in zip(questions, sides, strict=True):
+                entry = {"id": question.question_id, "question": question.text, "sql": question.gold_sql}
+                entry |= {"database": question.db_id, "split": side if name == OWN else "train"}
+                entry |= {"evidence": question.evidence} if question.evidence else {}
+                file.write(json.dumps(entry) + "\n")
+        partial.rename(path)
+    return paths[0], paths[1]
+
+
+@dataclass
+class OwnDatabases(Experiment):
+    """The phases; `data` are one's own databases, `other` those that the policy starts from."""
+
+    other: str = ""
+
+    def run(self) -> None:
+        """Run what is left of all phases, in order. Raises PhaseError."""
+        recipe, answers = self.recipe, f"answers:{self.data}"
+        start = self._warm_up("warmup", self.model, on_data(recipe.warmup, self.other))
+        self._measure("before", start)
+        self._sampled("before_sampled", start)
+        policy, minutes = self._grpo(start, answers)
+        self._measure("after_grpo", policy)
+        self._sampled("after_grpo_sampled", policy)
+        self._measure("after_rejection", self._reject(start, answers, minutes))
+        control = self._warm_up("control", start, on_data(recipe.control, self.other), minutes)
+        self._measure("after_control", control)
+        self._measure("after_supervised", self._warm_up("supervised", start, {**recipe.warmup, "data": self.data}))
+
+    def _measure(self, name: str, policy: str) -> None:
+        with self._server(policy) as server:
+            self._evaluate(name, policy, self.recipe.evaluation, server)
+
+    def _sampled(self, name: str, policy: str) -> None:
+        with self._server(policy) as server:
+            self._evaluate(name, policy, self._sampling, server)
+
+    def _reject(self, start: str, answers: str, minutes: float) -> str:
+        """Play training questions, learn what was right in all rounds so far, and so on for the minutes."""
+        assert self.recipe.replay is not None
+        policy = start
+        plays: list[str] = []
+        while minutes > 0:
+            number = len(plays) + 1
+            with self._server(policy) as server:
+                self._sample(f"play_{number}", policy, {**self._sampling, "data": answers}, server)
+            plays.append(str(self.folder / f"play_{number}" / "out" / "episodes.jsonl"))
+            minutes -= self.finished[f"play_{number}"].seconds / 60
+            if minutes > 0 or number == 1:
+                keys = {**self.recipe.replay, "data": answers, "replay": plays}
+                policy = self._warm_up(f"rejection_{number}", start, keys, max(minutes, 0.1))
+                minutes -= self.finished[f"rejection_{number}"].seconds / 60
+        return policy
+
+    @property
+    def _sampling(self) -> Keys:
+        assert self.recipe.sampling is not None
+        return self.recipe.sampling
+
+
+def main() -> int:
+    """Run what is left, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="the folder of all phases; give it again to go on")
+    parser.add_argument("--data", help="spider:PATH or another data set with more databases than --databases")
+    parser.add_argument("--databases", type=int, help="that are one's own (default: 12, with --quick 3)")
+    parser.add_argument("--model", help="a checkpoint's folder (default: what make small-model prepares)")
+    parser.add_argument("--recipe", type=Path, help=f"default: {RECIPE}, with --quick {QUICK}")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--questions", type=int, help="of each evaluation (default: all held out, with --quick 24)")
+    parser.add_argument("--grpo_minutes", type=float, help="of GRPO, and of each rival (default: 60, with --quick 0.5)")
+    parser.add_argument("--quick", action="store_true", help="the tiny policy on synthetic data, a few minutes")
+    args = parser.parse_args()
+    data, model = args.data or ("synthetic" if args.quick else ""), args.model
+    if not data:
+        parser.error("--data is needed: spider:PATH, or --quick")
+    model = str(model or (BASE_CHECKPOINT if args.quick else SMALL_MODEL))
+    file = args.recipe or ROOT / (QUICK if args.quick else RECIPE)
+    console = Console(stderr=True, width=None if sys.stderr.isatty() else WIDTH)
+    folder = args.out.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    asked = {
+        "recipe": yaml.safe_load(file.read_text(encoding="utf-8")),
+        "model": str(Path(model).resolve()) if Path(model).exists() else model,
+        "seed": args.seed,
+        "questions": args.questions or (24 if args.quick else -1),
+        "grpo_minutes": args.grpo_minutes or (0.5 if args.quick else 60.0),
+    }
+    number = args.databases or (3 if args.quick else 12)
+    try:
+        recipe = read_recipe(asked["recipe"])
+        if recipe.sampling is None:
+            raise RecipeError("rejection sampling needs the sections sampling and replay")
+        same_as_before(folder, {**asked, "data": data, "databases": number})
+        own, other = write_folders(load_dataset(data), number, folder / "data")
+        fields = {**asked, "recipe": recipe, "data": own, "other": other}
+        experiment = OwnDatabases(folder, device=args.device, console=console, **fields)
+        experiment.run()
+    except (SQLEnvError, ServerError) as error:
+        console.print(f"benchmarks.own_databases: {error}", markup=False, highlight=False, soft_wrap=True)
+        return 1
+    asked |= {"data": data, "databases": number, "device": args.device}
+    result = {"benchmark": "own_databases", **asked, **gather(folder, experiment.finished)}
+    after, before = (result["policies"][name]["success_rate"] for name in ("after_grpo", "before"))
+    result["ratio"] = after / before if before else None
+    publish(result, folder / "result.json", folder / "table.txt", lambda shown: print_tables(result, shown), console)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
