@@ -114,8 +114,11 @@ def find_policy(name: str, revision: str | None = None) -> NamedPolicy:
 
 
 def width_of(place: Place) -> int | None:
-    """Return the size of a checkpoint's hidden states; None where its config.json does not say. As `find_policy`."""
-    width = (_read(place, CONFIG) or {}).get("hidden_size")
+    """Return the size of a checkpoint's hidden states; None where its config.json does not say, or cannot be read."""
+    try:
+        width = (_read(place, CONFIG) or {}).get("hidden_size")
+    except PolicyNameError:
+        return None  # whoever loads the model says so
     return width if isinstance(width, int) else None
 
 

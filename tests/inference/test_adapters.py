@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from inference.adapters import Place, PolicyNameError, find_policy
+from inference.adapters import Place, PolicyNameError, find_policy, width_of
 
 
 def checkpoint(folder: Path) -> Path:
@@ -135,3 +135,11 @@ def test_an_adapter_on_an_adapter_is_refused(tmp_path: Path) -> None:
     first = adapter(tmp_path / "first", checkpoint(tmp_path / "base"))
     with pytest.raises(PolicyNameError, match=f"sqlenv export {first}"):
         find_policy(str(adapter(tmp_path / "second", first)))
+
+
+def test_the_width_of_a_config_that_cannot_be_read_is_not_known(tmp_path: Path) -> None:
+    assert width_of(Place(str(tmp_path))) is None
+    (tmp_path / "config.json").write_text("{", encoding="utf-8")
+    assert width_of(Place(str(tmp_path))) is None
+    (tmp_path / "config.json").write_text('{"hidden_size": 64}', encoding="utf-8")
+    assert width_of(Place(str(tmp_path))) == 64

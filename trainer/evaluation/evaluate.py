@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
@@ -20,8 +20,6 @@ from rich.console import Console
 
 from env_server.data.loading import load_dataset
 from env_server.dataset import Dataset, Question, Split, in_turn
-from env_server.errors import SQLError
-from env_server.judging.submissions import submitted_query
 from env_server.settings import EnvSettings
 from env_server.sql.pool import DatabasePool
 from env_server.types import AnswerMode
@@ -36,7 +34,7 @@ from trainer.policy.play_settings import SETTING_NAMES, PlaySettings, SavedPlay,
 from trainer.results.exploration import exploration_lines, explore
 from trainer.results.failure_kinds import count_failures
 from trainer.results.run_files import Evaluation, write_episodes
-from trainer.results.samples import SampledSuccess, answer_of, sampled_line, sampled_success
+from trainer.results.samples import SampledSuccess, rows_key, sampled_line, sampled_success
 from trainer.results.statistics import EvaluationSummary, intervals_as_pairs, successful, summarize
 from trainer.results.summary_table import difficulty_table, failure_table, summary_table
 from trainer.rollout.background import RolloutLoop
@@ -55,10 +53,6 @@ if TYPE_CHECKING:
 
     from inference.hf.engine import HFEngine
     from inference.vllm.engine import VLLMEngine
-
-
-MAX_VOTED_ROWS = 10_000
-"""Of the result of a submitted query, those that tell it from another one when samples vote."""
 
 
 def choose_questions(dataset: Dataset, split: Split, limit: int) -> list[Question]:
@@ -289,18 +283,7 @@ def _sampled(records: Sequence[EpisodeRecord], dataset: Dataset, mode: AnswerMod
     if mode is AnswerMode.VALUE:
         return sampled_success(records)
     with closing(DatabasePool(dataset.databases, EnvSettings().sandbox)) as databases:
-
-        def rows_key(record: EpisodeRecord) -> Hashable | None:
-            text = answer_of(record)
-            if text is None:
-                return None
-            try:
-                result = databases.query(record.db_id, submitted_query(text), MAX_VOTED_ROWS)
-            except SQLError:
-                return None
-            return frozenset(Counter(result.rows).items())
-
-        return sampled_success(records, rows_key)
+        return sampled_success(records, rows_key(databases))
 
 
 def _luck(records: Sequence[EpisodeRecord], dataset: Dataset, console: Console) -> Luck | None:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 from env_server.data.own_questions import typed_question
-from env_server.dataset import Dataset
+from env_server.dataset import Dataset, Question
 from env_server.errors import SQLError
 from env_server.jobs import QueryJob
 from env_server.judging.submissions import submitted_query
@@ -20,8 +20,9 @@ from env_server.sql.pool import DatabasePool, run_query
 from env_server.types import ActionType, AnswerMode
 from trainer.interactive.basis import Basis, Ran, Support, basis_of, successful_queries
 from trainer.interactive.policy_player import PolicyPlayer
+from trainer.results.samples import agreeing, rows_key, typed_key
 from trainer.rollout.environments import Environments, LocalEnvironments
-from trainer.rollout.episodes import Episode, Outcome, Turn
+from trainer.rollout.episodes import Episode, Outcome, Turn, record
 
 OnTurn = Callable[[Turn], None]
 
@@ -41,7 +42,8 @@ class Reply:
     """How a question was answered.
 
     `answer` is empty where none was given. Where it is a query, `query` is that query and `rows` what it returns, as
-    text; else `query` is the one that it rests on, empty where none succeeded, and `basis` says how.
+    text; else `query` is the one that it rests on, empty where none succeeded, and `basis` says how. `agreed` is how
+    many of `samples` gave that answer; `episode` is the first of them.
     """
 
     episode: Episode
@@ -49,6 +51,8 @@ class Reply:
     query: str = ""
     rows: str = ""
     basis: str = ""
+    agreed: int = 1
+    samples: int = 1
 
 
 class Asked:
@@ -83,13 +87,30 @@ class Asked:
 
     async def _play(self, dataset: Dataset, question_id: str, environments: Environments, on_turn: OnTurn) -> Reply:
         question = dataset.question(question_id)
-        episode = await self.player.play(question, environments, on_turn, next(self._plays))
+        if self.player.samples > 1:
+            return await self._vote(question, environments, on_turn)
+        (episode,) = await self.player.play(question, environments, on_turn, next(self._plays))
+        return await self._reply(episode)
+
+    async def _vote(self, question: Question, environments: Environments, on_turn: OnTurn) -> Reply:
+        """Answer as most samples do, and show the turns of the first of them."""
+        episodes = await self.player.play(question, environments, lambda _: None, next(self._plays))
+        records = [record(episode) for episode in episodes]
+        key = rows_key(self._databases) if self._mode is AnswerMode.SQL else typed_key
+        agreed = await asyncio.to_thread(agreeing, records, key)
+        chosen = episodes[records.index(agreed[0])] if agreed else episodes[0]
+        for turn in chosen.turns:
+            on_turn(turn)
+        return replace(await self._reply(chosen), agreed=len(agreed), samples=len(episodes))
+
+    async def _reply(self, episode: Episode) -> Reply:
         last = episode.turns[-1] if episode.turns else None
         if last is None or last.action_type != ActionType.ANSWER or last.error:
             return Reply(episode)
-        return await asyncio.to_thread(self._reply, episode, question.db_id, last.argument.strip())
+        return await asyncio.to_thread(self._answered, episode, last.argument.strip())
 
-    def _reply(self, episode: Episode, db_id: str, answer: str) -> Reply:
+    def _answered(self, episode: Episode, answer: str) -> Reply:
+        db_id = episode.db_id
         if self._mode is AnswerMode.SQL:
             query = submitted_query(answer)
             outcome = query_outcome(

@@ -72,6 +72,14 @@ def build_parser() -> Parser:
         metavar="N",
         help="worked episodes in the prompt (default: as the policy was trained)",
     )
+    parser.add_argument(
+        "--samples",
+        type=whole_number(1),
+        default=1,
+        metavar="K",
+        help="play the question K times, at temperature 1, and give the answer that most samples agree on (default: "
+        "once, greedily)",
+    )
     parser.add_argument("--use_vllm", action="store_true", help="generate on vLLM servers that serve the policy")
     parser.add_argument(
         "--vllm_server_base_url", metavar="URLS", help=f"their URLs, separated by commas (default: {VLLM_URL})"
@@ -115,6 +123,7 @@ def run(argv: Sequence[str]) -> int:
                     load_player(
                         name,
                         few_shot=args.few_shot,
+                        samples=args.samples,
                         vllm_urls=vllm_urls,
                         trust_remote_code=args.trust_remote_code,
                         say=lambda line: console.print(Text(line, style="dim"), soft_wrap=True),
@@ -139,6 +148,8 @@ def check(parser: Parser, args: argparse.Namespace) -> None:
         parser.error("--question is empty")
     if args.use_vllm and len(args.policies) > 1:
         parser.error("--use_vllm asks one policy: servers hold one. Leave the flag out, or ask them one by one")
+    if args.web and args.samples > 1:
+        parser.error("--samples is for the terminal")
     for flag, value in (("--question", args.question), ("--database", args.database)):
         if args.web and value is not None:
             parser.error(f"{flag} is for the terminal; with --web it is chosen in the page")

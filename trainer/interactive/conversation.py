@@ -105,6 +105,8 @@ def _show_reply(console: Console, reply: Reply) -> None:
         console.print(Text(reply.basis, style="dim"))
         if reply.query:
             console.print(Text(reply.query))
+    if reply.answer and reply.samples > 1:
+        console.print(f"{reply.agreed} of {reply.samples} samples gave this answer")
     tokens = sum(episode.row.env_mask)
     took = "" if episode.timing is None else f", {episode.timing.ended - episode.timing.started:.1f} s"
     console.print(Text(f"{_counted(len(episode.turns), 'step')}, {_counted(tokens, 'token')}{took}\n", style="dim"))

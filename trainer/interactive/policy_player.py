@@ -1,8 +1,8 @@
 """A policy that plays for a person: loaded once, it plays one question after another, and each turn is shown.
 
 Promises: the play is that of training and evaluation, by the same rollout client, chat format and engine; what was
-saved with the policy decides its actions, its prompt, what it answers with, and its limits. It plays greedily: the same
-question is played the same way.
+saved with the policy decides its actions, its prompt, what it answers with, and its limits. It plays greedily, or draws
+several samples; either way, the same question is played the same way.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MAX_CONCURRENCY = 8
-"""Questions in flight, of all who ask."""
+"""Episodes in flight, of all who ask."""
+SAMPLING_TEMPERATURE = 1.0
+"""Of several samples: what the policy was trained to sample from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class PolicyPlayer:
     engine: Engine
     chat: ChatFormat
     settings: RolloutSettings
+    samples: int = 1
 
     @property
     def env_settings(self) -> EnvSettings:
@@ -52,16 +55,15 @@ class PolicyPlayer:
 
     async def play(
         self, question: Question, environments: Environments, on_turn: Callable[[Turn], None], key: int = 0
-    ) -> Episode:
-        """Play a question; `on_turn` is called after each turn. What the infrastructure fails at is a failed episode.
+    ) -> list[Episode]:
+        """Play a question as often as it has samples; `on_turn` is called after each turn of any.
 
-        `key` tells the plays apart that are under way at once.
+        What the infrastructure fails at is a failed episode. `key` tells the plays apart that are under way at once.
         """
         playing = partial(explore, on_turn=on_turn)
         client = RolloutClient(self.engine, environments, self.chat, self.settings, play_episode=playing)
-        request = request_for(question, derive_seed(self.play_settings.seed, 0))
-        (episode,) = await client.play([request], first=key)
-        return episode
+        seeds = (derive_seed(self.play_settings.seed, sample) for sample in range(self.samples))
+        return await client.play([request_for(question, seed) for seed in seeds], first=key * self.samples)
 
     async def aclose(self) -> None:
         """Release what the engine holds."""
@@ -73,13 +75,14 @@ def load_player(
     *,
     say: Callable[[str], object],
     few_shot: int | None = None,
+    samples: int = 1,
     vllm_urls: str | None = None,
     trust_remote_code: bool = False,
 ) -> PolicyPlayer:
     """Load the policy, here or, of `vllm_urls`, on the servers that hold it. Raises SQLEnvError.
 
-    `few_shot` is the number of worked episodes in its prompt, as saved with it where None. `say` gets a line about what
-    was taken over from what was saved with it.
+    `few_shot` is the number of worked episodes in its prompt, as saved with it where None. One of `samples` is played
+    greedily. `say` gets a line about what was taken over from what was saved with it.
     """
     given = {} if few_shot is None else {"few_shot": few_shot}
     settled = settle(name, saved_play(resolve_policy(name).place), given)
@@ -90,11 +93,12 @@ def load_player(
     if vllm_urls is None:
         model, tokenizer = load_policy(name, trust_remote_code=trust_remote_code, say=say)
         chat, chosen = _chat(tokenizer, chosen, examples, say)
-        settings = _settings(chosen, model.config.max_position_embeddings, chat)
-        return PolicyPlayer(name, chosen, in_process_engine(model, tokenizer, chat, settings), chat, settings)
+        settings = _settings(chosen, model.config.max_position_embeddings, chat, samples)
+        return PolicyPlayer(name, chosen, in_process_engine(model, tokenizer, chat, settings), chat, settings, samples)
     served = ServedPolicy.load(name, trust_remote_code=trust_remote_code)
     chat, chosen = _chat(served.tokenizer, chosen, examples, say)
-    return PolicyPlayer(name, chosen, served.engine(vllm_urls, chat), chat, _settings(chosen, served.context, chat))
+    settings = _settings(chosen, served.context, chat, samples)
+    return PolicyPlayer(name, chosen, served.engine(vllm_urls, chat), chat, settings, samples)
 
 
 def _chat(
@@ -107,9 +111,10 @@ def _chat(
     return chat, replace(chosen, chat_template_kwargs=chat.settings.chat_template_kwargs)
 
 
-def _settings(chosen: PlaySettings, context: int, chat: ChatFormat) -> RolloutSettings:
+def _settings(chosen: PlaySettings, context: int, chat: ChatFormat, samples: int) -> RolloutSettings:
+    temperature = 0.0 if samples == 1 else SAMPLING_TEMPERATURE
     budget = token_budget(chosen, context, chat)
-    return RolloutSettings(budget, temperature=0.0, max_concurrency=MAX_CONCURRENCY)
+    return RolloutSettings(budget, temperature, MAX_CONCURRENCY, max_failure_share=1.0)
 
 
 def _examples(name: str, chosen: PlaySettings) -> Examples:

@@ -1,4 +1,4 @@
-"""Several samples of each question: pass@1, pass@k, and the answer that most of them agree on. Pure.
+"""Several samples of each question: pass@1, pass@k, and the answer that most of them agree on. Pure, `rows_key` apart.
 
 pass@k is the chance that at least one of k samples is right, by the unbiased estimator of Chen et al. (2021,
 "Evaluating Large Language Models Trained on Code", arXiv:2107.03374): 1 - C(n - c, k) / C(n, k) for n samples of which
@@ -14,11 +14,17 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from math import comb
 
+from env_server.errors import SQLError
 from env_server.judging.answers import normalize_text, parse_answer
+from env_server.judging.submissions import submitted_query
+from env_server.sql.pool import DatabasePool
 from env_server.types import ActionType
 from trainer.results.statistics import Interval, clustered_interval, judged, successful
 from trainer.results.summary_table import interval_text, percent
 from trainer.rollout.episodes import EpisodeRecord
+
+MAX_VOTED_ROWS = 10_000
+"""Of the result of a submitted query, those that tell it from another one."""
 
 Key = Callable[[EpisodeRecord], Hashable | None]
 """What an episode's answer is: equal for equal answers, None where there is none."""
@@ -73,8 +79,24 @@ def typed_key(record: EpisodeRecord) -> Hashable | None:
     return frozenset(Counter(chosen[0]).items())
 
 
-def vote(records: Sequence[EpisodeRecord], key: Key) -> EpisodeRecord | None:
-    """Return the first of the episodes whose answer most of them gave; None where none answered.
+def rows_key(databases: DatabasePool) -> Key:
+    """Return the key of answers that are queries: the rows that each returns, and None where it fails."""
+
+    def key(record: EpisodeRecord) -> Hashable | None:
+        text = answer_of(record)
+        if text is None:
+            return None
+        try:
+            result = databases.query(record.db_id, submitted_query(text), MAX_VOTED_ROWS)
+        except SQLError:
+            return None
+        return frozenset(Counter(result.rows).items())
+
+    return key
+
+
+def agreeing(records: Sequence[EpisodeRecord], key: Key) -> list[EpisodeRecord]:
+    """Return the episodes that gave the answer that most of them gave; nothing where none answered.
 
     Of answers with as many votes, the one that was given first.
     """
@@ -82,7 +104,7 @@ def vote(records: Sequence[EpisodeRecord], key: Key) -> EpisodeRecord | None:
     for record in records:
         if (answer := key(record)) is not None:
             votes[answer].append(record)
-    return max(votes.values(), key=len)[0] if votes else None
+    return max(votes.values(), key=len, default=[])
 
 
 def sampled_success(records: Sequence[EpisodeRecord], key: Key = typed_key) -> SampledSuccess | None:
@@ -103,8 +125,8 @@ def sampled_success(records: Sequence[EpisodeRecord], key: Key = typed_key) -> S
             (g[0].db_id, pass_at_k(len(g), sum(map(successful, g)), k)) for g in by_question.values() if len(g) >= k
         ]
         pass_at[k] = _rate(values)
-    winners = [(group[0].db_id, vote(group, key)) for group in by_question.values()]
-    voted = _rate([(db_id, float(winner is not None and successful(winner))) for db_id, winner in winners])
+    winners = [(group[0].db_id, agreeing(group, key)[:1]) for group in by_question.values()]
+    voted = _rate([(db_id, float(any(map(successful, winner)))) for db_id, winner in winners])
     return SampledSuccess(len(by_question), most, pass_at, voted)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 from transformers import PreTrainedTokenizerBase
@@ -25,23 +25,28 @@ def words() -> PreTrainedTokenizerBase:
 
 @pytest.fixture
 def reciting(words: PreTrainedTokenizerBase) -> Reciting:
-    """Make a policy of a name that says these turns in every episode, under play settings; `before` each turn."""
+    """Make a policy of a name that says these turns in every episode, under play settings; `before` each turn.
+
+    Of a turn that is an iterator, each of `samples` says the next.
+    """
 
     def make(
-        *turns: str,
+        *turns: str | Iterator[str],
         name: str = "parrot",
         play: PlaySettings | None = None,
         before: Callable[[int], None] = lambda _: None,
+        samples: int = 1,
     ) -> PolicyPlayer:
         play = play or PlaySettings()
         chat = ChatFormat(words, play.chat)
 
         def say(request: TurnRequest) -> Sequence[int]:
             before(request.turn)
-            return chat.renderer.turn_ids(turns[request.turn])
+            said = turns[request.turn]
+            return chat.renderer.turn_ids(said if isinstance(said, str) else next(said))
 
         engine = SimulatedEngine(say, stop_ids=chat.stop_ids)
         settings = RolloutSettings(token_budget(play, 8_192, chat), temperature=0.0)
-        return PolicyPlayer(name, play, engine, chat, settings)
+        return PolicyPlayer(name, play, engine, chat, settings, samples)
 
     return make

@@ -67,6 +67,27 @@ def test_an_answer_that_is_a_query_shows_what_it_returns(reciting: Reciting, pet
     assert reply.rows == "not found: no such column: wings"
 
 
+def test_of_several_samples_the_answer_that_most_give_is_the_reply(reciting: Reciting, pets: Dataset) -> None:
+    answers = iter(["ANSWER Rex", "ANSWER Tom, Kit", "or so", "ANSWER Rex, Max", "ANSWER kit,  tom"])
+    play = PlaySettings(step_budget=2)
+    reply, turns = ask(reciting(f"QUERY {QUERY}", answers, play=play, samples=5), pets)
+    assert (reply.answer, reply.agreed, reply.samples) == ("Tom, Kit", 2, 5)
+    assert reply.basis == "which this query returned:"
+    assert turns == list(reply.episode.turns), "those of one sample are shown"
+
+
+def test_queries_agree_that_return_the_same_rows(reciting: Reciting, pets: Dataset) -> None:
+    same = ("SELECT name FROM pets WHERE species LIKE 'CAT' ORDER BY name DESC", "SELECT owner_id FROM pets", QUERY)
+    play = PlaySettings(answer_mode=AnswerMode.SQL)
+    reply, _ = ask(reciting((f"ANSWER {sql}" for sql in same), play=play, samples=3), pets)
+    assert (reply.query, reply.agreed, reply.samples) == (same[0], 2, 3)
+
+
+def test_samples_that_all_fail_to_answer_are_no_answer(reciting: Reciting, pets: Dataset) -> None:
+    reply, _ = ask(reciting("DESCRIBE pets", play=PlaySettings(step_budget=1), samples=3), pets)
+    assert (reply.answer, reply.agreed, reply.episode.outcome) == ("", 0, Outcome.OUT_OF_BUDGET)
+
+
 def test_the_limits_of_the_policy_decide(reciting: Reciting, pets: Dataset) -> None:
     reply, turns = ask(reciting(*["SAMPLE pets"] * 3, play=PlaySettings(step_budget=3)), pets)
     assert (reply.answer, reply.query, len(turns)) == ("", "", 3)

@@ -35,6 +35,18 @@ def test_one_question_about_a_table(table: Path, capsys: Captured) -> None:
     assert "wrong" not in out
 
 
+def test_samples_vote_and_vote_alike_when_they_are_asked_again(table: Path, capsys: Captured) -> None:
+    said = []
+    for _ in range(2):
+        run([str(BASE), "--data", str(table), "--question", "How many pets are there?", "--samples", "9"])
+        said.append(capsys.readouterr().out.splitlines()[:-2])  # without the time
+    assert said[0] == said[1]
+    found = re.fullmatch(r"(\d) of 9 samples gave this answer", said[0][-1])
+    assert found is not None
+    assert 2 <= int(found[1]) <= 9
+    assert sum(line.startswith(" 1 ") for line in said[0]) == 1, "one sample is shown"
+
+
 def test_two_policies_one_after_the_other(table: Path, tmp_path: Path, capsys: Captured) -> None:
     copy = tmp_path / "after"
     shutil.copytree(BASE, copy)
@@ -98,6 +110,8 @@ def test_what_cannot_be_played_is_said(policy: str, data: str, words: str, table
         (("a", "b", "--use_vllm"), "--use_vllm asks one policy"),
         (("a", "--port", "1"), "--port needs --web"),
         (("a", "--host", "::"), "--host needs --web"),
+        (("a", "--web", "--samples", "3"), "--samples is for the terminal"),
+        (("a", "--samples", "0"), "--samples must be a whole number from 1 on"),
         (("a", "--web", "--question", "?"), "--question is for the terminal; with --web it is chosen in the page"),
         (("a", "--web", "--database", "x"), "--database is for the terminal"),
         (("a", "--vllm_server_base_url", "http://x"), "--vllm_server_base_url needs --use_vllm"),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from env_server.types import ActionType
 from tests.trainer.records import make_record
-from trainer.results.samples import pass_at_k, sampled_success, typed_key, vote
+from trainer.results.samples import agreeing, pass_at_k, sampled_success, typed_key
 from trainer.rollout.episodes import EpisodeRecord, Outcome
 
 
@@ -53,11 +53,11 @@ def test_other_values_are_another_vote(one: str, other: str) -> None:
 
 def test_the_answer_of_most_wins_and_of_equals_the_first() -> None:
     samples = [answered("q", text) for text in ("1", "2", "2.0", "3")]
-    assert vote(samples, typed_key) is samples[1]
-    assert vote([samples[0], samples[3]], typed_key) is samples[0]
+    assert agreeing(samples, typed_key) == samples[1:3]
+    assert agreeing([samples[0], samples[3]], typed_key) == samples[:1]
     silent = make_record("q", "out_of_budget")
-    assert vote([silent, silent, samples[3]], typed_key) is samples[3]
-    assert vote([silent], typed_key) is None
+    assert agreeing([silent, silent, samples[3]], typed_key) == samples[3:]
+    assert agreeing([silent], typed_key) == []
 
 
 def test_an_evaluation_with_samples() -> None:
