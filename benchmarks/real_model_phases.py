@@ -34,10 +34,10 @@ from pydantic import TypeAdapter
 from benchmarks.server_process import SQLENV
 from env_server.errors import SQLEnvError
 from trainer.policy.play_settings import SETTINGS_FILE
+from trainer.results.fresh_folder import last_checkpoint
 from trainer.results.json_writing import replace_json
 from trainer.results.run_files import RunFolder, read_records
 from trainer.rollout.episodes import EpisodeRecord
-from trainer.training.arguments import last_checkpoint
 from trainer.warmup.warmup import MINUTES_FILE
 
 TICK_S = 2.0

@@ -133,17 +133,26 @@ def unserved_settings(config: Mapping[str, Any]) -> list[str]:
     return found
 
 
+def saved_policy(folder: Path) -> Path | None:
+    """Return where the policy is that a folder holds: at its top, in a run's `model/`, or in its last stage.
+
+    None where it holds none. Raises PolicyNameError for stages that are not finished.
+    """
+    if any(True for pattern in (ADAPTER_CONFIG, "*.safetensors", "*.bin") for _ in folder.glob(pattern)):
+        return folder
+    if (stages := _read(Place(str(folder)), STAGES_FILE)) is not None:
+        return saved_policy(_last_stage(folder, stages))
+    model = folder / RUN_MODEL
+    return model if any((model / file).is_file() for file in (CONFIG, ADAPTER_CONFIG)) else None
+
+
 def _folder_of_run(name: str) -> str:
     """Return the folder of the policy where `name` is a run's folder, else the name. Raises PolicyNameError."""
     folder = Path(name)
-    own = (ADAPTER_CONFIG, "*.safetensors", "*.bin")
-    if not folder.is_dir() or any(True for pattern in own for _ in folder.glob(pattern)):
+    if not folder.is_dir():
         return name
-    if (stages := _read(Place(name), STAGES_FILE)) is not None:
-        return _folder_of_run(str(_last_stage(folder, stages)))
-    model = folder / RUN_MODEL
-    if any((model / file).is_file() for file in (CONFIG, ADAPTER_CONFIG)):
-        return str(model)
+    if (policy := saved_policy(folder)) is not None:
+        return name if policy == folder else str(policy)
     checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda path: path.stat().st_mtime)
     if checkpoints:
         raise PolicyNameError(
@@ -154,8 +163,11 @@ def _folder_of_run(name: str) -> str:
 
 def _last_stage(folder: Path, progress: Mapping[str, Any]) -> Path:
     """Return the folder of a run's last stage. Raises PolicyNameError when it is not finished."""
-    stages: list[Path] = [folder / name for name in progress["stages"]]
-    count = len(progress["finished"])
+    try:
+        stages: list[Path] = [folder / name for name in progress["stages"]]
+        count = len(progress["finished"])
+    except (KeyError, TypeError) as error:
+        raise PolicyNameError(f"{folder / STAGES_FILE} does not say which stages there are") from error
     if count < len(stages):
         named = f"name one of those: {', '.join(map(str, stages[:count]))}" if count else "go on with it first"
         raise PolicyNameError(f"{folder} is a run of which {count} of {len(stages)} stages are finished; {named}")

@@ -134,8 +134,6 @@ class Training:
         self._env_settings = arguments.environment
         self._say = partial(console.print, highlight=False, soft_wrap=True)
         self._folder = RunFolder(Path(grpo.output_dir))
-        if ranks.is_main and not grpo.resume_from_checkpoint:
-            self._folder.require_new()
         with ranks.one_goes_first():
             self._dataset = load_dataset(arguments.data, answer_mode=self._answer_mode)
         self._examples = Examples.play(self._dataset, arguments.few_shot, self._answer_mode, arguments.step_budget)

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen3ForCausalLM
 
 from env_server.data.loading import load_dataset
+from inference.adapters import Place, find_policy
 from sqlenv import cli
 from tests.integration.training import save_policy, surroundings_in
 from trainer.policy.loading import load_policy
@@ -97,3 +98,17 @@ def test_a_resumed_run_goes_on_from_its_checkpoint(continued: RunFolder, adapter
     ours, theirs = load_file(again.path / "model" / WEIGHTS), load_file(continued.path / "model" / WEIGHTS)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     assert again.metrics()[-1]["kl"] == pytest.approx(continued.metrics()[-1]["kl"], rel=1e-4)
+
+
+def test_without_a_folder_the_run_leaves_its_policy_alone(
+    adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    warm = Path(shutil.copytree(adapter, Path("runs", "warm")))
+    before = {path: path.read_bytes() for path in warm.rglob("*")}
+    assert cli.main(["train", "--model_name_or_path", "runs/warm", *FLAGS, "--max_steps", "1"]) == 0
+    assert {path: path.read_bytes() for path in warm.rglob("*")} == before
+    (run,) = (path for path in Path("runs").iterdir() if path != warm)
+    assert find_policy(str(run)).place == Place(str(run / "model"))
+    trained, untrained = load_file(run / "model" / WEIGHTS), load_file(warm / WEIGHTS)
+    assert any(not torch.equal(trained[name], untrained[name]) for name in untrained)

@@ -253,7 +253,7 @@ def test_what_is_finished_stays_what_it_was(whole: Path, tmp_path: Path, capsys:
     again = [*config(tmp_path), "--output_dir", str(whole)]
     resumed = [*again, "--resume_from_checkpoint", "true"]
     for command, complaint in (
-        (again, "already holds stages"),
+        (again, f"{whole} holds a policy"),
         ([*resumed, "--learning_rate", "0.5"], "is finished, with learning_rate 0.0001, and is now to have 0.5"),
     ):
         assert cli.main(command) == 2

@@ -372,7 +372,7 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(
 ) -> None:
     command = ["train", "--model_name_or_path", str(policy), "--output_dir", str(whole.path), *FLAGS]
     assert cli.main(command) == 2
-    assert "already holds a run" in capsys.readouterr().err
+    assert f"{whole.path} holds a policy" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

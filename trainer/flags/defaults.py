@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -126,7 +125,6 @@ def train_defaults(given: Mapping[str, Any], machine: Machine) -> dict[str, Any]
         # Something to go on from when a machine is taken away, without filling the disk.
         "save_steps": 50,
         "save_total_limit": 2,
-        "output_dir": f"runs/{Path(str(given.get('model_name_or_path', 'train'))).name}",
         # A bare run ends: a few hundred updates are where small models have learnt most of what they will.
         "max_steps": -1 if "num_train_epochs" in given else 200,
     }
@@ -160,7 +158,6 @@ def warmup_defaults(given: Mapping[str, Any], machine: Machine) -> dict[str, Any
         "gradient_checkpointing": not machine.cpu,
         "logging_steps": 1,
         "save_strategy": "no",
-        "output_dir": f"runs/warmup-{Path(str(given.get('model_name_or_path', 'tiny'))).name}",
     }
     if not given.keys() & {"gradient_accumulation_steps", "auto_find_batch_size"}:
         rows = int(given.get("per_device_train_batch_size", chosen["per_device_train_batch_size"])) * machine.ranks

@@ -28,7 +28,9 @@ class TRLFlag:
 _BOTH: Mapping[str, TRLFlag] = {
     "use_peft": TRLFlag("BOOL", "Train a LoRA adapter, and leave the model as it is (default: on a GPU)."),
     "lora_r": TRLFlag("N", "Rank of the adapter.", 16),
-    "output_dir": TRLFlag("FOLDER", "Where the run writes all that it does (default: runs/NAME, after the model)."),
+    "output_dir": TRLFlag(
+        "FOLDER", "Where the run writes (default: runs/NAME, after the model; another, where that holds a policy)."
+    ),
     "resume_from_checkpoint": TRLFlag("true", "Go on where the run in --output_dir was stopped."),
     "learning_rate": TRLFlag("X", "Of an adapter it should be ten times that of all weights."),
     "per_device_train_batch_size": TRLFlag("N", "Episodes that one forward pass takes; the lower, the less memory."),

@@ -1,15 +1,94 @@
-"""A folder that a run begins to fill, and leaves as it was when the run comes to nothing.
+"""The folder that a run writes into: which one that may be, and how it is left when the run fails early.
 
-A folder holds one run. One that failed before it had anything to show (a server that is not there, a model that does
-not fit) would be in the way of the same command, once what was wrong is put right.
+Guarantees:
+
+1. A new run goes into a folder that holds neither a policy nor a run. Without `--output_dir` it takes the first name
+   that holds no policy, so that the name of a policy goes on meaning that policy.
+2. A run is resumed in its own folder: a warm-up never writes into a run of GRPO, nor the other way round.
+3. A run that fails before it has anything to show leaves the folder as it was: the same command can be given again.
+
+Imports no torch.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from enum import Enum
+from itertools import count, takewhile
 from pathlib import Path
+from typing import Any
+
+from inference.adapters import RUN_MODEL, STAGES_FILE, PolicyNameError, saved_policy
+from trainer.config import ConfigError
+from trainer.policy.play_settings import SETTINGS_FILE
+from trainer.results.run_files import RunFolder
+
+OUTPUT, RESUME = "output_dir", "resume_from_checkpoint"
+CHECKPOINT = "checkpoint-"
+"""What the names of transformers' checkpoints begin with."""
+
+
+class RunKind(Enum):
+    """What runs, by the words that start it. Each kind saves its policy in a place of its own."""
+
+    TRAIN = "sqlenv train"
+    """In `model/`."""
+    WARMUP = "sqlenv warmup"
+    """At the top."""
+    STAGES = "stages"
+    """In the folder of the last stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """The folder that a run writes into, the checkpoint that it resumes from, and what to tell the user of that."""
+
+    folder: Path
+    checkpoint: Path | None = None
+    lines: tuple[str, ...] = ()
+
+
+def find_output(kind: RunKind, given: Mapping[str, Any]) -> Output:
+    """Return where a run writes that was given these flags and keys. Raises ConfigError where it must not."""
+    resume = str(given.get(RESUME) or "")
+    newest = resume.lower() == "true" or (resume != "" and kind is RunKind.STAGES)
+    default = Path("runs", _default_name(kind, given))
+    if given.get(OUTPUT):
+        folder = Path(str(given[OUTPUT]))
+    elif newest:
+        *_, folder = default, *takewhile(_is_taken, _names(kind, default))
+    elif resume:
+        folder = Path(resume).parent
+    else:
+        folder = _without_policy(kind, default)
+    if not resume:
+        _require_free(kind, folder)
+        moved = f"{default} holds a policy: this run writes into {folder} (--{OUTPUT} chooses another folder)"
+        return Output(folder, None, () if given.get(OUTPUT) or folder == default else (moved,))
+    checkpoint = last_checkpoint(folder) if newest else Path(resume)
+    if checkpoint is not None and checkpoint.parent.resolve() != folder.resolve():
+        _require_free(kind, folder)
+    elif (_kind_of(folder) or _kind_of_unfinished(folder)) not in (None, kind):
+        raise ConfigError(f"{folder} holds no run of {kind.value} to resume; name the run's folder with --{OUTPUT}")
+    if checkpoint is None and kind is not RunKind.STAGES:
+        raise ConfigError(f"{folder} holds no checkpoint to resume from; was save_strategy set?")
+    return Output(folder, checkpoint)
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint of a run that is whole: one that a killed process left half is passed over."""
+    steps = {path: path.name.removeprefix(CHECKPOINT) for path in folder.glob(f"{CHECKPOINT}*")}
+    # The file is the last that a checkpoint gets; see `trainer.policy.checkpoint_settings`.
+    whole = [path for path, step in steps.items() if step.isdecimal() and (path / SETTINGS_FILE).is_file()]
+    return max(whole, key=lambda path: int(steps[path]), default=None)
+
+
+def came_to_nothing(folder: Path) -> bool:
+    """Whether a warm-up has left nothing to go on with: neither a checkpoint nor a policy."""
+    return last_checkpoint(folder) is None and not (folder / SETTINGS_FILE).is_file()
 
 
 @contextmanager
@@ -40,3 +119,63 @@ def _remove(folder: Path, before: set[Path] | None, made: list[Path]) -> None:
     for parent in made:
         with suppress(OSError):  # somebody else has put something there
             parent.rmdir()
+
+
+def _default_name(kind: RunKind, given: Mapping[str, Any]) -> str:
+    """The name after the policy, or after the file of the stages."""
+    if kind is RunKind.STAGES:
+        return Path(str(given["config"])).stem
+    policy = Path(given.get("model_name_or_path") or ("train" if kind is RunKind.TRAIN else "tiny"))
+    name = policy.resolve().name if policy.name in ("", "..") else policy.name
+    return name if kind is RunKind.TRAIN else f"warmup-{name}"
+
+
+def _names(kind: RunKind, first: Path) -> Iterator[Path]:
+    """The folder, and those that a run takes instead, in their order."""
+    yield first
+    if kind is RunKind.TRAIN:
+        first = Path(f"{first}-grpo")
+        yield first
+    yield from (Path(f"{first}-{number}") for number in count(2))
+
+
+def _without_policy(kind: RunKind, first: Path) -> Path:
+    return next(folder for folder in _names(kind, first) if _kind_of(folder) is None)
+
+
+def _require_free(kind: RunKind, folder: Path) -> None:
+    """Raise ConfigError where a folder holds a policy or a run."""
+    if not _is_taken(folder):
+        return
+    free = next(other for other in _names(kind, folder) if not _is_taken(other))
+    if _kind_of(folder) is not None:
+        raise ConfigError(f"--{OUTPUT} {folder} holds a policy; choose another folder, such as --{OUTPUT} {free}")
+    raise ConfigError(
+        f"{folder} already holds a run; resume it with --{RESUME} true, or choose another folder, such as "
+        f"--{OUTPUT} {free}"
+    )
+
+
+def _is_taken(folder: Path) -> bool:
+    marks = RunFolder(folder).config_path, folder / STAGES_FILE
+    return _kind_of(folder) is not None or any(map(Path.exists, marks)) or last_checkpoint(folder) is not None
+
+
+def _kind_of(folder: Path) -> RunKind | None:
+    """What made the policy that a folder holds, by the place where it is; None where the folder holds none."""
+    try:
+        policy = saved_policy(folder)
+    except PolicyNameError:
+        return None  # of stages that are not finished
+    if policy is None:
+        return None
+    if policy == folder:
+        return RunKind.WARMUP
+    return RunKind.TRAIN if policy == folder / RUN_MODEL else RunKind.STAGES
+
+
+def _kind_of_unfinished(folder: Path) -> RunKind | None:
+    """What runs in a folder that holds no policy yet; None for a warm-up, which leaves no mark."""
+    if (folder / STAGES_FILE).exists():
+        return RunKind.STAGES
+    return RunKind.TRAIN if RunFolder(folder).evaluations_path.is_dir() else None

@@ -130,7 +130,8 @@ class RunFolder:
     def create(cls, path: Path, config: Mapping[str, Any]) -> RunFolder:
         """Make the folder of a new run. Raises RunFolderError when it already holds a run."""
         folder = cls(path)
-        folder.require_new()
+        if folder.config_path.exists():
+            raise RunFolderError(f"{path} already holds a run")
         folder.evaluations_path.mkdir(parents=True, exist_ok=True)
         replace_json(folder.config_path, config)
         return folder
@@ -146,14 +147,6 @@ class RunFolder:
             hint = f"; it holds runs, so name one: {inside}" if inside else ""
             raise RunFolderError(f"{path} is not a run: it holds no {folder.config_path.name}{hint}")
         return folder
-
-    def require_new(self) -> None:
-        """Raise RunFolderError when the folder holds a run."""
-        if self.config_path.exists():
-            raise RunFolderError(
-                f"{self.path} already holds a run; choose another --output_dir, or go on with "
-                "--resume_from_checkpoint true"
-            )
 
     @property
     def has_trained(self) -> bool:

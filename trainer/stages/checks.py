@@ -27,11 +27,11 @@ from trainer.config import EpisodeArguments
 from trainer.policy.loading import resolve_policy
 from trainer.policy.play_settings import SavedPlay
 from trainer.ranks import Ranks
+from trainer.results.fresh_folder import last_checkpoint
 from trainer.stages.plan import DRY_RUN, OUTPUT, RESUME, START, Kind, Plan, Stage, StageError
 from trainer.tiny import BASE_CHECKPOINT
 from trainer.training.arguments import (
     NamedPlay,
-    last_checkpoint,
     parse_arguments,
     parse_warmup_arguments,
     play_settings,
@@ -111,7 +111,7 @@ class Checks:
         if self.plan.dry_run:
             self.console.print(self.plan.title(stage), highlight=False)
         config = write_config(self.plan, stage, self.policy, self.scratch)
-        argv = ["--config", str(config), *stage.words]
+        argv = ["--config", str(config), *stage.words, *self._where(stage)]
         if stage.kind is Kind.WARMUP:
             self._check_warmup(stage, argv)
         else:
@@ -132,12 +132,14 @@ class Checks:
         if self.plan.dry_run:
             begins = "a new tiny policy" if arguments.new_tiny_policy else model.model_name_or_path
             self.console.print(
-                f"{stage.kind.command}, {sft.output_dir}: {begins}, {'; '.join(found)}", highlight=False, soft_wrap=True
+                f"{stage.kind.command}, {self.plan.folder(stage)}: {begins}, {'; '.join(found)}",
+                highlight=False,
+                soft_wrap=True,
             )
 
     def _check_grpo(self, stage: Stage, argv: Sequence[str]) -> None:
         if self.plan.dry_run:
-            argv = [*argv, f"--{DRY_RUN}", "true", *self.plan.dry_run_gpu, *self._where(stage)]
+            argv = [*argv, f"--{DRY_RUN}", "true", *self.plan.dry_run_gpu]
         arguments, grpo, model = parse_arguments(argv, self.start_play)
         self.ranks = Ranks.of(grpo)
         self._hand_on(None, model, stage)
@@ -149,7 +151,7 @@ class Checks:
         require_questions(len(_asked(dataset, arguments, arguments.data)), grpo)
 
     def _where(self, stage: Stage) -> list[str]:
-        """Flags that say where a stage is going to write that was broken off."""
+        """Flags that resume a stage that was broken off, or leave aside what is removed before it starts again."""
         folder = self.plan.folder(stage)
         if (checkpoint := last_checkpoint(folder)) is not None:
             return [f"--{RESUME}", str(checkpoint)]

@@ -19,10 +19,10 @@ from dataclasses import asdict, dataclass
 from pydantic import TypeAdapter, ValidationError
 
 from inference.adapters import STAGES_FILE
+from trainer.results.fresh_folder import last_checkpoint
 from trainer.results.json_writing import replace_json
 from trainer.results.run_flags import PLACES
 from trainer.stages.plan import Plan, Stage, StageError
-from trainer.training.arguments import last_checkpoint
 
 MACHINES = re.compile(r"env_server|env_threads|max_concurrency|vllm_server_.*|weight_sync_dir|weight_sync_timeout")
 """Flags that say where servers are, and how much runs at once; they change nothing about what is learned."""
@@ -48,11 +48,6 @@ def read_finished(plan: Plan) -> list[FinishedStage]:
         if foreign:
             raise StageError(f"{foreign[0]} is there, and no {path}; choose another --output_dir")
         return []
-    if not plan.resume:
-        raise StageError(
-            f"{plan.output_dir} already holds stages; choose another --output_dir, or go on with "
-            "--resume_from_checkpoint true"
-        )
     try:
         finished = _FINISHED.validate_python(json.loads(path.read_bytes())["finished"])
     except (ValidationError, ValueError, KeyError, TypeError) as error:

@@ -34,13 +34,13 @@ from trainer.flags.given import split_config
 from trainer.flags.table import TRAIN_FLAGS, WARMUP_FLAGS, FlagTable
 from trainer.next_command import NextCommand
 from trainer.ranks import Ranks, ending_together
-from trainer.results.fresh_folder import taken_back
+from trainer.results.fresh_folder import RunKind, came_to_nothing, find_output, last_checkpoint, taken_back
 from trainer.stages.checks import Checks, same_precision, write_config
-from trainer.stages.plan import RESUME, STAGES, Kind, KnownFlags, Plan, Stage, StageError, read_plan
+from trainer.stages.plan import RESUME, STAGES, Kind, KnownFlags, Plan, Stage, StageError, read_plan, split_flags
 from trainer.stages.progress import FinishedStage, clear, read_finished, write_finished
 from trainer.stages.summary import rows_of, table, write_page
 from trainer.stopping import Stopping
-from trainer.training.arguments import came_to_nothing, last_checkpoint
+from trainer.training.arguments import advise
 from trainer.training.trackers import closing_runs
 from trainer.warmup import warmup
 
@@ -56,7 +56,12 @@ def run(argv: Sequence[str]) -> int:
     go_on = NextCommand.of("sqlenv train", argv).go_on
     after = NextCommand(go_on, go_on)
     with ending_together("sqlenv train"), Stopping("sqlenv train", after) as stopping:
-        return _run(read_plan(written, words, known_flags(), f"runs/{Path(config).stem}"), after)
+        known = known_flags()
+        flags = {flag.name: flag.value for flag in split_flags(words, known)}
+        output = find_output(RunKind.STAGES, {**written, **flags, "config": config})
+        plan = read_plan(written, words, known, str(output.folder))
+        advise("sqlenv train", output.lines)
+        return _run(plan, after)
     return stopping.status
 
 

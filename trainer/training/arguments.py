@@ -16,7 +16,6 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOConfig, ModelConfig, SFTConfig
 
 from env_server.types import AnswerMode
@@ -38,6 +37,7 @@ from trainer.policy.play_settings import (
     saved_play,
     settle,
 )
+from trainer.results.fresh_folder import Output, RunKind, find_output
 from trainer.training.batch_shape import BatchSettings, check_batches
 from trainer.training.engines import check_vllm_flags
 from trainer.training.evaluating import settle_evaluation
@@ -67,13 +67,14 @@ def parse_arguments(
     kinds = (SQLEnvArguments, GRPOConfig, ModelConfig)
     given = read_given(kinds, argv, "sqlenv train")
     check_ranges(given)
+    output = find_output(RunKind.TRAIN, given)
     start, said = _starting_point(given)
     machine = _machine(given)
     planned = "dry_run_gpu" in given
     defaults = train_defaults(given | start, Machine(True, False, True, machine.ranks) if planned else machine) | start
-    taken_over = _take_over(given, str((defaults | given)["output_dir"]), start_play, TRAIN_NAMES)
-    defaults |= taken_over.flags
-    said += taken_over.lines
+    taken_over = _take_over(given, output.checkpoint, start_play, TRAIN_NAMES)
+    defaults |= {**taken_over.flags, "output_dir": str(output.folder)}
+    said += [*output.lines, *taken_over.lines]
     if planned:
         # transformers refuses bfloat16 where the GPU that is planned for is not.
         defaults["use_cpu"] = True
@@ -94,7 +95,7 @@ def parse_arguments(
     settle_evaluation(grpo, arguments.eval_episodes, arguments.stop_at_success)
     advice += TRAIN_FLAGS.check_needs(given, vars(arguments) | vars(grpo) | vars(model_config))
     advise("sqlenv train", [*advice, *check_combinations(arguments, grpo, model_config)])
-    _find_checkpoint(grpo)
+    _name_checkpoint(grpo, output)
     return arguments, grpo, model_config
 
 
@@ -105,7 +106,8 @@ def departures(argv: Sequence[str]) -> dict[str, Any]:
     start, _ = _starting_point(given)
     machine = _machine(given)
     defaults = train_defaults(given | start, machine) | start
-    defaults |= _take_over(given, str((defaults | given)["output_dir"]), None, TRAIN_NAMES).flags
+    output = find_output(RunKind.TRAIN, given)
+    defaults |= {**_take_over(given, output.checkpoint, None, TRAIN_NAMES).flags, "output_dir": str(output.folder)}
     defaults = _defaults_of(kinds) | defaults
     changed = {name: defaults.get(name) for name, value in given.items() if value != defaults.get(name)}
     plain: dict[str, Any] = json.loads(json.dumps(changed, default=str))
@@ -119,13 +121,15 @@ def parse_warmup_arguments(
     kinds = (WarmupArguments, SFTConfig, ModelConfig)
     given = read_given(kinds, argv, "sqlenv warmup")
     check_ranges(given)
+    output = find_output(RunKind.WARMUP, given)
     start, said = _starting_point(given)
     machine = _machine(given)
     defaults = warmup_defaults(given | start, machine) | start
-    taken_over = _take_over(given, str((defaults | given)["output_dir"]), start_play, WARMUP_NAMES)
-    defaults |= taken_over.flags
+    taken_over = _take_over(given, output.checkpoint, start_play, WARMUP_NAMES)
+    defaults |= {**taken_over.flags, "output_dir": str(output.folder)}
     advice = [
         *said,
+        *output.lines,
         *_precision_line(given, machine),
         *taken_over.lines,
         *WARMUP_FLAGS.check(given, _defaults_of(kinds) | defaults),
@@ -142,7 +146,7 @@ def parse_warmup_arguments(
     check_quantisation(sft, model_config)
     advice += WARMUP_FLAGS.check_needs(given, vars(arguments) | vars(sft) | vars(model_config))
     advise("sqlenv warmup", advice)
-    _find_checkpoint(sft)
+    _name_checkpoint(sft, output)
     return arguments, sft, model_config
 
 
@@ -190,7 +194,7 @@ class _TakenOver:
 
 
 def _take_over(
-    given: Mapping[str, Any], output_dir: str, start_play: NamedPlay | None, names: Sequence[str]
+    given: Mapping[str, Any], checkpoint: Path | None, start_play: NamedPlay | None, names: Sequence[str]
 ) -> _TakenOver:
     """Look at how the policy was played that training starts from, or the run that goes on. Raises SQLEnvError."""
     said = {name: given[flag] for name in names if (flag := _FLAG_OF.get(name, name)) in given}
@@ -200,10 +204,7 @@ def _take_over(
         with suppress(ValueError):  # the parser says what is wrong with it
             said["chat_template_kwargs"] = json.loads(variables)
     name, saved = start_play or (str(given.get("model_name_or_path") or ""), None)
-    checkpoint = given.get("resume_from_checkpoint")
-    if str(checkpoint).lower() == "true":
-        checkpoint = last_checkpoint(Path(output_dir))
-    if checkpoint and (file := Path(str(checkpoint)) / SETTINGS_FILE).is_file():
+    if checkpoint is not None and (file := checkpoint / SETTINGS_FILE).is_file():
         name, saved = str(checkpoint), read_play(file)
     elif saved is None and name and not given.get("new_tiny_policy"):
         saved = saved_play(resolve_policy(name, given.get("model_revision")).place)
@@ -253,28 +254,9 @@ def warmup_play_settings(arguments: WarmupArguments) -> PlaySettings:
     )
 
 
-def _find_checkpoint(config: GRPOConfig | SFTConfig) -> None:
-    """Name the last checkpoint where `--resume_from_checkpoint true` asks for it. Raises ConfigError."""
-    if str(config.resume_from_checkpoint).lower() == "true":
-        checkpoint = last_checkpoint(Path(config.output_dir))
-        if checkpoint is None:
-            raise ConfigError(f"{config.output_dir} holds no checkpoint to resume from; was save_strategy set?")
-        config.resume_from_checkpoint = str(checkpoint)
-
-
-def last_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint of a run that is whole: one that a killed process left half is passed over."""
-    steps = {
-        path: path.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-") for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*")
-    }
-    # The file is the last that a checkpoint gets; see `trainer.policy.checkpoint_settings`.
-    whole = [path for path, step in steps.items() if step.isdecimal() and (path / SETTINGS_FILE).is_file()]
-    return max(whole, key=lambda path: int(steps[path]), default=None)
-
-
-def came_to_nothing(folder: Path) -> bool:
-    """Whether a warm-up has left nothing to go on with: neither a checkpoint nor a policy."""
-    return last_checkpoint(folder) is None and not (folder / SETTINGS_FILE).is_file()
+def _name_checkpoint(config: GRPOConfig | SFTConfig, output: Output) -> None:
+    """Name the checkpoint to resume from, which `--resume_from_checkpoint true` leaves open."""
+    config.resume_from_checkpoint = None if output.checkpoint is None else str(output.checkpoint)
 
 
 def advise(command: str, lines: Sequence[str]) -> None:

@@ -165,8 +165,6 @@ class _Run:
                 raise DryRunError(f"--resume_from_checkpoint {checkpoint} is no checkpoint of a run")
             self._plan.say("output", f"{path}, going on from {checkpoint.name}")
             return
-        if RunFolder(path).config_path.exists():
-            raise DryRunError(f"{path} already holds a run; choose another --output_dir, or resume it")
         there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
         if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
             raise DryRunError(f"--output_dir {path}: {there} cannot be written to by user {os.getuid()}")

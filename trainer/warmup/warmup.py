@@ -43,12 +43,11 @@ from trainer.policy.generation_settings import repair_generation_settings
 from trainer.policy.loading import init_kwargs, load_base, load_to_continue, load_tokenizer, resolve_policy
 from trainer.policy.quantisation import keep_gradients
 from trainer.ranks import Ranks, ending_together
-from trainer.results.fresh_folder import taken_back
-from trainer.results.run_files import RunFolder
+from trainer.results.fresh_folder import came_to_nothing, taken_back
 from trainer.stopping import StopAfterStep, Stopping
 from trainer.tiny.model import build_model
 from trainer.tiny.tokenizer import build_tokenizer
-from trainer.training.arguments import advise, came_to_nothing, parse_warmup_arguments, warmup_play_settings
+from trainer.training.arguments import advise, parse_warmup_arguments, warmup_play_settings
 from trainer.training.optimizers import MuonAdamW
 from trainer.training.questions import QuestionFilter
 from trainer.training.saving import policy_kept, require_saved_in, writes_in_one_line
@@ -181,8 +180,6 @@ def _warm_up(
     answer_mode = AnswerMode(arguments.answer_mode)
     sources = arguments.data.split(",")
     target = Path(sft.output_dir)
-    if RunFolder(target).evaluations_path.is_dir():
-        raise ConfigError(f"--output_dir {target} holds a run of sqlenv train, and its files would be overwritten")
     kept = QuestionFilter.of(arguments)
     with ranks.one_goes_first():
         conversations = []

@@ -109,11 +109,6 @@ def test_servers_are_looked_for_where_they_are_started_and_that_is_no_environmen
     assert chosen(A100)["vllm_server_port"] == launched.port != ServiceSettings.model_fields["port"].default
 
 
-@pytest.mark.parametrize(("name", "folder"), [("a/b/c/", "c"), ("Qwen/Qwen3-0.6B", "Qwen3-0.6B")])
-def test_a_run_is_named_after_its_policy(name: str, folder: str) -> None:
-    assert chosen(A100, model_name_or_path=name)["output_dir"] == f"runs/{folder}"
-
-
 def test_a_bare_run_is_read_with_a_word_about_its_precision_alone(capsys: pytest.CaptureFixture[str]) -> None:
     arguments, grpo, model = parse_arguments(["--use_cpu", "--model_name_or_path", "somewhere/m"])
     measured = measure_precision(None)

@@ -124,16 +124,14 @@ def test_the_plan_is_of_the_task_that_the_policy_was_taught(plan: Plan, tmp_path
 
 
 def test_everything_in_the_way_is_said_at_once(plan: Plan, tmp_path: Path) -> None:
-    (tmp_path / "old").mkdir()
-    (tmp_path / "old" / "config.json").write_text("{}")
     model = tmp_path / "no-weights"
     shutil.copytree(BASE_CHECKPOINT, model, ignore=shutil.ignore_patterns("*.safetensors"))
     status, _, wrong = plan(
-        *("--config", "configs/tiny.yaml", "--output_dir", str(tmp_path / "old"), "--data", "no-such-folder"),
+        *("--config", "configs/tiny.yaml", "--output_dir", "README.md/run", "--data", "no-such-folder"),
         *("--model_name_or_path", str(model)),
     )
     assert status == 2
-    assert "already holds a run" in wrong
+    assert "--output_dir README.md/run: " in wrong
     assert "no-such-folder" in wrong
     assert "has a config and no weights" in wrong
     assert wrong.count("\n") == 1

@@ -385,7 +385,7 @@ def test_a_run_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[
     run = RunFolder.create(tmp_path / "run", {"seed": 1})
     start = ["--model_name_or_path", str(BASE_CHECKPOINT), "--output_dir", str(run.path)]
     assert cli.main(["warmup", *ON_CPU, *start]) == 2
-    assert "holds a run of sqlenv train" in capsys.readouterr().err
+    assert "already holds a run" in capsys.readouterr().err
     assert run.config() == {"seed": 1}
 
 
