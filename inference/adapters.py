@@ -138,6 +138,8 @@ def saved_policy(folder: Path) -> Path | None:
 
     None where it holds none. Raises PolicyNameError for stages that are not finished.
     """
+    if not folder.is_dir():
+        return None  # what is no folder would be looked for on the Hub
     if any(True for pattern in (ADAPTER_CONFIG, "*.safetensors", "*.bin") for _ in folder.glob(pattern)):
         return folder
     if (stages := _read(Place(str(folder)), STAGES_FILE)) is not None:
@@ -149,8 +151,6 @@ def saved_policy(folder: Path) -> Path | None:
 def _folder_of_run(name: str) -> str:
     """Return the folder of the policy where `name` is a run's folder, else the name. Raises PolicyNameError."""
     folder = Path(name)
-    if not folder.is_dir():
-        return name
     if (policy := saved_policy(folder)) is not None:
         return name if policy == folder else str(policy)
     checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda path: path.stat().st_mtime)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from inference.adapters import Place, PolicyNameError, find_policy, width_of
+from inference.adapters import Place, PolicyNameError, find_policy, saved_policy, width_of
 
 
 def checkpoint(folder: Path) -> Path:
@@ -68,6 +69,11 @@ def test_a_run_stands_for_the_policy_that_it_saved(tmp_path: Path) -> None:
     found = find_policy(str(run))
     assert found.name == str(run)
     assert found.place == Place(str(run / "model"))
+
+
+def test_a_folder_that_is_not_there_is_not_looked_for_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # it cannot be imported
+    assert saved_policy(Path("runs/nowhere")) is None
 
 
 def test_a_run_that_has_saved_no_policy_names_its_last_checkpoint(tmp_path: Path) -> None:
