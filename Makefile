@@ -47,7 +47,7 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 
 base: $(INSTALLED)  ## train the shipped base policy from scratch (about half an hour)
-	$(BIN)/python -m trainer.build_base
+	$(BIN)/python -m policies.tiny.build
 
 clean:
 	rm -rf $(VENV) $(UPSTREAM) $(VLLM_VENV) $(QUANTISED) $(VERIFIERS) build *.egg-info

@@ -54,11 +54,11 @@ def outcome(run: RunFolder) -> dict[str, Any]:
 def control(minutes: float, episodes: int, folder: Path) -> dict[str, Any]:
     """Clean supervised play for the same time, from the same base policy, on the same evaluation questions."""
     sqlenv(
-        *("warmup", "--model_name_or_path", str(BASE_CHECKPOINT), "--data", "synthetic", "--good", "1"),
+        *("warmup", "--model_name_or_path", str(BASE_CHECKPOINT), "--data", "synthetic"),
         *("--max_minutes", str(minutes), "--num_train_epochs", "1000", "--output_dir", str(folder)),
         *("--use_cpu", "true", "--bf16", "false", "--gradient_checkpointing", "false", "--torch_threads", "1"),
         *("--per_device_train_batch_size", "16", "--train_sampling_strategy", "group_by_length"),
-        *("--muon_learning_rate", "0.005", "--learning_rate", "0.001", "--lr_scheduler_type", "constant_with_warmup"),
+        *("--learning_rate", "0.001", "--lr_scheduler_type", "constant_with_warmup"),
         *("--warmup_steps", "20", "--save_strategy", "no", "--report_to", "none", "--max_length", "512"),
     )
     flags = ["--episodes", str(episodes), "--max_turn_length", "64", "--json"]

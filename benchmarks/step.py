@@ -40,6 +40,7 @@ from env_server.dataset import Split
 from env_server.factory import EnvironmentFactory
 from env_server.settings import EnvSettings, JudgingSettings
 from env_server.types import AnswerMode
+from policies.tiny.stumbling import StumblingPlayer
 from tests.small_model import SMALL_MODEL
 from trainer.chat.format import ChatFormat
 from trainer.rollout.players import OraclePlayer, play
@@ -47,7 +48,6 @@ from trainer.tiny import BASE_CHECKPOINT
 from trainer.training.grpo import use_engine
 from trainer.training.out_of_memory import HalvingTrainer
 from trainer.warmup.data import IGNORED
-from trainer.warmup.demonstrations import StumblingPlayer
 from trainer.warmup.training import WarmupTrainer
 
 GROUP = 8

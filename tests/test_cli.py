@@ -260,7 +260,7 @@ def test_a_slip_of_the_pen_is_one_line_that_says_what_was_meant(
         (["train"], "--num_generations"),
         (["evaluate"], "--policy"),
         (["compare"], "--png"),
-        (["warmup"], "--new_tiny_policy"),
+        (["warmup"], "--replay"),
         (["report"], "--png"),
         (["play"], "--question_id"),
         (["data"], "inspect"),
@@ -308,7 +308,7 @@ def test_an_expected_error_is_one_line_and_any_other_a_traceback(
         ["data", "validate", "{}"],
         ["data", "export", "{}", "--out", "exported"],
         ["train", "--model_name_or_path", "x", "--data", "{}", *ON_CPU],
-        ["warmup", "--new_tiny_policy", "true", "--data", "{}", *ON_CPU],
+        ["warmup", "--model_name_or_path", TINY, "--data", "{}", *ON_CPU],
     ],
     ids=" ".join,
 )

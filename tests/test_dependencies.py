@@ -45,7 +45,7 @@ modules beside the rooms that all of them use, "core" those that use the rooms."
 CORE = {
     "env_server": ("environment", "episodes", "explorer", "outcomes", "reward", "progress", "scores", "factory"),
     "inference": (),
-    "trainer": ("train", "build_base"),
+    "trainer": ("train",),
 }
 ALONE = {"client": ("top",)}
 """Rooms that may import less than what lies below them."""

@@ -348,17 +348,10 @@ class WarmupArguments(EpisodeArguments):
             "it is evaluated on the first one, unless sqlenv evaluate is told another."
         },
     )
-    good: float = field(
-        default=1.0,
-        metadata={
-            "help": "Share of the questions that the oracle plays; a stumbling player plays the others. 1 "
-            "teaches clean play; less makes a base policy that can, but mostly does not."
-        },
-    )
     explore: float = field(
         default=0.0,
         metadata={
-            "help": "Share of the good episodes that take another way than the shortest: tables in any order, samples, "
+            "help": "Share of the episodes that take another way than the shortest: tables in any order, samples, "
             "values looked up, parts of the query first, and mistakes that are seen and mended. Mistakes are shown and "
             "not learned."
         },
@@ -393,20 +386,6 @@ class WarmupArguments(EpisodeArguments):
         default=None,
         metadata={"help": "Variables of the chat template, in JSON; the same as training is going to have."},
     )
-    new_tiny_policy: bool = field(
-        default=False,
-        metadata={
-            "help": "Start from a fresh tiny policy, its tokenizer built from the play, instead of from "
-            "--model_name_or_path."
-        },
-    )
-    muon_learning_rate: float = field(
-        default=0.0,
-        metadata={
-            "help": "When positive, weight matrices are trained with Muon at this rate and the rest with AdamW "
-            "at --learning_rate: several times faster from scratch."
-        },
-    )
     max_minutes: float = field(
         default=0.0,
         metadata={
@@ -416,9 +395,8 @@ class WarmupArguments(EpisodeArguments):
     torch_threads: int = field(default=0, metadata={"help": "Threads of torch on a CPU (0: torch's own choice)."})
 
     def __post_init__(self) -> None:
-        for name in ("good", "explore"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ConfigError(f"--{name} is a share and must lie in [0, 1], not {getattr(self, name)}")
+        if not 0.0 <= self.explore <= 1.0:
+            raise ConfigError(f"--explore is a share and must lie in [0, 1], not {self.explore}")
         super().__post_init__()
         if self.step_budget <= 0 or self.replay_per_question <= 0:
             raise ConfigError("--step_budget and --replay_per_question must be positive")
@@ -431,8 +409,8 @@ class WarmupArguments(EpisodeArguments):
                 raise ConfigError(f"--replay {file}: there is no such file")
         if isinstance(self.chat_template_kwargs, str):
             self.chat_template_kwargs = _json_object("--chat_template_kwargs", self.chat_template_kwargs)
-        if self.max_minutes < 0 or self.muon_learning_rate < 0:
-            raise ConfigError("--max_minutes and --muon_learning_rate must not be negative")
+        if self.max_minutes < 0:
+            raise ConfigError("--max_minutes must not be negative")
 
     @property
     def template_variables(self) -> dict[str, Any]:

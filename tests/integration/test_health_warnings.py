@@ -16,10 +16,10 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
+from policies.tiny.tokenizer import build_tokenizer
 from sqlenv import cli
 from tests.integration.training import surroundings_in
 from trainer.results.run_files import RunFolder
-from trainer.tiny.tokenizer import build_tokenizer
 from trainer.training import health
 from trainer.training.health import SYMPTOMS, Symptom
 

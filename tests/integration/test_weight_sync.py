@@ -29,12 +29,12 @@ from inference.weights.probe import token_logprobs
 from inference.weights.proof import Evidence, Prover
 from inference.weights.push import PushSettings, WeightPusher
 from inference.weights.transport import Pause, Transport, WeightSyncError
+from policies.tiny.build import build_model
 from tests.fork_server import ForkServer
 from tests.integration.service import metric, until
 from tests.integration.vllm_server import START_S, VLLMHandle, vllm_server
 from tests.logprobs import logprobs_of
 from trainer.tiny import BASE_CHECKPOINT
-from trainer.tiny.model import build_model
 
 STOP = 3
 EXACT = 5e-4

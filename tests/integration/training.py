@@ -12,7 +12,7 @@ from transformers import Qwen3ForCausalLM
 from trl import GRPOConfig
 
 from env_server.cache import CACHE_VARIABLE
-from trainer.tiny.tokenizer import build_tokenizer
+from policies.tiny.tokenizer import build_tokenizer
 
 LIKED = {"<end>": 6.0, "ANSWER ": 4.5, "DESCRIBE ": 4.5, "SAMPLE ": 4.5, "QUERY ": 3.0, "1": 3.0, "2": 3.0}
 """The words of actions, so that rewards within a group differ."""

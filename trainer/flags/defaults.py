@@ -51,10 +51,8 @@ class Machine:
 
 def trains_adapter(given: Mapping[str, Any], machine: Machine) -> bool:
     """Whether LoRA is used, or all weights are trained; the same for `train` and `warmup`."""
-    # On a GPU, an adapter trains about as well as all weights, in a quarter of the memory. A new policy has nothing
-    # that an adapter could be beside, and Muon is for whole matrices.
-    whole = given.get("new_tiny_policy") or given.get("muon_learning_rate")
-    return _switch(given.get("use_peft"), machine.gpu and not whole)
+    # On a GPU, an adapter trains about as well as all weights, in a quarter of the memory.
+    return _switch(given.get("use_peft"), machine.gpu)
 
 
 def machine_defaults(given: Mapping[str, Any], machine: Machine, lora: bool) -> dict[str, Any]:

@@ -88,10 +88,10 @@ TRAIN_GROUPS: Mapping[str, str] = {
     "the run": "dry_run dry_run_gpu use_cpu torch_threads save_steps report_to push_to_hub trace",
 }
 WARMUP_GROUPS: Mapping[str, str] = {
-    "the policy": "model_name_or_path new_tiny_policy use_peft lora_r output_dir resume_from_checkpoint",
-    "what is learned": "data difficulty folds max_episodes good explore replay correct_mistakes "
+    "the policy": "model_name_or_path use_peft lora_r output_dir resume_from_checkpoint",
+    "what is learned": "data difficulty folds max_episodes explore replay correct_mistakes "
     "replay_per_question answer_mode action_format step_budget error_hints system_prompt chat_template_kwargs",
-    "learning": "learning_rate muon_learning_rate num_train_epochs max_minutes per_device_train_batch_size "
+    "learning": "learning_rate num_train_epochs max_minutes per_device_train_batch_size "
     "gradient_accumulation_steps max_length seed",
     "the run": "use_cpu torch_threads save_strategy report_to push_to_hub",
 }

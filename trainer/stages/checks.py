@@ -29,7 +29,6 @@ from trainer.policy.play_settings import SavedPlay
 from trainer.ranks import Ranks
 from trainer.results.fresh_folder import last_checkpoint
 from trainer.stages.plan import DRY_RUN, OUTPUT, RESUME, START, Kind, Plan, Stage, StageError
-from trainer.tiny import BASE_CHECKPOINT
 from trainer.training.arguments import (
     NamedPlay,
     parse_arguments,
@@ -120,7 +119,7 @@ class Checks:
     def _check_warmup(self, stage: Stage, argv: Sequence[str]) -> None:
         arguments, sft, model = parse_warmup_arguments(argv, "", self.start_play)
         self.ranks = Ranks.of(sft)
-        self._hand_on(str(BASE_CHECKPOINT) if arguments.new_tiny_policy else None, model, stage)
+        self._hand_on(model, stage)
         self.start_play = str(self.plan.folder(stage)), SavedPlay.of(warmup_play_settings(arguments))
         found = []
         for source in arguments.data.split(","):
@@ -130,9 +129,8 @@ class Checks:
                 raise StageError(f"--data {source} has no usable question for training")
             found.append(f"{source}, {len(questions):,} questions to play")
         if self.plan.dry_run:
-            begins = "a new tiny policy" if arguments.new_tiny_policy else model.model_name_or_path
             self.console.print(
-                f"{stage.kind.command}, {self.plan.folder(stage)}: {begins}, {'; '.join(found)}",
+                f"{stage.kind.command}, {self.plan.folder(stage)}: {model.model_name_or_path}, {'; '.join(found)}",
                 highlight=False,
                 soft_wrap=True,
             )
@@ -142,7 +140,7 @@ class Checks:
             argv = [*argv, f"--{DRY_RUN}", "true", *self.plan.dry_run_gpu]
         arguments, grpo, model = parse_arguments(argv, self.start_play)
         self.ranks = Ranks.of(grpo)
-        self._hand_on(None, model, stage)
+        self._hand_on(model, stage)
         self.start_play = str(self.plan.folder(stage)), SavedPlay.of(play_settings(arguments, grpo))
         if self.plan.dry_run:
             dry_run(arguments, grpo, model, self.console)
@@ -157,9 +155,9 @@ class Checks:
             return [f"--{RESUME}", str(checkpoint)]
         return [f"--{OUTPUT}", str(self.scratch / f"new-{stage.folder}")] if folder.exists() else []
 
-    def _hand_on(self, policy: str | None, model: ModelConfig, stage: Stage) -> None:
+    def _hand_on(self, model: ModelConfig, stage: Stage) -> None:
         """Have the next stage begin with what this one is going to make, or with what stands in for it."""
-        policy = policy or str(model.model_name_or_path)
+        policy = str(model.model_name_or_path)
         named = resolve_policy(policy, model.model_revision)
         self.policy = policy
         if named.adapter is not None or not model.use_peft:

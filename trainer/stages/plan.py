@@ -34,7 +34,7 @@ from typing import Any
 from trainer.config import ConfigError
 
 STAGES = "stages"
-START = ("model_name_or_path", "model_revision", "new_tiny_policy")
+START = ("model_name_or_path", "model_revision")
 """Where training begins: the first stage's alone."""
 OUTPUT, RESUME, DRY_RUN, DRY_RUN_GPU = "output_dir", "resume_from_checkpoint", "dry_run", "dry_run_gpu"
 ON_COMMAND_LINE = (RESUME, DRY_RUN, DRY_RUN_GPU)

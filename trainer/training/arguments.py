@@ -139,8 +139,8 @@ def parse_warmup_arguments(
     with config_errors():
         arguments, sft, model_config = parser.parse_args_and_config(list(argv))
     arguments.custom_system_prompt = taken_over.system_prompt
-    if not arguments.new_tiny_policy and not model_config.model_name_or_path:
-        raise ConfigError("name a model with --model_name_or_path, or pass --new_tiny_policy true")
+    if not model_config.model_name_or_path:
+        raise ConfigError("name the model to warm up with --model_name_or_path (a folder or a model on the Hub)")
     check_mappings(sft)
     check_trackers(sft.report_to)
     check_quantisation(sft, model_config)
@@ -206,7 +206,7 @@ def _take_over(
     name, saved = start_play or (str(given.get("model_name_or_path") or ""), None)
     if checkpoint is not None and (file := checkpoint / SETTINGS_FILE).is_file():
         name, saved = str(checkpoint), read_play(file)
-    elif saved is None and name and not given.get("new_tiny_policy"):
+    elif saved is None and name:
         saved = saved_play(resolve_policy(name, given.get("model_revision")).place)
     settled = settle(name, saved, said, names)
     flags = {}

@@ -36,7 +36,6 @@ def encode(conversation: Conversation, chat: ChatFormat) -> dict[str, list[int]]
 
 def play_demonstrations(
     specs: Sequence[str],
-    good: float,
     seed: int,
     console: Console,
     *,
@@ -46,9 +45,9 @@ def play_demonstrations(
     explore: float = 0.0,
     kept: QuestionFilter = ALL_QUESTIONS,
 ) -> list[Conversation]:
-    """Play training questions of the data sets once, `good` of them well: `limit` of each data set, or all for -1.
+    """Play training questions of the data sets once: `limit` of each data set, or all for -1.
 
-    `explore` is the share of the good episodes that take other ways than the shortest, `kept` says which questions are
+    `explore` is the share of the episodes that take other ways than the shortest, `kept` says which questions are
     played.
 
     A limit is spread evenly over the databases. Raises ConfigError when a data set has no such training questions.
@@ -64,7 +63,7 @@ def play_demonstrations(
             raise ConfigError(f"--data {spec} has no usable question for training")
         with EnvironmentFactory(dataset, settings, answer_mode) as factory:
             shown_to = [as_shown_to_players(question, factory.pool) for question in questions]
-            playing = demonstrate(factory.make(), shown_to, good, seed, answer_mode, explore)
+            playing = demonstrate(factory.make(), shown_to, seed, answer_mode, explore)
             played = []
             with reported(f"playing {spec}", len(questions), console) as progress:
                 for episode, conversation in playing:

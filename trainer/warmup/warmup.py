@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,6 @@ from datasets import Dataset as HubDataset
 from rich.console import Console
 from transformers import (
     PreTrainedModel,
-    PreTrainedTokenizerBase,
     PrinterCallback,
     ProgressCallback,
     TrainerCallback,
@@ -34,8 +33,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import ModelConfig, SFTConfig, get_peft_config, get_quantization_config
 
 from env_server.types import AnswerMode
-from trainer.chat.format import ChatFormat, ChatSettings, Conversation
-from trainer.chat.parsing import format_action
+from trainer.chat.format import ChatFormat, ChatSettings
 from trainer.config import ConfigError, WarmupArguments
 from trainer.next_command import NextCommand
 from trainer.policy.checkpoint_settings import SavePlaySettings
@@ -45,10 +43,7 @@ from trainer.policy.quantisation import keep_gradients
 from trainer.ranks import Ranks, ending_together
 from trainer.results.fresh_folder import came_to_nothing, taken_back
 from trainer.stopping import StopAfterStep, Stopping
-from trainer.tiny.model import build_model
-from trainer.tiny.tokenizer import build_tokenizer
 from trainer.training.arguments import advise, parse_warmup_arguments, warmup_play_settings
-from trainer.training.optimizers import MuonAdamW
 from trainer.training.questions import QuestionFilter
 from trainer.training.saving import policy_kept, require_saved_in, writes_in_one_line
 from trainer.warmup.data import encode, play_demonstrations
@@ -186,7 +181,6 @@ def _warm_up(
         if arguments.max_episodes:
             conversations += play_demonstrations(
                 sources,
-                arguments.good,
                 sft.seed,
                 console,
                 answer_mode=answer_mode,
@@ -207,13 +201,8 @@ def _warm_up(
             )
             console.print(str(replayed), highlight=False, soft_wrap=True)
             conversations += replayed.conversations
-    tokenizer: PreTrainedTokenizerBase
-    if arguments.new_tiny_policy:
-        tokenizer = build_tokenizer(_texts(conversations))
-        model = build_model(tokenizer, seed=sft.seed)
-    else:
-        tokenizer = load_tokenizer(model_config, trust_remote_code=sft.trust_remote_code)
-        model = _load(model_config, sft)
+    tokenizer = load_tokenizer(model_config, trust_remote_code=sft.trust_remote_code)
+    model = _load(model_config, sft)
     settings = ChatSettings.of(arguments, arguments.template_variables)
     chat = ChatFormat(tokenizer, settings)
     for line in chat.lines:
@@ -221,9 +210,6 @@ def _warm_up(
     rows = [encode(conversation, chat) for conversation in conversations]
     context = model.config.get_text_config(decoder=True).max_position_embeddings
     rows = _short_enough(rows, sft.max_length or context, console)
-    optimizer = None
-    if arguments.muon_learning_rate > 0:
-        optimizer = MuonAdamW(model, arguments.muon_learning_rate, sft.learning_rate, sft.weight_decay)
     play = replace(warmup_play_settings(arguments), chat_template_kwargs=chat.settings.chat_template_kwargs)
     continued = hasattr(model, "peft_config")
     deadline = Deadline(arguments.max_minutes, ranks) if arguments.max_minutes > 0 else None
@@ -233,7 +219,6 @@ def _warm_up(
         train_dataset=HubDataset.from_list(rows),
         processing_class=tokenizer,
         peft_config=None if continued else get_peft_config(model_config),
-        optimizers=(optimizer, None),
         # The last one marks a checkpoint as whole.
         callbacks=[
             *([deadline] if deadline is not None else []),
@@ -319,11 +304,3 @@ def _stop_where_turns_end(model: PreTrainedModel, chat: ChatFormat) -> None:
     before = known if isinstance(known, list) else [] if known is None else [known]
     stops = list(dict.fromkeys((*chat.stop_ids, *before)))
     config.eos_token_id = stops[0] if len(stops) == 1 else stops
-
-
-def _texts(conversations: Iterable[Conversation]) -> Iterable[str]:
-    for conversation in conversations:
-        yield conversation.opening
-        for action, reply in conversation.turns:
-            yield format_action(action.action_type, action.argument)
-            yield reply

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AddedToken, PreTrainedTokenizerFast
 
+from policies.tiny.tokenizer import build_tokenizer
 from trainer.chat.prompts import SYSTEM_PROMPT
 from trainer.chat.renderer import ChatRenderer
 from trainer.chat.template import TemplateUseError
-from trainer.tiny.tokenizer import build_tokenizer
 
 TINY_TEMPLATE = (
     "{% for m in messages %}{% if m['role'] == 'user' %}<obs>{{ m['content'] }}"

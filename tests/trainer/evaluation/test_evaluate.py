@@ -18,6 +18,7 @@ from env_server.errors import SQLEnvError
 from env_server.settings import EnvSettings
 from env_server.types import AnswerMode
 from inference.hf.engine import HFEngine
+from policies.tiny.tokenizer import build_tokenizer
 from tests.env_server.serving import running_server
 from trainer.chat.format import ChatFormat, ChatSettings
 from trainer.chat.prompts import first_message
@@ -37,7 +38,6 @@ from trainer.rollout.environments import LocalEnvironments
 from trainer.rollout.episodes import Episode, record
 from trainer.rollout.remote_environments import RemoteEnvironments
 from trainer.rollout.transcript import TokenBudget
-from trainer.tiny.tokenizer import build_tokenizer
 
 WORDS = ["How many cats are there pets owners"]
 SETTINGS = RolloutSettings(TokenBudget(120, 512, 12), temperature=0.0)

@@ -20,6 +20,7 @@ from env_server.dataset import Dataset, Split
 from env_server.types import AnswerMode
 from inference.engine import Completion, Sampling, Session
 from inference.hf.engine import HFEngine
+from policies.tiny.tokenizer import build_tokenizer
 from trainer.chat.format import ChatFormat
 from trainer.evaluation.run_evaluation import RunEvaluations
 from trainer.next_command import NextCommand
@@ -30,7 +31,6 @@ from trainer.rollout.client import RolloutClient, RolloutSettings
 from trainer.rollout.environments import LocalEnvironments
 from trainer.rollout.transcript import TokenBudget
 from trainer.stopping import Stopping
-from trainer.tiny.tokenizer import build_tokenizer
 
 
 @pytest.fixture(scope="module")

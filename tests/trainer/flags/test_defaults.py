@@ -72,12 +72,6 @@ def test_a_warm_up_trains_what_training_trains(machine: Machine, given: dict[str
     assert warmed["learning_rate"] == (3e-4 if warmed["use_peft"] else 1e-4)
 
 
-@pytest.mark.parametrize("given", [{"new_tiny_policy": True}, {"muon_learning_rate": 0.02}])
-def test_weights_from_scratch_are_trained_themselves(given: dict[str, Any]) -> None:
-    defaults = warmup_defaults(given, A100)
-    assert (defaults["use_peft"], defaults["learning_rate"], defaults.get("dtype")) == (False, 1e-4, None)
-
-
 def test_weights_that_are_trained_stay_in_float32_and_frozen_ones_do_not() -> None:
     assert "dtype" not in warmup_defaults({"use_peft": False}, A100)
     assert warmup_defaults({}, A100)["dtype"] == "bfloat16"
@@ -166,7 +160,9 @@ def test_departures_are_the_flags_that_were_given_another_value_with_what_they_w
 
 
 def test_a_warm_up_has_the_machines_defaults_too() -> None:
-    _, sft, model = parse_warmup_arguments(["--use_cpu", "--new_tiny_policy", "--output_dir", "x"], "")
+    _, sft, model = parse_warmup_arguments(
+        ["--use_cpu", "--model_name_or_path", str(BASE_CHECKPOINT), "--output_dir", "x"], ""
+    )
     assert sft.use_cpu
     assert (model.dtype, model.lora_dropout, model.lora_target_modules) == ("float32", 0.0, "all-linear")
 

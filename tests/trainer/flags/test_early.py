@@ -92,7 +92,7 @@ def test_who_names_nothing_is_told_what_runs_without_a_gpu() -> None:
     with pytest.raises(ConfigError, match="which takes two CPU cores and no GPU") as refused:
         look(Command.TRAIN, ["--learning_rate", "1e-5"])
     assert (ROOT / str(refused.value).partition("--config ")[2].partition(",")[0]).is_file()
-    assert look(Command.WARMUP, ["--new_tiny_policy"]) == ["--new_tiny_policy"]
+    assert look(Command.WARMUP, ["--max_steps", "1"]) == ["--max_steps", "1"]
 
 
 def test_ranks_leave_refusals_to_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,10 +145,7 @@ def test_each_flag_that_needs_another_says_so(command: str, tmp_path: Path) -> N
         "gradient_checkpointing": False,
         "vllm_importance_sampling_correction": False,
         "save_strategy": "no",
-        "good": 0.0,
         "max_episodes": 0,
-        "new_tiny_policy": True,
-        "muon_learning_rate": 0.02,
     }
     resolved = defaults(command) | off | {"max_steps": 7, "eval_strategy": "no", "difficulty": "easy,medium"}
     said = table.check_needs(given, resolved)

@@ -8,12 +8,12 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from benchmarks.simulated import SimulatedEngine, TurnRequest
+from policies.tiny.tokenizer import build_tokenizer
 from trainer.chat.format import ChatFormat
 from trainer.evaluation.evaluate import token_budget
 from trainer.interactive.policy_player import PolicyPlayer
 from trainer.policy.play_settings import PlaySettings
 from trainer.rollout.client import RolloutSettings
-from trainer.tiny.tokenizer import build_tokenizer
 
 Reciting = Callable[..., PolicyPlayer]
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM, GenerationConfig, Qwen3ForCausalLM
 
+from policies.tiny.tokenizer import build_tokenizer
 from trainer.policy.generation_settings import repair_generation_settings
-from trainer.tiny.tokenizer import build_tokenizer
 
 TOKENS = {"eos_token_id": 3, "pad_token_id": 0}
 

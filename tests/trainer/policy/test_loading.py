@@ -19,11 +19,11 @@ from inference.launch.plan import LaunchError
 from inference.launch.process import see_model
 from inference.precision import measure_precision
 from inference.weights.gather import adapter_weights, full_weights
+from policies.tiny.tokenizer import build_tokenizer
 from sqlenv import cli
 from tests.integration.training import surroundings_in
 from trainer.policy.loading import PolicyError, load_policy, load_to_continue, load_tokenizer, resolve_policy
 from trainer.tiny import BASE_CHECKPOINT
-from trainer.tiny.tokenizer import build_tokenizer
 
 IDS = torch.arange(5, 25)[None]
 

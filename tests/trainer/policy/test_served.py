@@ -11,9 +11,9 @@ import pytest
 from inference.adapters import Adapter, NamedPolicy, Place
 from inference.vllm.api import ReplicaError, VLLMServer
 from inference.vllm.fleet import Replica
+from policies.tiny.tokenizer import build_tokenizer
 from trainer.policy.served import ServedPolicy, ServedPolicyError, _name_by_contents
 from trainer.tiny import BASE_CHECKPOINT
-from trainer.tiny.tokenizer import build_tokenizer
 
 
 class Server:

@@ -8,12 +8,12 @@ import pytest
 
 from env_server.dataset import Dataset
 from env_server.environment import SQLEnvironment
+from policies.tiny.stumbling import StumblingPlayer
 from tests.trainer.recited import recite
 from tests.trainer.records import make_record
 from trainer.results.exploration import exploration_lines, explore
 from trainer.rollout.episodes import record
 from trainer.rollout.players import OraclePlayer, RandomPlayer, play
-from trainer.warmup.demonstrations import StumblingPlayer
 
 EPISODES = (
     ["DESCRIBE pets", "QUERY SELECT kind FROM pets", "QUERY SELECT COUNT(*) FROM pets", "ANSWER 5"],

@@ -16,12 +16,12 @@ from env_server.environment import SQLEnvironment
 from env_server.settings import EnvSettings, JudgingSettings
 from env_server.sql.pool import DatabasePool
 from env_server.types import AnswerMode, RewardComponents
+from policies.tiny.stumbling import StumblingPlayer
 from tests.trainer.recited import recite
 from tests.trainer.records import make_record
 from trainer.results.failure_kinds import FailureKind, count_failures, failure_kind, queries_of, saw_right_rows
 from trainer.rollout.episodes import Outcome, record
 from trainer.rollout.players import OraclePlayer, RandomPlayer, play
-from trainer.warmup.demonstrations import StumblingPlayer
 
 PAGE = Path(__file__).parents[3] / "docs" / "evaluation.md"
 GOLD = "QUERY SELECT COUNT(*) FROM pets WHERE species = 'cat'"

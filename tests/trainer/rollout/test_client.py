@@ -21,6 +21,7 @@ from env_server.sql.pool import DatabasePool
 from env_server.types import SQLAction, SQLObservation
 from inference.engine import Completion, Engine, EngineError, FinishReason, Sampling, Session
 from inference.hf.engine import HFEngine
+from policies.tiny.tokenizer import build_tokenizer
 from trainer.chat.format import ChatFormat
 from trainer.chat.prompts import first_message, observation_message
 from trainer.rollout.client import (
@@ -34,7 +35,6 @@ from trainer.rollout.episodes import Episode, Outcome
 from trainer.rollout.failures import Failures, RolloutError
 from trainer.rollout.timings import Wait
 from trainer.rollout.transcript import TokenBudget
-from trainer.tiny.tokenizer import build_tokenizer
 
 BUDGET = TokenBudget(max_completion=4_000, max_context=4_096, max_turn=16)
 NARROW = TokenBudget(max_completion=200, max_context=4_096, max_turn=16)

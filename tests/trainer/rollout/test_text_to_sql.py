@@ -15,6 +15,7 @@ from env_server.settings import EnvSettings, JudgingSettings
 from env_server.types import AnswerMode
 from inference.engine import Completion, ContextOverflowError, FinishReason, Sampling, Session
 from inference.hf.engine import HFEngine
+from policies.tiny.tokenizer import build_tokenizer
 from tests.env_server.serving import running_server
 from tests.trainer.chat.families import family_tokenizer
 from trainer.chat.format import ChatFormat, ChatSettings
@@ -26,7 +27,6 @@ from trainer.rollout.episodes import Episode, record
 from trainer.rollout.remote_environments import RemoteEnvironments
 from trainer.rollout.text_to_sql import TextToSQL
 from trainer.rollout.transcript import TokenBudget
-from trainer.tiny.tokenizer import build_tokenizer
 
 SETTINGS = EnvSettings(judging=JudgingSettings(variants=False))
 BUDGET = TokenBudget(max_completion=2_000, max_context=4_096, max_turn=256)

@@ -18,6 +18,7 @@ from env_server.environment import SQLEnvironment
 from env_server.errors import EpisodeOverError
 from env_server.settings import EnvSettings
 from env_server.types import ActionType, AnswerMode, SQLAction
+from policies.tiny.tokenizer import build_tokenizer
 from tests.env_server.serving import Die, running_server
 from tests.trainer.chat.families import family_tokenizer
 from trainer.chat.prompts import first_message, observation_message
@@ -34,7 +35,6 @@ from trainer.rollout.trl_environments import (
     TRLEnvironment,
     TRLEnvironments,
 )
-from trainer.tiny.tokenizer import build_tokenizer
 
 NAMES = ("describe", "sample", "query", "answer")
 MAX_COMPLETION = 96

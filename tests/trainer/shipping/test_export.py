@@ -19,12 +19,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
 
 from env_server.errors import SQLEnvError
 from env_server.types import AnswerMode
+from policies.tiny.tokenizer import build_tokenizer
 from sqlenv import cli
 from tests.integration.exported import scripts
 from trainer.policy.play_settings import SETTINGS_FILE, PlaySettings
 from trainer.shipping.export import ExportError, export
 from trainer.shipping.model_card import TRANSFORMERS_SCRIPT, VLLM_SCRIPT
-from trainer.tiny.tokenizer import build_tokenizer
 
 PLAY = PlaySettings(data="spider:/home/me/spider", answer_mode=AnswerMode.SQL, max_turn_length=6)
 

@@ -14,9 +14,7 @@ from trainer.stages.run import known_flags
 
 BOTH = ("seed", "max_steps", "data", "model_name_or_path", "model_revision", "output_dir", "loss_type")
 KNOWN = {
-    Kind.WARMUP: KnownFlags(
-        frozenset({*BOTH, "good", "new_tiny_policy"}), frozenset({"eval_strategy"}), {"loss_type": ("nll",)}
-    ),
+    Kind.WARMUP: KnownFlags(frozenset({*BOTH, "explore"}), frozenset({"eval_strategy"}), {"loss_type": ("nll",)}),
     Kind.GRPO: KnownFlags(
         frozenset({*BOTH, "beta", "eval_strategy", "reward_weights", "env_server", "no_wait", "trace"})
     ),
@@ -32,11 +30,11 @@ def plan(*stages: Keys, flags: str = "", **shared: Any) -> Plan:
 
 def test_each_stage_gets_the_shared_keys_of_its_kind_and_its_own_win() -> None:
     planned = plan(
-        WARMUP | {"good": 0.5}, GRPO | {"name": "easy", "seed": 9}, GRPO, seed=1, beta=0.1, model_name_or_path="m"
+        WARMUP | {"explore": 0.5}, GRPO | {"name": "easy", "seed": 9}, GRPO, seed=1, beta=0.1, model_name_or_path="m"
     )
     assert [stage.folder for stage in planned.stages] == ["1-warmup", "2-easy", "3-grpo"]
     assert [dict(stage.keys) for stage in planned.stages] == [
-        {"seed": 1, "model_name_or_path": "m", "good": 0.5},
+        {"seed": 1, "model_name_or_path": "m", "explore": 0.5},
         {"seed": 9, "beta": 0.1},
         {"seed": 1, "beta": 0.1},
     ]
@@ -85,7 +83,7 @@ def test_what_is_about_the_whole_run() -> None:
         ([{"name": "x"}], {}, "", "stage 1: kind must be warmup or grpo, not None"),
         ([WARMUP, {"kind": "sft"}], {}, "", "stage 2: kind must be warmup or grpo, not 'sft'"),
         ([GRPO | {"name": "a/b"}], {}, "", "stage 1: name is letters"),
-        ([GRPO, GRPO | {"name": "b", "good": 1}], {}, "", "stage 2 (b): good is no flag of sqlenv train"),
+        ([GRPO, GRPO | {"name": "b", "explore": 1}], {}, "", "stage 2 (b): explore is no flag of sqlenv train"),
         ([GRPO | {"output_dir": "x"}], {}, "", "stage 1 (grpo): output_dir is about the run as a whole"),
         ([GRPO | {"dry_run": True}], {}, "", "stage 1 (grpo): dry_run is about the run as a whole"),
         (
@@ -94,17 +92,11 @@ def test_what_is_about_the_whole_run() -> None:
             "",
             "stage 2 (grpo): model_name_or_path is the first stage's; this one goes on from the stage before",
         ),
-        ([GRPO], {"good": 1}, "", "good is for stages of the kind warmup, and there is none"),
-        ([GRPO], {"goood": 1}, "", "goood is no flag of sqlenv warmup or sqlenv train"),
-        ([GRPO], {}, "--goood 1", "--goood is no flag of sqlenv warmup or sqlenv train"),
+        ([GRPO], {"explore": 1}, "", "explore is for stages of the kind warmup, and there is none"),
+        ([GRPO], {"explor": 1}, "", "explor is no flag of sqlenv warmup or sqlenv train"),
+        ([GRPO], {}, "--explor 1", "--explor is no flag of sqlenv warmup or sqlenv train"),
         ([GRPO], {"resume_from_checkpoint": True}, "", "give --resume_from_checkpoint on the command line"),
         ([GRPO], {}, "--resume_from_checkpoint runs/x/checkpoint-3", "stages find their own checkpoint"),
-        (
-            [GRPO, WARMUP],
-            {"new_tiny_policy": True},
-            "",
-            "new_tiny_policy is for a first stage of the kind warmup, and it is grpo",
-        ),
         ([GRPO], {}, "runs/x --seed 1", "what is 'runs/x' for?"),
         ([GRPO, GRPO], {"trace": "t.json"}, "", "trace: each stage would replace the file of the one before"),
         ([GRPO, GRPO], {}, "--trace t.json", "--trace: each stage would replace the file of the one before"),
@@ -131,7 +123,7 @@ def test_a_secret_is_not_among_what_is_compared_and_written() -> None:
     assert planned.stages[0].words == ["--env_token", "geheim"]
 
 
-keys = st.dictionaries(st.sampled_from([*BOTH[:3], "beta", "good"]), st.integers(0, 5), max_size=4)
+keys = st.dictionaries(st.sampled_from([*BOTH[:3], "beta", "explore"]), st.integers(0, 5), max_size=4)
 lists = st.lists(st.sampled_from([WARMUP, GRPO]), min_size=1, max_size=4)
 
 

@@ -20,7 +20,7 @@ KEYS = {"learning_rate": 0.1, "vllm_server_base_url": "http://there:1", "save_st
 def plan_of(folder: Path, *, resume: bool = True, **changed: Any) -> Plan:
     keys = {**KEYS, **changed}
     stages = (
-        Stage(1, "warm", Kind.WARMUP, {"good": 1}),
+        Stage(1, "warm", Kind.WARMUP, {"explore": 1}),
         Stage(2, "easy", Kind.GRPO, keys),
         Stage(3, "all", Kind.GRPO, {}),
     )

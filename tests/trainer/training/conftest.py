@@ -9,9 +9,9 @@ import pytest
 from transformers import Qwen3ForCausalLM
 from trl import GRPOTrainer
 
+from policies.tiny.tokenizer import build_tokenizer
 from tests.integration.training import surroundings_in
 from tests.trainer.training.made_up import Rollouts, Train, train_on
-from trainer.tiny.tokenizer import build_tokenizer
 from trainer.training.out_of_memory import HalvingTrainer
 
 

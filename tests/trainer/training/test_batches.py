@@ -23,6 +23,7 @@ from env_server.settings import RewardSettings
 from env_server.types import ActionType, RewardComponents, SQLAction
 from inference.engine import EngineError
 from inference.hf.engine import HFEngine
+from policies.tiny.tokenizer import build_tokenizer
 from trainer.chat.format import ChatFormat
 from trainer.config import ConfigError
 from trainer.ranks import Ranks
@@ -34,7 +35,6 @@ from trainer.rollout.episodes import Episode, Outcome, TokenRow, Turn
 from trainer.rollout.failures import RolloutError
 from trainer.rollout.rewards import REWARD_FUNCTIONS, REWARD_NAMES
 from trainer.rollout.transcript import TokenBudget
-from trainer.tiny.tokenizer import build_tokenizer
 from trainer.training.batch_shape import BatchSettings, BatchShape, check_batches
 from trainer.training.batch_summary import BatchSummary, summaries
 from trainer.training.batches import Batches, StaleError, prompt_of, total_rewards

@@ -10,12 +10,12 @@ from transformers import Qwen3ForCausalLM
 from trl import GRPOTrainer
 
 from env_server.dataset import Dataset, Split
+from policies.tiny.tokenizer import build_tokenizer
 from tests.env_server.serving import running_server
 from tests.integration.training import three_steps
 from trainer.config import ConfigError, SQLEnvArguments
 from trainer.rollout.episodes import Episode, Outcome
 from trainer.rollout.rewards import REWARD_FUNCTIONS
-from trainer.tiny.tokenizer import build_tokenizer
 from trainer.training.rollout_function import RolloutFunction
 
 

@@ -134,7 +134,7 @@ def test_a_further_warm_up_plays_as_its_policy_was_played(warm: Path, capsys: py
     taken_over = {name: getattr(SAVED, name) for name in WARMUP_NAMES}
     assert warmed("--model_name_or_path", str(warm)) == replace(PlaySettings(), **taken_over)
     assert "sqlenv warmup: taken over" in capsys.readouterr().err
-    assert warmed("--new_tiny_policy") == PlaySettings()
+    assert warmed("--model_name_or_path", str(BASE_CHECKPOINT)) == PlaySettings()
 
 
 def test_a_flag_or_a_key_wins_over_the_policy_and_is_said(

@@ -32,6 +32,7 @@ from env_server.settings import EnvSettings
 from env_server.types import AnswerMode, SQLAction
 from inference.adapters import Place, find_policy
 from inference.engine import Completion, FinishReason, Sampling
+from policies.tiny.tokenizer import build_tokenizer
 from sqlenv import cli
 from tests.clock import Clock
 from tests.env_server.data.doctor.planted import Planted, plant
@@ -45,7 +46,6 @@ from trainer.rollout.environments import LocalEnvironments
 from trainer.rollout.players import OraclePlayer, play
 from trainer.rollout.transcript import TokenBudget
 from trainer.tiny import BASE_CHECKPOINT
-from trainer.tiny.tokenizer import build_tokenizer
 from trainer.training.questions import QuestionFilter
 from trainer.warmup.data import IGNORED, encode, play_demonstrations
 from trainer.warmup.training import EpochsByLength, WarmupTrainer
@@ -174,7 +174,7 @@ def test_the_trainer_learns_from_the_labels_as_they_are_however_little_it_reads(
 
 def test_every_training_question_is_played_once_and_no_other(pets: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer.warmup.data, "load_dataset", lambda _, **__: pets)
-    played = play_demonstrations(["one", "two"], 1.0, 0, Console(quiet=True))
+    played = play_demonstrations(["one", "two"], 0, Console(quiet=True))
     openings = [conversation.opening for conversation in played]
     expected = [question.text for question in pets.select(Split.TRAIN)] * 2
     assert [opening.splitlines()[0] for opening in openings] == [f"Question: {text}" for text in expected]
@@ -238,18 +238,16 @@ def warm_up(target: Path, *flags: str) -> tuple[Qwen3ForCausalLM, PreTrainedToke
     return load_policy(str(target))
 
 
-def test_the_command_makes_a_tiny_policy_and_trains_it_further(cache: None, tmp_path: Path) -> None:
-    rates = ("--muon_learning_rate", "0.02", "--learning_rate", "0.003")
-    model, tokenizer = warm_up(tmp_path / "new", "--new_tiny_policy", "true", *rates)
-    assert model.num_parameters() < 1_500_000
-    assert tokenizer.chat_template
-    again, _ = warm_up(tmp_path / "again", "--new_tiny_policy", "true", *rates)
+def test_the_command_trains_a_policy_the_same_twice_and_then_further(cache: None, tmp_path: Path) -> None:
+    base = ("--model_name_or_path", str(BASE_CHECKPOINT))
+    model, tokenizer = warm_up(tmp_path / "new", *base)
+    again, _ = warm_up(tmp_path / "again", *base)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
 
-    mixed = ("--good", "0.7", "--explore", "0.5", "--answer_mode", "sql", "--step_budget", "9", "--error_hints", "true")
+    other = ("--explore", "0.5", "--answer_mode", "sql", "--step_budget", "9", "--error_hints", "true")
     shop = plant(Planted(Kind.EMPTY_TABLE), tmp_path)
     further, same = warm_up(
-        tmp_path / "further", "--model_name_or_path", str(tmp_path / "new"), "--data", f"{shop},synthetic", *mixed
+        tmp_path / "further", "--model_name_or_path", str(tmp_path / "new"), "--data", f"{shop},synthetic", *other
     )
     assert same.get_vocab() == tokenizer.get_vocab()
     assert same.chat_template == tokenizer.chat_template
@@ -298,7 +296,7 @@ def test_an_epoch_has_an_order_of_its_own_whatever_was_drawn_before() -> None:
 
 
 def test_the_questions_of_some_levels_are_played(cache: None, capsys: pytest.CaptureFixture[str]) -> None:
-    play_demonstrations(["synthetic"], 1.0, 0, Console(file=sys.stderr), limit=3, kept=QuestionFilter((Hardness.HARD,)))
+    play_demonstrations(["synthetic"], 0, Console(file=sys.stderr), limit=3, kept=QuestionFilter((Hardness.HARD,)))
     assert "on 3 of 450 questions" in capsys.readouterr().err
 
 
@@ -373,7 +371,7 @@ def test_a_run_of_so_many_minutes_tells_how_many_are_left(
 
 def test_a_limit_is_spread_over_the_databases(cache: None, capsys: pytest.CaptureFixture[str]) -> None:
     console = Console(file=sys.stderr)
-    played = play_demonstrations(["synthetic"], 1.0, 0, console, answer_mode=AnswerMode.SQL, limit=12)
+    played = play_demonstrations(["synthetic"], 0, console, answer_mode=AnswerMode.SQL, limit=12)
     assert len(played) == 12
     assert len({conversation.opening.splitlines()[1] for conversation in played}) > 6, "tables, so databases"
     assert "on 12 of 2,871 questions" in capsys.readouterr().err
@@ -401,11 +399,10 @@ def test_generation_stops_where_turns_end(random_policy: Callable[..., Qwen3ForC
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        ((), "--new_tiny_policy"),
-        (("--good", "1.5"), "--good"),
+        ((), "--model_name_or_path"),
         (("--explore", "-1"), "--explore"),
         (("--replay_per_question", "0"), "--replay_per_question"),
-        (("--new_tiny_policy", "true", "--replay", "/no/such.jsonl"), "/no/such.jsonl"),
+        (("--replay", "/no/such.jsonl"), "/no/such.jsonl"),
         (("--config", "/no/such.yaml"), "/no/such.yaml"),
         (("--answer_mode", "yes"), "--answer_mode"),
         (("--max_episodes", "0"), "--max_episodes"),

@@ -1,8 +1,10 @@
-"""The tiny policy: a lossless tokenizer with one token per word, and an untied network of the promised size."""
+"""The tiny policy: a lossless tokenizer with one token per word, an untied network, play of mixed quality, training."""
 
 from __future__ import annotations
 
+import random
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,10 +13,15 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from env_server.data.loading import load_dataset
+from env_server.dataset import Dataset
+from env_server.environment import SQLEnvironment
+from policies.tiny.build import MuonAdamW, Stage, build_model, mixed_play, texts, train
+from policies.tiny.stumbling import StumblingPlayer
+from policies.tiny.tokenizer import END, build_tokenizer
 from trainer.chat.renderer import ChatRenderer
+from trainer.policy.loading import load_policy
+from trainer.rollout.players import play
 from trainer.tiny import BASE_CHECKPOINT, BASE_NOTES
-from trainer.tiny.model import build_model
-from trainer.tiny.tokenizer import END, build_tokenizer
 
 TEXTS = ["How many pets are there? owner_id Pets", "QUERY SELECT name FROM pets WHERE age > 12", "cat | dog"]
 TOKENIZER = build_tokenizer(TEXTS)
@@ -88,3 +95,43 @@ def test_every_word_of_the_generated_data_is_one_token_of_the_shipped_policy() -
     tokenizer = AutoTokenizer.from_pretrained(BASE_CHECKPOINT)
     words = {word for q in load_dataset("synthetic").questions for word in re.findall("[A-Za-z]+", q.text)}
     assert [word for word in words if len(tokenizer(word)["input_ids"]) != 1] == []
+
+
+def test_play_of_mixed_quality_is_mostly_wrong_valid_and_seeded(pets: Dataset) -> None:
+    played = [episode for seed in range(30) for episode, _ in mixed_play(pets, 0.0, seed)]
+    assert len(played) == 90
+    assert 0 < sum(episode.correct for episode in played) < 36
+    assert all(turn.action_type in ("DESCRIBE", "SAMPLE", "QUERY", "ANSWER") for e in played for turn in e.turns)
+    assert all(episode.turns[-1].action_type == "ANSWER" for episode in played)
+    assert all(episode.correct for episode, _ in mixed_play(pets, 1.0))
+    assert [e.turns for e, _ in mixed_play(pets, 0.5, 1)] == [e.turns for e, _ in mixed_play(pets, 0.5, 1)]
+
+
+def test_a_guess_comes_from_what_was_seen(environment: SQLEnvironment, pets: Dataset) -> None:
+    for seed in range(40):
+        player = StumblingPlayer(pets.question("cats"), random.Random(seed))
+        episode, _ = play(environment, pets.question("cats"), player)
+        answer, before = episode.turns[-1].argument, episode.turns[-2]
+        assert answer in before.result or answer == "0"
+
+
+def test_hidden_matrices_go_to_muon_and_everything_else_to_adamw() -> None:
+    model = build_model(TOKENIZER)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    muon, adamw = MuonAdamW(model, muon_lr=0.02, adamw_lr=0.003).param_groups
+    matrices, others = ({names[id(p)] for p in group["params"]} for group in (muon, adamw))
+    assert matrices == {name for name in names.values() if "_proj." in name}
+    assert {"model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"} <= others
+    assert matrices | others == set(names.values())
+    assert (muon["lr"], adamw["lr"]) == (0.02, 0.003)
+
+
+def test_a_stage_trains_by_both_optimizers_and_saves_a_policy(pets: Dataset, tmp_path: Path) -> None:
+    conversations = [conversation for seed in range(8) for _, conversation in mixed_play(pets, 0.5, seed)]
+    tokenizer = build_tokenizer(texts(conversations))
+    model, start = build_model(tokenizer), build_model(tokenizer)
+    train(model, tokenizer, conversations, Stage(1.0, 0.02, 0.02, max_steps=2), tmp_path)
+    assert all(not torch.equal(a, b) for a, b in zip(model.parameters(), start.parameters(), strict=True))
+    saved, same = load_policy(str(tmp_path))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), saved.parameters(), strict=True))
+    assert same.get_vocab() == tokenizer.get_vocab()
