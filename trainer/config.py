@@ -82,7 +82,6 @@ def prompt_in(path: str) -> str:
     return text
 
 
-QUESTION_SAMPLERS = ("epochs", "measured")
 REWARD_WEIGHTINGS = ("fixed", "adaptive")
 ADVANTAGES = ("episode", "turn")
 
@@ -252,13 +251,6 @@ class SQLEnvArguments(EpisodeArguments):
             "then the weight of a reward sinks as its episodes differ less, in relation to correctness."
         },
     )
-    question_sampler: str = field(
-        default="epochs",
-        metadata={
-            "help": "How questions are drawn: 'epochs' (each once in an epoch, shuffled) or 'measured' (the more "
-            "often, the likelier it is that a group's episodes differ, by the results so far)."
-        },
-    )
     curriculum: int = field(
         default=0,
         metadata={
@@ -307,7 +299,6 @@ class SQLEnvArguments(EpisodeArguments):
         for name, choices in (
             ("weight_sync", WEIGHT_SYNCS),
             ("weight_sync_pause", PAUSES),
-            ("question_sampler", QUESTION_SAMPLERS),
             ("advantages", ADVANTAGES),
             ("reward_weighting", REWARD_WEIGHTINGS),
         ):

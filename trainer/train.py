@@ -169,7 +169,7 @@ class Training:
                 find_servers(arguments, grpo, self._model_config, self._ranks, loop)
             environments.prepare([*self._questions, *self._evaluations.questions])
             lag = BatchShape.of(grpo).lag(self._arguments.staleness)
-            order = question_order(self._arguments, grpo, self._questions, lag)
+            order = question_order(self._arguments, grpo, self._questions)
             filled = BatchSettings.of(arguments)
             adaptive = self._adaptive_weights(lag)
             rewards = self._env_settings.reward
@@ -201,7 +201,7 @@ class Training:
                 trainer.add_callback(HealthWatch(self._folder, run, self._say))
             trace = self._open_trace(stack, trainer)
             trainer.add_callback(StopAfterStep(self._stopping))
-            learnt = [Kept(order, "questions.json", "--question_sampler measured and --curriculum")]
+            learnt = []
             if adaptive is not None:
                 learnt.append(Kept(adaptive, "reward_weights.json", "--reward_weighting adaptive"))
             if guided is not None:

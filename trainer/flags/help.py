@@ -77,7 +77,7 @@ WARMUP_TRL: Mapping[str, TRLFlag] = {
 TRAIN_GROUPS: Mapping[str, str] = {
     "the policy": "model_name_or_path use_peft lora_r load_in_4bit output_dir resume_from_checkpoint",
     "questions and episodes": "data difficulty folds answer_mode action_format step_budget error_hints few_shot "
-    "system_prompt question_sampler curriculum",
+    "system_prompt curriculum",
     "lengths, in tokens": "max_completion_length max_turn_length max_thinking_length max_context_length",
     "learning": "max_steps learning_rate num_generations per_device_train_batch_size gradient_accumulation_steps "
     "temperature beta loss_type reward_weights reward_weighting advantages refill oversample guided_starts seed",

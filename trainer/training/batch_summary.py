@@ -1,8 +1,8 @@
 """What the ranks of a run tell each other of a batch. Pure.
 
-Every rank needs the results of all: the metrics, the questions that are drawn next, adaptive weights and the limit of
-failures are the same everywhere. None needs the others' tokens and texts, which are a hundred times as large, and which
-with hundreds of ranks would take each of them longer to read than a step takes.
+Every rank needs the results of all: the metrics, adaptive weights and the limit of failures are the same everywhere.
+None needs the others' tokens and texts, which are a hundred times as large, and which with hundreds of ranks would take
+each of them longer to read than a step takes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,15 @@ from env_server.settings import RewardSettings
 from env_server.types import ActionType
 from trainer.rollout.episodes import Episode, Outcome
 from trainer.rollout.rewards import REWARD_FUNCTIONS, reward_columns
-from trainer.training.questions import GroupResult
+
+
+@dataclass(frozen=True, slots=True)
+class GroupResult:
+    """What came of one group. Failed episodes are not in `played`."""
+
+    question_id: str
+    solved: int
+    played: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +85,6 @@ class BatchSummary:
     """Those that were played beside them."""
     drawn_first: list[EpisodeGroup] = field(default_factory=list)
     """Whole groups, as many as the batch has, chosen by no result. Empty where no group was judged."""
-    drawn_later: list[EpisodeGroup] = field(default_factory=list)
-    """In the place of such as teach nothing."""
     replaced: int = 0
     """Groups that were played in vain."""
     guided: list[EpisodeGroup] = field(default_factory=list)
@@ -100,7 +106,6 @@ def of_all_ranks(parts: Sequence[BatchSummary], generations: int) -> BatchSummar
         rows=rows,
         others=[other for part in parts for other in part.others],
         drawn_first=[group for part in parts for group in part.drawn_first] or groups_of(rows, generations),
-        drawn_later=[group for part in parts for group in part.drawn_later],
         replaced=sum(part.replaced for part in parts),
         guided=[group for part in parts for group in part.guided],
     )

@@ -284,7 +284,6 @@ class Batches:
         step = trainer.state.global_step
         whole = of_all_ranks(self._ranks.gather([self._summed_up(played)]), self._shape.generations)
         drawn = whole.drawn_first
-        self._order.observe(batch, [result_of(group) for group in (*drawn, *whole.drawn_later)])
         self._failures.add(whole.failures, len(whole.rows) + len(whole.others))
         metrics = rollout_metrics(whole.rows, times, step)
         metrics |= drawn_metrics(drawn)
@@ -322,13 +321,13 @@ class Batches:
         # The same objects, so that they are sent once.
         known = dict(zip(map(id, (*played.rows, *played.others)), (*rows, *others), strict=True))
         first: list[EpisodeGroup] = []
-        later: list[EpisodeGroup] = []
         guided: list[EpisodeGroup] = []
         for group in (*played.groups.kept, *played.groups.replaced):
             drawn_first = group.number < self._shape.rows // self._shape.generations
-            place = guided if group.guided else first if drawn_first else later
-            place.append([known[id(episode)] for episode in group.episodes])
-        return BatchSummary(rows, others, first, later, len(played.groups.replaced), guided)
+            if group.guided or drawn_first:
+                place = guided if group.guided else first
+                place.append([known[id(episode)] for episode in group.episodes])
+        return BatchSummary(rows, others, first, len(played.groups.replaced), guided)
 
     def _guided_result(self, group: EpisodeGroup) -> GuidedResult:
         result, hardness = result_of(group), self._dataset.question(group[0].question_id).hardness.value

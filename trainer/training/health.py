@@ -73,7 +73,7 @@ ALL_SUCCEED = Symptom(
 ALL_ALIKE = Symptom(
     "the episodes of a group are all alike",
     "the policy explores too little, so a question is always solved or never",
-    "`--temperature 1`; `--num_generations 16`; `--question_sampler measured`",
+    "`--temperature 1`; `--num_generations 16`; `--refill 3`",
 )
 FLAT = Symptom(
     "the reward has not risen for long",

@@ -16,8 +16,8 @@ from trainer.results.run_files import HealthWarning, RunFolder
 from trainer.training.batch_shape import BatchShape
 from trainer.training.health import Watched, diagnose
 
-SAME_THROUGHOUT = ("epochs", 0, "fixed")
-"""The sampler, curriculum and weighting under which a reward means the same in every step."""
+SAME_THROUGHOUT = (0, "fixed")
+"""The curriculum and the weighting under which a reward means the same in every step."""
 
 
 def watched(arguments: SQLEnvArguments, grpo: GRPOConfig, ranks: int) -> Watched:
@@ -26,7 +26,7 @@ def watched(arguments: SQLEnvArguments, grpo: GRPOConfig, ranks: int) -> Watched
     return Watched(
         episodes=shape.rows * shape.batches_per_step * ranks,
         float16=grpo.fp16,
-        comparable=(arguments.question_sampler, arguments.curriculum, arguments.reward_weighting) == SAME_THROUGHOUT,
+        comparable=(arguments.curriculum, arguments.reward_weighting) == SAME_THROUGHOUT,
     )
 
 

@@ -48,7 +48,6 @@ OF_A_RUN = (
         "guided_starts",
         "reward_weighting",
         "advantages",
-        "question_sampler",
         "curriculum",
         "difficulty",
         "folds",

@@ -68,10 +68,9 @@ def test_the_parts_of_all_ranks_are_the_batch_however_it_is_cut(
 def test_groups_that_were_judged_are_told_by_the_ranks_that_played_them() -> None:
     wrong = EpisodeSummary("q", Outcome.WRONG, "", 0.0, (0.0,) * 4, (0,), 0, 1, 1)
     right = EpisodeSummary("q", Outcome.CORRECT, "", 1.0, (1.0,) * 4, (0,), 0, 1, 1)
-    part = BatchSummary([wrong, right], [wrong], [[wrong, right, wrong]], [[wrong] * 3], 1)
+    part = BatchSummary([wrong, right], [wrong], [[wrong, right, wrong]], 1)
     whole = of_all_ranks([part, part], 2)
     assert whole.drawn_first == [[wrong, right, wrong]] * 2, "with those that are not trained on"
-    assert whole.drawn_later == [[wrong] * 3] * 2
     assert whole.replaced == 2
 
 

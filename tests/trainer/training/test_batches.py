@@ -118,25 +118,15 @@ class Script:
 
 
 class Dealt:
-    """Questions q0, q1, ... in the order of batches; keeps what it is told."""
+    """Questions q0, q1, ... in the order of batches."""
 
     def __init__(self, count: int = 1000) -> None:
         self._count = count
-        self.observed: list[tuple[int, list[Any]]] = []
 
     def draw(self, batch: int, count: int) -> Sequence[str]:
         ids = [f"q{index}" for index in range(self._count)]
         start = batch * count
         return [*ids[start : start + count], *ids[:start], *ids[start + count :]]
-
-    def observe(self, batch: int, results: Sequence[Any]) -> None:
-        self.observed.append((batch, list(results)))
-
-    def state(self) -> dict[str, Any]:
-        return {}
-
-    def restore(self, state: Any) -> None:
-        pass
 
 
 class AnyQuestion:
@@ -410,10 +400,9 @@ def test_groups_without_signal_are_replaced_and_the_estimate_is_of_those_drawn_f
         return episode_of(request.question_id, request.seed, correct=correct, operational=shaped * (request.seed % 3))
 
     told: list[Told] = []
-    order = Dealt(40)
     script = Script(play)
     grpo = config(rows=8, generations=4)
-    batches = batches_of(script, loop, grpo, BatchSettings(refill=20.0), order, told=told)
+    batches = batches_of(script, loop, grpo, BatchSettings(refill=20.0), Dealt(40), told=told)
     trainer = trainer_at(0)
     kept = questions_of(batches.prepare(trainer))
     assert not {"q0", "q1"} & set(kept), "never and always solved"
@@ -426,9 +415,6 @@ def test_groups_without_signal_are_replaced_and_the_estimate_is_of_those_drawn_f
     assert unfiltered._metrics["train"]["rollout/no_signal"] == [1.0]
     ((_, episodes),) = told
     assert len(episodes) == 8 + 4 * metrics["rollout/replaced"][0]
-    ((batch, results),) = order.observed
-    assert batch == 0
-    assert len(results) == len(episodes) // 4
 
 
 class Guided:
@@ -455,9 +441,9 @@ def test_guided_groups_are_trained_on_and_count_in_no_number_about_unguided_play
         return replace(episode, turns=episode.turns * 2, given_steps=1) if request.given else episode
 
     told: list[Told] = []
-    order, guided, script = Dealt(), Guided(), Script(play)
+    guided, script = Guided(), Script(play)
     filled = BatchSettings(guided_starts=True)
-    batches = batches_of(script, loop, config(rows=16, generations=8), filled, order, told=told, guided=guided)
+    batches = batches_of(script, loop, config(rows=16, generations=8), filled, told=told, guided=guided)
     trainer = trainer_at(0)
     prompts = batches.prepare(trainer)
     assert questions_of(prompts) == ["q0"] * 8 + ["q1"] * 8
@@ -472,7 +458,6 @@ def test_guided_groups_are_trained_on_and_count_in_no_number_about_unguided_play
     assert metrics["rollout/guided_share"] == [0.5]
     assert metrics["rollout/given_steps"] == [1]
     assert metrics["rollout/steps"] == [1], "those of the policy"
-    assert {(result.question_id, result.solved) for result in order.observed[0][1]} == {("q0", 0), ("q1", 0)}
     assert guided.observed == [(0, [GuidedResult("easy", 1, solved, 8)])]
 
 
@@ -486,9 +471,9 @@ def test_of_more_episodes_than_are_trained_on_the_most_different_are(loop: Rollo
             return [episode_of(r.question_id, r.seed, correct=r.seed == best) for r in requests]
 
     told: list[Told] = []
-    script, order = OneRight(lambda _: None), Dealt()  # type: ignore[arg-type, return-value]
+    script = OneRight(lambda _: None)  # type: ignore[arg-type, return-value]
     grpo = config(rows=8, generations=4)
-    batches = batches_of(script, loop, grpo, BatchSettings(oversample=4), order, told=told)
+    batches = batches_of(script, loop, grpo, BatchSettings(oversample=4), told=told)
     trainer = trainer_at(0)
     prompts = batches.prepare(trainer)
     assert questions_of(prompts) == ["q0"] * 4 + ["q1"] * 4
@@ -500,7 +485,6 @@ def test_of_more_episodes_than_are_trained_on_the_most_different_are(loop: Rollo
     assert sorted(int(e.episode_id.partition("#")[2]) for e in episodes) == sorted(seeds), "all are kept, once"
     assert len(seeds) == 32
     assert trainer._metrics["train"]["rollout/success_rate"] == [2 / 32], "not of those that were chosen"
-    assert [result.played for result in order.observed[0][1]] == [16, 16]
 
 
 def test_the_first_candidates_are_the_episodes_that_would_be_played_without_others(loop: RolloutLoop) -> None:

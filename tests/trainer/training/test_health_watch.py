@@ -87,7 +87,6 @@ CPU = ("--model_name_or_path", "x", "--use_cpu", "true")
         (("--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "2"), 3, Watched(episodes=24)),
         (("--num_iterations", "4"), 1, Watched(episodes=64)),
         (("--steps_per_generation", "4"), 1, Watched(episodes=32)),
-        (("--question_sampler", "measured"), 1, Watched(episodes=64, comparable=False)),
         (("--curriculum", "20"), 1, Watched(episodes=64, comparable=False)),
         (("--reward_weighting", "adaptive"), 1, Watched(episodes=64, comparable=False)),
     ],

@@ -10,11 +10,10 @@ import pytest
 
 from trainer.config import ConfigError
 from trainer.training.learnt import Kept, SaveLearnt
-from trainer.training.questions import EpochOrder
 from trainer.training.reward_weights import AdaptiveWeights
 
 
-def test_a_checkpoint_keeps_it_and_says_when_it_has_none(tmp_path: Path) -> None:
+def test_a_checkpoint_keeps_it_and_its_absence_is_an_error(tmp_path: Path) -> None:
     weights = AdaptiveWeights((1.0, 0.3))
     weights.observe(0, [[[0.0, 1.0, 0.0, 1.0], [0.0, 0.3, 0.2, 0.3]]])
     folder = tmp_path / "checkpoint-1"
@@ -37,7 +36,3 @@ def test_a_checkpoint_keeps_it_and_says_when_it_has_none(tmp_path: Path) -> None
     (folder / "learnt.json").unlink()
     with pytest.raises(ConfigError, match=r"learnt.json is missing: .* without --reward_weighting adaptive"):
         kept(resumed).on_train_begin(args, state, control)
-    epochs = EpochOrder(["q0"], 0)
-    kept(epochs).on_save(args, state, control)
-    kept(epochs).on_train_begin(args, state, control)
-    assert not list(folder.iterdir()), "nothing to keep"

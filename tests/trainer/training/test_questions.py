@@ -1,14 +1,11 @@
-"""The order of questions: TRL's own, or by what was measured; the same on every rank and after every restart."""
+"""The order of questions: TRL's own, or a curriculum's; the same on every rank and after every restart."""
 
 from __future__ import annotations
 
-import json
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,15 +14,7 @@ from trl.trainer.utils import RepeatSampler
 
 from env_server.dataset import Dataset, Gold, Hardness, Question, Split
 from trainer.config import ConfigError, EpisodeArguments
-from trainer.training.questions import (
-    EXPLORATION,
-    EpochOrder,
-    GroupResult,
-    QuestionFilter,
-    WeightedOrder,
-    fold_of,
-    signal,
-)
+from trainer.training.questions import CurriculumOrder, EpochOrder, QuestionFilter, fold_of
 
 HARDNESS = [Hardness.EASY, Hardness.MEDIUM, Hardness.HARD, Hardness.EXTRA]
 
@@ -54,75 +43,15 @@ def test_replacements_differ_from_batch_to_batch() -> None:
     assert order.draw(0, 4)[4:10] != order.draw(1, 4)[4:10]
 
 
-def test_a_signal_is_what_the_posterior_says() -> None:
-    assert signal(0, 0, 2) == pytest.approx(0.25), "of two episodes, one solved: 2 E[p (1 - p)] under Beta(1/2, 1/2)"
-    assert signal(8, 8, 8) > 0.95
-    assert signal(16, 0, 8) < signal(8, 0, 8) < signal(0, 0, 8)
-    assert signal(0, 16, 8) == pytest.approx(signal(16, 0, 8))
-    # Beta(3.5, 5.5): 1 - E[p^2] - E[(1 - p)^2] by the moments of the distribution.
-    a, b = 3.5, 5.5
-    expected = 1 - (a * (a + 1) + b * (b + 1)) / ((a + b) * (a + b + 1))
-    assert signal(3, 5, 2) == pytest.approx(expected)
-    assert math.isfinite(signal(1e5, 1e5, 64))
-
-
-def test_never_and_always_solved_questions_come_seldom_and_never_not_at_all() -> None:
-    asked = questions(40)
-    order = WeightedOrder(asked, 0, 8)
-    kinds = {q.question_id: i % 4 for i, q in enumerate(asked)}  # 0: never, 1: always, 2 and 3: sometimes solved
-    drawn: Counter[int] = Counter()
-    seen: set[str] = set()
-    for batch in range(400):
-        chosen = order.draw(batch, 4)[:4]
-        order.observe(batch, [GroupResult(q, (0, 8, 4, 3)[kinds[q]], 8) for q in chosen])
-        if batch >= 100:
-            drawn.update(kinds[q] for q in chosen)
-            seen.update(chosen)
-    assert min(drawn[2], drawn[3]) > 2 * max(drawn[0], drawn[1])
-    assert len(seen) == 40
-    assert min(drawn.values()) > 0.5 * EXPLORATION / 4 * drawn.total()
-
-
 def test_hard_questions_come_in_over_the_first_batches() -> None:
-    order = WeightedOrder(questions(80), 0, 8, measured=False, ramp_batches=20)
+    order = CurriculumOrder(questions(80), 0, ramp_batches=20)
     hard = [sum(int(q[1:]) % 4 >= 2 for q in order.draw(batch, 16)[:16]) for batch in range(200)]
     assert hard[0] == 0
     assert 0 < sum(hard[:10]) < 0.6 * sum(hard[25:35])
     assert sum(hard[20:]) / (180 * 16) == pytest.approx(0.5, abs=0.05)
+    again = CurriculumOrder(questions(80), 0, ramp_batches=20)
+    assert again.draw(7, 16) == order.draw(7, 16), "whatever was drawn before"
     assert sorted(order.draw(0, 16)) == sorted(q.question_id for q in questions(80))
-
-
-results = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 4)), min_size=1, max_size=3)
-
-
-@given(history=st.lists(results, min_size=1, max_size=10), lag=st.integers(0, 3), stop=st.integers(0, 9))
-def test_a_run_that_resumes_draws_the_same_and_knows_no_more(
-    history: list[list[tuple[int, int]]], lag: int, stop: int
-) -> None:
-    asked = questions(10)
-
-    def told(batch: Sequence[tuple[int, int]]) -> list[GroupResult]:
-        return [GroupResult(f"q{q}", solved, 4) for q, solved in batch]
-
-    whole = WeightedOrder(asked, 3, 4, lag=lag)
-    drawn: dict[int, Sequence[str]] = {}
-    saved: dict[str, Any] = {}
-    for batch, batch_results in enumerate(history):
-        for ahead in range(batch, batch + lag + 1):
-            drawn.setdefault(ahead, whole.draw(ahead, 2))
-            assert drawn[ahead] == whole.draw(ahead, 2), "drawn earlier or later, it is the same"
-        whole.observe(batch, told(batch_results))
-        if batch == stop:
-            saved = json.loads(json.dumps(whole.state()))
-    if stop >= len(history):
-        return
-    resumed = WeightedOrder(asked, 3, 4, lag=lag)
-    resumed.restore(saved)
-    for batch in range(stop + 1, len(history)):
-        for ahead in range(batch, batch + lag + 1):
-            assert resumed.draw(ahead, 2) == drawn[ahead]
-        resumed.observe(batch, told(history[batch]))
-    assert resumed.state() == whole.state()
 
 
 def dataset_of(asked: Sequence[Question]) -> Dataset:
