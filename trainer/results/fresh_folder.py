@@ -125,7 +125,7 @@ def _default_name(kind: RunKind, given: Mapping[str, Any]) -> str:
     """The name after the policy, or after the file of the stages."""
     if kind is RunKind.STAGES:
         return Path(str(given["config"])).stem
-    policy = Path(given.get("model_name_or_path") or ("train" if kind is RunKind.TRAIN else "tiny"))
+    policy = Path(given.get("model_name_or_path") or "train")
     name = policy.resolve().name if policy.name in ("", "..") else policy.name
     return name if kind is RunKind.TRAIN else f"warmup-{name}"
 

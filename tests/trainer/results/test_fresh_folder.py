@@ -118,9 +118,8 @@ def test_the_default_is_named_after_the_policy_and_holds_none(
     assert "runs/warm-grpo" in capsys.readouterr().err, "a folder that nobody would expect is named"
     run_of_grpo(Path("runs", "warm-grpo"))
     assert folder_of("train", "--model_name_or_path", warm) == "runs/warm-grpo-2"
-    assert folder_of("warmup", "--new_tiny_policy") == "runs/warmup-tiny"
-    adapter(Path("runs", "warmup-tiny"))
-    assert folder_of("warmup", "--new_tiny_policy") == "runs/warmup-tiny-2"
+    adapter(Path("runs", "warmup-c"))
+    assert folder_of("warmup", "--model_name_or_path", "a/b/c") == "runs/warmup-c-2"
 
 
 def test_the_default_of_stages_is_named_after_their_file_and_holds_no_policy(
