@@ -4,7 +4,7 @@
 columns for the whole table. Ordered tables: a perfect matching of columns, polynomial. Unordered: depth first over
 the gold columns, the identity first; a partial assignment is dropped as soon as the multisets of the row prefixes
 differ, which leaves few branches unless columns are interchangeable, and then the first branch succeeds. Tables of
-unambiguous cells, which SQL returns, have a search of their own (`table_match`).
+unambiguous cells, which SQL returns, have a search of their own (`tables`).
 """
 
 from __future__ import annotations
