@@ -52,6 +52,7 @@ def test_from_the_doctor_to_a_policy(shop: Path, capsys: pytest.CaptureFixture[s
         "1",
     ]
     flags += ["--model_name_or_path", str(BASE_CHECKPOINT), "--output_dir", "run", "--advantages", "turn"]
+    flags += ["--guided_starts", "true", "--save_strategy", "steps", "--save_steps", "1"]
     assert cli.main(["train", *flags]) == 0
     run = RunFolder.open(Path("run"))
     assert [each.label for each in run.evaluations()] == ["random", "before", "after"]
@@ -59,3 +60,7 @@ def test_from_the_doctor_to_a_policy(shop: Path, capsys: pytest.CaptureFixture[s
     assert len(played) == len(QUESTIONS) // 4
     assert {record.hardness for record in played} == {"unknown"}
     assert (run.path / "report.html").is_file()
+    ways = json.loads((run.path / "checkpoint-1" / "guided_starts.json").read_bytes())["ways"]
+    right = [each.record for each in run.episodes() if each.record.outcome == "correct"]
+    asked = {r.question_id for r in right if any(t["action_type"] == "QUERY" and not t["error"] for t in r.turns)}
+    assert ways.keys() == asked, "without SQL, its own ways are what can be given"

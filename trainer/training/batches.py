@@ -13,7 +13,7 @@ exactly one row for each row that TRL asks for. Promises:
    that were in flight when it stopped among them.
 4. Every rank plays its own rows. What the trainer logs about a batch is about the episodes of all ranks.
 5. A batch's groups are judged under the reward weights that TRL then adds its rewards up with, adaptive ones too.
-6. Guided groups are in no number about unguided play, and decide neither which questions are drawn nor the weights.
+6. Guided groups are in no number about unguided play, and do not decide the weights.
 """
 
 from __future__ import annotations

@@ -45,16 +45,17 @@ function Transcript({ data, close = null }) {
       ${data.failure && html`<p class="error">${data.failure}</p>`}</div>
       ${close !== null && html`<a class="button" href=${close}>Close</a>`}</div>
     <ol class="steps">${data.turns.map((turn, i) => html`<${Turn} key=${i} turn=${turn} number=${i + 1}
-      time=${data.times[i]} />`)}</ol>
+      given=${i < data.given_steps} time=${data.times[i]} />`)}</ol>
     ${data.turns.length === 0 && html`<p class="note pad">No turn was kept.</p>`}
   </section>`;
 }
 
-function Turn({ turn, number, time }) {
+function Turn({ turn, number, given, time }) {
   const asAction = `${turn.action_type} ${turn.argument}`.trim();
   const plain = turn.parseable && turn.text.trim() === asAction;
   return html`<li class="step">
     <p class="action"><span class="number">${number}</span><b>${turn.action_type}</b><code>${turn.argument}</code></p>
+    ${given && html`<p class="note">given, not the policy's (--guided_starts)</p>`}
     ${!turn.parseable && html`<p class="note bad">not in the action format: taken as a raw query</p>`}
     ${!plain && html`<details open=${!turn.parseable}><summary class="note">what it wrote</summary><pre>${turn.text}</pre></details>`}
     <${Outcome} turn=${turn} />
