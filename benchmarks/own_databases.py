@@ -29,13 +29,14 @@ from rich.console import Console
 
 from benchmarks.real_model import QUICK, WIDTH, Experiment, publish, same_as_before
 from benchmarks.real_model_recipe import Keys, RecipeError, on_data, read_recipe
-from benchmarks.real_model_table import gather, print_tables
+from benchmarks.real_model_table import ROWS, gather, print_tables
 from benchmarks.server_process import ROOT, ServerError
 from env_server.data.loading import load_dataset
 from env_server.data.splits import split_queries
 from env_server.dataset import Dataset
 from env_server.errors import SQLEnvError
 from tests.small_model import SMALL_MODEL
+from trainer.results.summary_table import percent
 from trainer.tiny import BASE_CHECKPOINT
 
 RECIPE = Path("configs/real-model/own-databases.yaml")
@@ -166,7 +167,19 @@ def main() -> int:
     result = {"benchmark": "own_databases", **asked, **gather(folder, experiment.finished)}
     after, before = (result["policies"][name]["success_rate"] for name in ("after_grpo", "before"))
     result["ratio"] = after / before if before else None
-    publish(result, folder / "result.json", folder / "table.txt", lambda shown: print_tables(result, shown), console)
+    result["sampled"] = {
+        name: json.loads((folder / f"{name}_sampled" / "out" / "summary.json").read_bytes())["sampled"]
+        for name in ("before", "after_grpo")
+    }
+
+    def show(shown: Console) -> None:
+        print_tables(result, shown)
+        for name, sampled in result["sampled"].items():
+            rates = ", ".join(f"pass@{k} {percent(at['rate'])}" for k, at in sampled["pass_at"].items())
+            voted = percent(sampled["voted"]["rate"])
+            shown.print(f"{ROWS[name]}, {sampled['questions']} questions sampled: {rates}, voted {voted}")
+
+    publish(result, folder / "result.json", folder / "table.txt", show, console)
     return 0
 
 
