@@ -49,7 +49,7 @@ from trainer.rollout.client import RolloutClient
 from trainer.rollout.environments import AnyEnvironments, open_environments
 from trainer.rollout.episodes import Episode
 from trainer.rollout.examples import Examples
-from trainer.rollout.rewards import REWARD_NAMES
+from trainer.rollout.rewards import all_weights
 from trainer.rollout.trace import Trace
 from trainer.shipping.export import publish
 from trainer.shipping.hub import Destination
@@ -139,7 +139,7 @@ class Training:
         self._examples = Examples.play(self._dataset, arguments.few_shot, self._answer_mode, arguments.step_budget)
         asked = QuestionFilter.of(arguments).asked(self._dataset, arguments.data)
         self._questions = self._examples.without(asked)
-        require_questions(len(self._questions), grpo)
+        require_questions(self._questions, grpo)
         self._chat = ChatSettings.of(arguments, grpo.chat_template_kwargs)
         self._tokenizer = load_tokenizer(model_config, trust_remote_code=grpo.trust_remote_code)
         self._evaluations = RunEvaluations(
@@ -257,7 +257,7 @@ class Training:
     def _adaptive_weights(self, lag: int) -> AdaptiveWeights | None:
         if self._arguments.reward_weighting == "fixed":
             return None
-        return AdaptiveWeights(self._grpo.reward_weights or [1.0] * len(REWARD_NAMES), lag)
+        return AdaptiveWeights(all_weights(self._grpo.reward_weights), lag)
 
     def _guided_starts(self, stack: ExitStack, lag: int) -> GuidedStarts | None:
         if not self._arguments.guided_starts:

@@ -17,7 +17,7 @@ from trl import GRPOConfig, ModelConfig
 
 from env_server.settings import EnvSettings
 from trainer.config import ConfigError, SQLEnvArguments
-from trainer.rollout.rewards import REWARD_NAMES, most_without_answer
+from trainer.rollout.rewards import REWARD_FUNCTIONS, REWARD_NAMES, all_weights, most_without_answer
 from trainer.shipping.hub import Destination
 
 PROMPT_TOKENS = 350
@@ -138,11 +138,13 @@ def farming_advice(weights: Sequence[float] | None, aggregation: str, step_budge
 
     Raises ConfigError.
     """
-    names = REWARD_NAMES
-    if weights is None:
-        weights = [1.0] * len(names)
-    if len(weights) != len(names):
-        raise ConfigError(f"--reward_weights takes {len(names)} numbers ({', '.join(names)}), not {len(weights)}")
+    names, fewest = REWARD_NAMES, len(REWARD_FUNCTIONS)
+    if weights is not None and not fewest <= len(weights) <= len(names):
+        raise ConfigError(
+            f"--reward_weights takes {fewest} numbers ({', '.join(names[:fewest])}), and more for "
+            f"{', '.join(names[fewest:])}; it got {len(weights)}"
+        )
+    given, weights = weights, all_weights(weights)
     if aggregation == "normalize_then_sum":
         return [
             "--multi_objective_aggregation normalize_then_sum scales each reward to the same spread, so no weights "
@@ -151,7 +153,7 @@ def farming_advice(weights: Sequence[float] | None, aggregation: str, step_budge
     most = most_without_answer(weights, EnvSettings().reward, step_budget)
     if most < weights[0]:
         return []
-    shown = " ".join(f"{weight:g}" for weight in weights)
+    shown = " ".join(f"{weight:g}" for weight in given or weights)
     return [
         f"--reward_weights {shown}: an episode without a right answer can collect {most:.2f}, and a right answer pays "
         f"{weights[0]:g}; lower the weights of {', '.join(names[1:])}"

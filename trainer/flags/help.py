@@ -53,7 +53,11 @@ TRAIN_TRL: Mapping[str, TRLFlag] = {
     "temperature": TRLFlag("X", "Of the sampling of training episodes.", 1.0),
     "beta": TRLFlag("X", "Weight of the KL term against the model as it was.", 0.0),
     "loss_type": TRLFlag("NAME", "Which form of GRPO.", "dapo"),
-    "reward_weights": TRLFlag("X X X X", "Of correctness, progress, operational and format.", [1.0, 0.2, 0.2, 0.1]),
+    "reward_weights": TRLFlag(
+        "X X X X [X]",
+        "Of correctness, progress, operational, format; structure has 0 unless a fifth is given.",
+        [1.0, 0.2, 0.2, 0.1],
+    ),
     "max_completion_length": TRLFlag("N", "Tokens of a whole episode after its prompt.", 4096),
     "eval_strategy": TRLFlag("NAME", "'steps': evaluate during training, too.", "no"),
     "eval_steps": TRLFlag("N", "With --eval_strategy steps, after how many."),

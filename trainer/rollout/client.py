@@ -70,7 +70,7 @@ class RolloutSettings:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRequest:
-    """One episode to play. `seed` decides all of its sampling. The rest is copied to the episode for its log.
+    """One episode to play. `seed` decides all of its sampling. The rest is copied to the episode.
 
     `given`: actions that are taken first, in the policy's place; it goes on from there.
     """
@@ -81,6 +81,7 @@ class EpisodeRequest:
     hardness: str = ""
     family: str = ""
     given: tuple[SQLAction, ...] = ()
+    gold_sql: str = ""
 
 
 def derive_seed(*parts: int | str) -> int:
@@ -97,6 +98,7 @@ def request_for(question: Question, seed: int) -> EpisodeRequest:
         db_id=question.db_id,
         hardness=question.hardness.value,
         family=question.family,
+        gold_sql=question.gold_sql,
     )
 
 
@@ -160,6 +162,7 @@ class Flight:
             truncated_turns=truncated_turns,
             given_steps=given_steps,
             prompt_tokens=prompt_tokens,
+            gold_sql=self.request.gold_sql,
         )
 
 

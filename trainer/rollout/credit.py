@@ -20,6 +20,7 @@ from statistics import fmean
 
 from env_server.settings import RewardSettings
 from trainer.rollout.episodes import Episode, Outcome
+from trainer.rollout.rewards import all_weights, structure_rises
 
 DISCOUNT = 0.95
 """GiGPO's."""
@@ -27,14 +28,16 @@ DISCOUNT = 0.95
 
 def turn_rewards(episode: Episode, weights: Sequence[float], settings: RewardSettings) -> list[float]:
     """Return the weighted reward of each turn; they add up to the weighted sum of the episode's reward functions."""
-    correctness, progress, operational, format_share = weights
+    correctness, progress, operational, format_share, structure = all_weights(weights)
+    rises = structure_rises(episode) or [0.0] * len(episode.turns)
     last = len(episode.turns) - 1
     return [
         correctness * (episode.correct and number == last)
         + progress * turn.reward.progress / settings.progress_scale
         + operational * turn.reward.operational
         + format_share * turn.parseable / len(episode.turns)
-        for number, turn in enumerate(episode.turns)
+        + structure * rise
+        for number, (turn, rise) in enumerate(zip(episode.turns, rises, strict=True))
     ]
 
 
@@ -43,7 +46,7 @@ def turn_advantages(
 ) -> list[list[float]]:
     """Return the advantage of each turn of each episode of a group, unscaled; a failed episode has none.
 
-    `weights` are in the order of REWARD_FUNCTIONS.
+    `weights` are in the order of ALL_REWARDS.
     """
     returns: list[list[float]] = []
     by_state: defaultdict[tuple[str, ...], list[float]] = defaultdict(list)

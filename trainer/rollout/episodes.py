@@ -110,6 +110,8 @@ class Episode:
     """For FAILED: the error's class and text."""
     prompt_tokens: int | None = None
     """Tokens that the engine was given, the prompts of all turns together; None where no engine played."""
+    gold_sql: str = field(default="", repr=False)
+    """For rewards; it is in no record. "" where the question has none."""
     timing: EpisodeTiming | None = field(default=None, compare=False, repr=False)
     """Where a policy played; it says nothing about what was played."""
 

@@ -39,7 +39,7 @@ class PlayedEnvironment(Protocol):
 
 
 class NeedsSQLError(SQLEnvError):
-    """What was asked for plays gold SQL, and the questions have answers alone."""
+    """What was asked for needs gold SQL, and the questions have answers alone."""
 
 
 class Player(Protocol):
@@ -93,7 +93,7 @@ def with_sql(questions: Sequence[Question], what: str) -> list[Question]:
     found = [question for question in questions if question.gold_sql]
     if questions and not found:
         raise NeedsSQLError(
-            f"{what} plays gold SQL, and the questions have answers alone; give their SQL, or leave it out"
+            f"{what} needs gold SQL, and the questions have answers alone; give their SQL, or leave it out"
         )
     return found
 
@@ -180,5 +180,6 @@ def play(environment: PlayedEnvironment, question: Question, player: Player) -> 
         outcome=outcome_of(observation),
         turns=tuple(turns),
         row=TokenRow([], [], [], [], []),
+        gold_sql=question.gold_sql,
     )
     return episode, Conversation(opening, tuple(chat))

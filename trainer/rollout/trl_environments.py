@@ -80,6 +80,7 @@ class TRLEnvironment:
             outcome=Outcome.FAILED if self._failure else outcome_of(observation),
             turns=tuple(self._turns),
             row=TokenRow([], [], [], [], []),
+            gold_sql=question.gold_sql,
             failure=self._failure,
         )
 

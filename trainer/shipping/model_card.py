@@ -14,7 +14,7 @@ from typing import Any
 from trainer.policy.play_settings import PlaySettings
 from trainer.results.run_files import Evaluation
 from trainer.results.summary_table import HARDNESS, interval_text, percent
-from trainer.rollout.rewards import REWARD_NAMES
+from trainer.rollout.rewards import REWARD_NAMES, all_weights
 
 TRANSFORMERS_SCRIPT = """\
 import json
@@ -209,8 +209,8 @@ def _how(facts: CardFacts) -> str:
 
 def _training(config: Mapping[str, Any], play: PlaySettings) -> list[str]:
     grpo = config.get("grpo", {})
-    weights = grpo.get("reward_weights") or [1.0] * len(REWARD_NAMES)
-    rewards = ", ".join(f"{name} {weight:g}" for name, weight in zip(REWARD_NAMES, weights, strict=False))
+    weights = all_weights(grpo.get("reward_weights"))
+    rewards = ", ".join(f"{name} {weight:g}" for name, weight in zip(REWARD_NAMES, weights, strict=True) if weight)
     if config.get("sqlenv", {}).get("reward_weighting") == "adaptive":
         rewards += "; adaptive, these being the most"
     told = [

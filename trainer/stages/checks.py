@@ -146,7 +146,7 @@ class Checks:
             dry_run(arguments, grpo, model, self.console)
             return
         dataset = load_dataset(arguments.data, answer_mode=AnswerMode(arguments.answer_mode))
-        require_questions(len(_asked(dataset, arguments, arguments.data)), grpo)
+        require_questions(_asked(dataset, arguments, arguments.data), grpo)
 
     def _where(self, stage: Stage) -> list[str]:
         """Flags that resume a stage that was broken off, or leave aside what is removed before it starts again."""

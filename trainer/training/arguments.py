@@ -18,6 +18,7 @@ from typing import Any
 
 from trl import GRPOConfig, ModelConfig, SFTConfig
 
+from env_server.dataset import Question
 from env_server.types import AnswerMode
 from inference.adapters import width_of
 from trainer.config import ActionFormat, ConfigError, SQLEnvArguments, WarmupArguments, config_errors, prompt_in
@@ -38,6 +39,8 @@ from trainer.policy.play_settings import (
     settle,
 )
 from trainer.results.fresh_folder import Output, RunKind, find_output
+from trainer.rollout.players import with_sql
+from trainer.rollout.rewards import REWARD_NAMES, all_weights
 from trainer.training.batch_shape import BatchSettings, check_batches
 from trainer.training.engines import check_vllm_flags
 from trainer.training.evaluating import settle_evaluation
@@ -274,9 +277,15 @@ def _defaults_of(kinds: Sequence[type]) -> dict[str, Any]:
     }
 
 
-def require_questions(count: int, grpo: GRPOConfig) -> None:
-    """Refuse a data set that does not fill one step: TRL would drop the step, and train nothing without a word."""
+def require_questions(questions: Sequence[Question], grpo: GRPOConfig) -> None:
+    """Refuse a data set that does not fill one step: TRL would drop the step, and train nothing without a word.
+
+    And one without gold SQL, where `structure` has a weight. Raises SQLEnvError.
+    """
+    count = len(questions)
     wanted = grpo.generation_batch_size // grpo.num_generations
     if count < wanted:
         fix = "Give more questions, or lower --per_device_train_batch_size or --gradient_accumulation_steps"
         raise ConfigError(f"one step plays {wanted} questions, and the data set has {count} for training. {fix}")
+    if dict(zip(REWARD_NAMES, all_weights(grpo.reward_weights), strict=True))["structure"]:
+        with_sql(questions, "the fifth of --reward_weights, structure,")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from env_server.settings import RewardSettings
 from env_server.types import ActionType
 from trainer.rollout.episodes import Episode, Outcome
-from trainer.rollout.rewards import REWARD_FUNCTIONS, reward_columns
+from trainer.rollout.rewards import ALL_REWARDS, reward_columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class EpisodeSummary:
     reward: float
     """Total environment reward."""
     rewards: tuple[float, ...]
-    """What each of REWARD_FUNCTIONS gives; empty where the episode failed."""
+    """What each of ALL_REWARDS gives; empty where the episode failed."""
     policy_versions: tuple[int, ...]
     """Of each turn that the policy took."""
     truncated_turns: int
@@ -133,7 +133,7 @@ def summaries(episodes: Iterable[Episode], settings: RewardSettings) -> list[Epi
 def columns_of(group: EpisodeGroup) -> list[list[float]]:
     """Return `reward_columns` of a group."""
     return [list(column) for column in zip(*(each.rewards for each in group if each.rewards), strict=True)] or [
-        [] for _ in REWARD_FUNCTIONS
+        [] for _ in ALL_REWARDS
     ]
 
 

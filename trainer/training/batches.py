@@ -39,7 +39,7 @@ from trainer.rollout.credit import turn_advantages, turn_rewards
 from trainer.rollout.episodes import Episode, Outcome
 from trainer.rollout.failures import Failures, FailureWindow
 from trainer.rollout.groups import PlayedGroups, has_signal, most_spread, play_groups
-from trainer.rollout.rewards import REWARD_FUNCTIONS, REWARD_NAMES, reward_columns, reward_fields
+from trainer.rollout.rewards import REWARD_NAMES, all_weights, reward_columns, reward_fields
 from trainer.rollout.timings import Part, split
 from trainer.training.batch_shape import BatchSettings, BatchShape
 from trainer.training.batch_summary import (
@@ -149,7 +149,7 @@ class Batches:
         times = BatchTimes(seconds=seconds, idle=min(idle for *_, idle in ranks))
         self._rows = played.rows
         if self._settings.turn_advantages:
-            self.token_advantages = self._turn_advantages(self._weights_of(batch))
+            self.token_advantages = self._turn_advantages(all_weights(self._weights_of(batch)))
         self._tell(trainer, batch, played, times)
         return [prompt_of(self._dataset.question(episode.question_id)) for episode in self._rows]
 
@@ -160,11 +160,10 @@ class Batches:
             raise RuntimeError(f"the batch has {len(rows)} rows, and TRL asks for {len(prompts)}")
         return trl_rows(rows, self._rewards)
 
-    def _turn_advantages(self, weights: Sequence[float] | None) -> list[list[float]]:
+    def _turn_advantages(self, weights: Sequence[float]) -> list[list[float]]:
         """Return the advantage of its turn for each completion token of this rank's rows, scaled as TRL scales those
         of episodes. Collective: every rank calls it.
         """
-        weights = weights or [1.0] * len(REWARD_FUNCTIONS)
         size = self._shape.generations
         groups = [self._rows[first : first + size] for first in range(0, len(self._rows), size)]
         totals = [
@@ -350,10 +349,7 @@ def total_rewards(rewards: RewardSettings, weights: Sequence[float] | None, epis
 
 def _weighted(columns: Sequence[Sequence[float]], weights: Sequence[float] | None) -> list[list[float]]:
     """Each reward function's values, times its weight."""
-    return [
-        [weight * value for value in values]
-        for weight, values in zip(weights or [1.0] * len(columns), columns, strict=True)
-    ]
+    return [[weight * value for value in values] for weight, values in zip(all_weights(weights), columns, strict=True)]
 
 
 def trl_rows(episodes: Sequence[Episode], rewards: RewardSettings) -> dict[str, Any]:

@@ -184,7 +184,7 @@ class _Run:
             f"{self._arguments.data}, {self._answer_mode.value} mode: {_extent(train)} to train on, "
             f"{_extent(held_out)} to evaluate on",
         )
-        require_questions(len(train), self._grpo)
+        require_questions(train, self._grpo)
         return dataset
 
     def _asked(self, dataset: Dataset) -> list[Question]:

@@ -23,7 +23,7 @@ from trainer.flags.combinations import check_optimizer
 from trainer.policy.generation_settings import repair_generation_settings
 from trainer.policy.loading import PolicyError, init_kwargs, load_to_continue, resolve_policy
 from trainer.policy.quantisation import keep_gradients
-from trainer.rollout.rewards import REWARD_FUNCTIONS
+from trainer.rollout.rewards import ALL_REWARDS, all_weights
 from trainer.training.arguments import advise
 from trainer.training.batches import Batches, prompt_of
 from trainer.training.evaluating import SQLEnvTrainer
@@ -60,6 +60,7 @@ def build_trainer(
     Raises PolicyError, ConfigError.
     """
     policy = resolve_policy(str(model_config.model_name_or_path), model_config.model_revision)
+    grpo.reward_weights = all_weights(grpo.reward_weights)
     grpo.model_init_kwargs = init_kwargs(model_config, grpo)
     quantization = get_quantization_config(model_config)
     continued = None
@@ -68,7 +69,7 @@ def build_trainer(
     try:
         trainer = SQLEnvTrainer(
             model=policy.base.location if continued is None else continued,
-            reward_funcs=list(REWARD_FUNCTIONS),
+            reward_funcs=list(ALL_REWARDS),
             args=grpo,
             train_dataset=prompt_rows(questions),
             # Only so that transformers lets evaluation happen; see `trainer.training.evaluating`.

@@ -30,7 +30,10 @@ SERVERS = ("--use_vllm", "true", "--use_peft", "true")
         (("--sync_ref_model", "true"), "--sync_ref_model .* --beta 0 has no such term"),
         (("--sync_ref_model", "true", "--beta", "0.1", "--use_peft", "true"), "--sync_ref_model .* Leave one .*"),
         (("--report_to", "abacus"), "--report_to abacus: there is no such tracker; known are .*wandb.*"),
-        (("--reward_weights", "1", "1"), "--reward_weights takes 4 numbers .correctness, .*, format., not 2"),
+        (
+            ("--reward_weights", "1", "1"),
+            "--reward_weights takes 4 numbers .correctness, .*, and more for structure; .* 2",
+        ),
         (("--max_steps", "0"), "--max_steps must be positive, or -1 .*"),
         (("--scale_rewards", "false"), "--scale_rewards must be one of .*'none'.*, not 'false'"),
         (("--chat_template_kwargs", "think"), "--chat_template_kwargs think is no mapping; .*"),
@@ -71,6 +74,7 @@ def test_few_bits_without_bitsandbytes_name_the_extra(command: str, capsys: pyte
     ("flags", "advice"),
     [
         (("--reward_weights", "1", "1", "1", "1"), "--reward_weights 1 1 1 1: .* can collect 2.15, and .* pays 1; .*"),
+        (("--reward_weights", *("1", "0.2", "0.2", "0.1", "1")), "--reward_weights 1 0.2 0.2 0.1 1: .* 1.33, .*"),
         (("--multi_objective_aggregation", "normalize_then_sum"), "--multi_objective_aggregation .*"),
         (("--max_completion_length", "512"), "--max_completion_length 512 starves episodes: .* about 1218 tokens"),
         (("--max_turn_length", "5000"), "--max_turn_length 5000 is more than .*--max_completion_length 4096.*"),

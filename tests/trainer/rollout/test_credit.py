@@ -24,7 +24,8 @@ def turn(text: str, operational: float = 0.0, progress: float = 0.0, parseable: 
 
 
 def episode(outcome: Outcome, *turns: Turn) -> Episode:
-    return Episode("e", "q", "db", "?", "easy", "f", outcome, turns, TokenRow([], [], [], [], []))
+    row = TokenRow([], [], [], [], [])
+    return Episode("e", "q", "db", "?", "easy", "f", outcome, turns, row, gold_sql="SELECT a FROM t WHERE b = 1")
 
 
 def test_the_advantages_of_a_tree_worked_out_by_hand() -> None:
@@ -47,28 +48,31 @@ def test_the_advantages_of_a_tree_worked_out_by_hand() -> None:
     ]
 
 
+TEXTS = ["a", "SELECT a FROM t", "SELECT b FROM t WHERE b = 1"]
 TURNS = st.builds(
-    turn, st.sampled_from("abc"), st.sampled_from([-0.05, -0.02, 0.01]), st.sampled_from([0.0, 0.03]), st.booleans()
+    turn,
+    st.sampled_from(TEXTS),
+    st.sampled_from([-0.05, -0.02, 0.01]),
+    st.sampled_from([0.0, 0.03]),
+    st.booleans(),
 )
 EPISODES = st.builds(
     lambda outcome, turns: episode(outcome, *([] if outcome is Outcome.FAILED else turns)),
     st.sampled_from([Outcome.CORRECT, Outcome.WRONG, Outcome.OUT_OF_BUDGET, Outcome.FAILED]),
     st.lists(TURNS, min_size=1, max_size=5),
 )
-WEIGHTS = st.tuples(*[st.floats(-2, 2)] * 4)
+WEIGHTS = st.tuples(*[st.floats(-2, 2)] * 5)
 
 
 @given(EPISODES.filter(lambda each: each.outcome is not Outcome.FAILED), WEIGHTS)
-def test_the_rewards_of_turns_add_up_to_what_grpo_is_given(
-    played: Episode, weights: tuple[float, float, float, float]
-) -> None:
+def test_the_rewards_of_turns_add_up_to_what_grpo_is_given(played: Episode, weights: tuple[float, ...]) -> None:
     whole = sum(w * column[0] for w, column in zip(weights, reward_columns([played], SETTINGS), strict=True))
     assert sum(turn_rewards(played, weights, SETTINGS)) == pytest.approx(whole, abs=1e-9)
 
 
 @given(st.lists(EPISODES, min_size=1, max_size=6), WEIGHTS, st.floats(0, 1))
 def test_the_advantages_of_a_state_cancel_out(
-    group: list[Episode], weights: tuple[float, float, float, float], discount: float
+    group: list[Episode], weights: tuple[float, ...], discount: float
 ) -> None:
     by_state = defaultdict(list)
     advantages = turn_advantages(group, weights, SETTINGS, discount)
@@ -81,7 +85,7 @@ def test_the_advantages_of_a_state_cancel_out(
 
 @given(st.lists(EPISODES, min_size=1, max_size=6), WEIGHTS)
 def test_without_a_discount_the_first_turn_has_the_episodes_own_advantage(
-    group: list[Episode], weights: tuple[float, float, float, float]
+    group: list[Episode], weights: tuple[float, ...]
 ) -> None:
     played = [each for each in group if each.turns]
     totals = [sum(turn_rewards(each, weights, SETTINGS)) for each in played]

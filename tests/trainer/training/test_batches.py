@@ -33,7 +33,7 @@ from trainer.rollout.credit import DISCOUNT
 from trainer.rollout.environments import LocalEnvironments
 from trainer.rollout.episodes import Episode, Outcome, TokenRow, Turn
 from trainer.rollout.failures import RolloutError
-from trainer.rollout.rewards import REWARD_FUNCTIONS, REWARD_NAMES
+from trainer.rollout.rewards import REWARD_FUNCTIONS, REWARD_NAMES, all_weights
 from trainer.rollout.transcript import TokenBudget
 from trainer.training.batch_shape import BatchSettings, BatchShape, check_batches
 from trainer.training.batch_summary import BatchSummary, summaries
@@ -134,7 +134,12 @@ class AnyQuestion:
 
     def question(self, question_id: str) -> Question:
         return SimpleNamespace(  # type: ignore[return-value]
-            question_id=question_id, db_id="d", hardness=SimpleNamespace(value="easy"), family="f", text=question_id
+            question_id=question_id,
+            db_id="d",
+            hardness=SimpleNamespace(value="easy"),
+            family="f",
+            text="?",
+            gold_sql="",
         )
 
 
@@ -185,7 +190,7 @@ def test_a_batch_is_played_when_it_is_asked_for_and_handed_over_once(loop: Rollo
     rows = batches(prompts, trainer)
     assert set(rows) == {
         *("prompt_ids", "completion_ids", "logprobs", "env_mask"),
-        *("correctness", "progress", "operational", "format_share"),
+        *("correctness", "progress", "operational", "format_share", "structure"),
     }
     assert {len(values) for values in rows.values()} == {4}
     ((step, episodes),) = told
@@ -531,7 +536,7 @@ def test_the_lag_is_what_may_be_in_flight_when_a_batch_is_begun(
 
 
 def test_adaptive_weights_are_those_that_groups_are_judged_and_trained_under(loop: RolloutLoop) -> None:
-    adaptive = AdaptiveWeights((1.0, 0.2, 0.2, 0.1))
+    adaptive = AdaptiveWeights(all_weights([1.0, 0.2, 0.2, 0.1]))
     script = Script(lambda r: episode_of(r.question_id, r.seed, correct=r.seed % 2 == 0, version=100))
     batches = batches_of(script, loop, config(rows=8, generations=4), BatchSettings(refill=1.0), adaptive=adaptive)
     trainer, expected = trainer_at(0), []
@@ -560,7 +565,7 @@ def test_ranks_weigh_by_the_episodes_of_all(loop: RolloutLoop) -> None:
         return episode_of(request.question_id, request.seed, correct=bool(request.seed % 2))
 
     def weights_of(index: int) -> tuple[float, ...]:
-        adaptive = AdaptiveWeights((1.0, 0.2, 0.2, 0.1))
+        adaptive = AdaptiveWeights(all_weights([1.0, 0.2, 0.2, 0.1]))
         grpo = config(rows=4, generations=4)
         batches_of(Script(play), loop, grpo, ranks=Rank(index, 2), adaptive=adaptive).prepare(trainer_at(0))
         return adaptive.of(1)
