@@ -45,6 +45,7 @@ from env_server.types import (
 
 HISTORY_CHARS = 200
 """Longest entry of `action_history`: a reminder for the agent, not a transcript."""
+LAST_STEP = "Only an ANSWER counts now."
 
 
 @dataclass(slots=True)
@@ -242,6 +243,9 @@ class Episodes:
             metadata["reward_components"] = dict(vars(reward))
         if verdict is not None:
             metadata["verdict"] = verdict.value
+        remaining = self._settings.step_budget - episode.steps
+        if self._settings.error_hints and remaining == 1 and not episode.done:
+            metadata["hint"] = LAST_STEP
         return SQLObservation(
             done=episode.done,
             reward=reward.total,
@@ -250,7 +254,7 @@ class Episodes:
             result=outcome.result,
             error=outcome.error,
             step_count=episode.steps,
-            budget_remaining=self._settings.step_budget - episode.steps,
+            budget_remaining=remaining,
             action_history=list(episode.history),
             metadata=metadata,
         )

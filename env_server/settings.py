@@ -112,8 +112,8 @@ class EnvSettings:
     step_budget: int = 15
     """Steps in an episode; running out ends it with terminal reward 0."""
     error_hints: bool = False
-    """Whether the error of a QUERY that names a missing table or column goes on with the names that there are. Off: a
-    policy reads what it was trained on."""
+    """Whether the error of a QUERY that names a missing table or column goes on with the names that there are, and the
+    last step is said to be for an ANSWER. Off: a policy reads what it was trained on."""
     sandbox: SandboxSettings = SandboxSettings()
     display: DisplaySettings = DisplaySettings()
     reward: RewardSettings = RewardSettings()

@@ -80,8 +80,8 @@ class SQLObservation(BaseModel):
     """What the agent sees after `reset` or `step`.
 
     `result` and `error` are plain text and never both set. `metadata` holds `reward_components` (after each
-    step) and `verdict` (a `Verdict`, once done); the properties of these names read them. Printed, it is what the
-    agent reads, with the action and the reward.
+    step) and `verdict` (a `Verdict`, once done); the properties of these names read them. With `error_hints`, `hint` is
+    there before the last step. Printed, it is what the agent reads, with the action and the reward.
     """
 
     model_config = ConfigDict(extra="forbid")

@@ -45,7 +45,8 @@ FOLDS_HELP = (
 )
 ERROR_HINTS_HELP = (
     "Let the error of a query that names a missing table or column go on with the names that there are, the nearest "
-    "first. (Default: false, unless the policy was trained with it.)"
+    "first, and say before the last step that only an ANSWER counts. (Default: false, unless the "
+    "policy was trained with it.)"
 )
 THINKING_HELP = (
     "Tokens that a thought may have in each turn, beside --max_turn_length; then it is closed and the action follows. "

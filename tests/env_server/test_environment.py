@@ -103,6 +103,17 @@ def test_hints_change_the_words_of_errors_alone_and_only_if_set(pets: Dataset, p
         assert more.model_copy(update={"error": said.error}) == said
 
 
+def test_with_hints_only_the_observation_before_the_last_step_says_so(pets: Dataset, pets_pool: DatabasePool) -> None:
+    for hints in (False, True):
+        environment = SQLEnvironment(pets, pets_pool, EnvSettings(step_budget=3, error_hints=hints))
+        seen = [environment.reset(question_id="cats"), *(act(environment, "DESCRIBE pets") for _ in range(3))]
+        assert ["hint" in observation.metadata for observation in seen] == [False, False, hints, False]
+    for budget, end in ((1, "ANSWER 2"), (2, "QUERY SELECT 1")):
+        environment = SQLEnvironment(pets, pets_pool, EnvSettings(step_budget=budget, error_hints=True))
+        assert ("hint" in environment.reset(question_id="cats").metadata) is (budget == 1)
+        assert ("hint" in act(environment, end).metadata) is (budget == 2)
+
+
 BIG = 1_000_000
 
 
