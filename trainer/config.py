@@ -274,14 +274,6 @@ class SQLEnvArguments(EpisodeArguments):
             "evaluation databases (0: none, -1: all)."
         },
     )
-    stop_at_success: float | None = field(
-        default=None,
-        metadata={
-            "help": "With --eval_strategy steps, end training as soon as an evaluation during it has this success "
-            "rate, such as 0.6."
-        },
-    )
-
     trace: str | None = field(default=None, metadata={"help": TRACE_HELP})
     dry_run: bool = field(
         default=False,
@@ -312,8 +304,6 @@ class SQLEnvArguments(EpisodeArguments):
         for name in ("few_shot", "max_thinking_length", "staleness", "refill", "curriculum"):
             if (getattr(self, name) or 0) < 0:
                 raise ConfigError(f"--{name} must not be negative, not {getattr(self, name)}")
-        if self.stop_at_success is not None and not 0.0 < self.stop_at_success <= 1.0:
-            raise ConfigError(f"--stop_at_success is a success rate and must lie in (0, 1], not {self.stop_at_success}")
         if self.dry_run_gpu is not None and (not self.dry_run or self.dry_run_gpu <= 0):
             raise ConfigError("--dry_run_gpu is a positive number of GiB, and goes with --dry_run true")
         if not 0.0 <= self.max_failure_share <= 1.0:

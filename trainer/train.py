@@ -60,7 +60,7 @@ from trainer.training.batch_shape import BatchSettings, BatchShape
 from trainer.training.batches import Batches
 from trainer.training.dry_run import dry_run
 from trainer.training.engines import RolloutSetup, find_servers, open_policy
-from trainer.training.evaluating import EvaluateAtStart, SQLEnvTrainer, StopAtSuccess
+from trainer.training.evaluating import EvaluateAtStart, SQLEnvTrainer
 from trainer.training.grpo import build_trainer, stop_at_turns_ends, use_engine
 from trainer.training.guided_starts import GuidedStarts
 from trainer.training.health_watch import HealthWatch, watched
@@ -236,8 +236,6 @@ class Training:
 
             trainer.evaluate_with(evaluate_on_the_way)
             trainer.add_callback(EvaluateAtStart(self._evaluations))
-            if self._arguments.stop_at_success is not None:
-                trainer.add_callback(StopAtSuccess(self._arguments.stop_at_success, self._evaluations, self._say))
             whole = self._train(trainer, environments, evaluate, play)
         if self._ranks.is_main and whole:
             self._conclude()

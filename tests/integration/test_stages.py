@@ -270,7 +270,7 @@ def test_all_stages_are_looked_at_before_the_first_one_starts(
         {"kind": "warmup", "use_peft": True, "lora_r": 4, "data": "/no/such/data"},
         {"kind": "grpo", "max_steps": "many"},
         {"kind": "grpo", "name": "narrow", "lora_r": 8},
-        {"kind": "grpo", "name": "wide", "stop_at_success": 0.5},
+        {"kind": "grpo", "name": "wide", "eval_strategy": "steps", "eval_episodes": 0},
         {"kind": "grpo", "name": "large", "per_device_train_batch_size": 99_999 * 4},
     ]
     assert cli.main(config(tmp_path, stages)) == 2
@@ -279,7 +279,7 @@ def test_all_stages_are_looked_at_before_the_first_one_starts(
         "stage 1 of 5 (warmup): '/no/such/data' names no data set and no folder",
         "stage 2 of 5 (grpo): --max_steps: invalid int value: 'many'",
         "stage 3 of 5 (narrow): --lora_r 8: the adapter",
-        "stage 4 of 5 (wide): --stop_at_success 0.5 goes by evaluations during training",
+        "stage 4 of 5 (wide): --eval_strategy steps evaluates as training goes on, and --eval_episodes 0",
         "stage 5 of 5 (large): one step plays 99999 questions, and the data set has 2871 for training",
     ):
         assert complaint in line
@@ -330,25 +330,6 @@ def test_a_stage_is_the_command_that_it_stands_for(tmp_path: Path) -> None:
         start = str(alone)
         made, own = (weights(folder / stage.folder, "adapter_model") for folder in (tmp_path / "run", tmp_path))
         assert made == own
-
-
-def test_a_stage_that_is_good_enough_ends_before_its_steps(
-    tmp_path: Path, interrupt: Interrupt, capsys: pytest.CaptureFixture[str]
-) -> None:
-    until = {"eval_strategy": "steps", "eval_steps": 1, "stop_at_success": 0.01, "eval_episodes": 24}
-    stages: list[dict[str, Any]] = [
-        {"kind": "grpo", "name": "first", **until},
-        {"kind": "grpo", "name": "second", "max_steps": 1},
-    ]
-    interrupt("1-first", 1)  # the evaluation that ends the stage is the first thing that it does when it goes on
-    assert cli.main(config(tmp_path, stages)) == 0
-    assert cli.main([*config(tmp_path, stages), "--resume_from_checkpoint", "true"]) == 0
-    said = capsys.readouterr().out
-    assert "reaches --stop_at_success 0.01: training ends after step 1 of 3" in said
-    first, second = (RunFolder.open(tmp_path / "run" / name) for name in ("1-first", "2-second"))
-    assert [row["step"] for row in first.metrics()] == [1]
-    assert [evaluation.step for evaluation in first.evaluations() if evaluation.label == "after"] == [1]
-    assert second.config()["model"]["model_name_or_path"] == str(first.path)
 
 
 def test_two_ranks_go_from_stage_to_stage_together(tmp_path: Path, forks: ForkServer) -> None:

@@ -127,9 +127,3 @@ def test_levels_are_read_from_the_easiest_to_the_hardest() -> None:
             ConfigError, match="--difficulty takes easy, medium, hard, extra, unknown, separated by commas, not"
         ):
             SQLEnvArguments(difficulty=wrong)
-
-
-@pytest.mark.parametrize("rate", [0.0, -0.1, 1.1])
-def test_a_success_to_stop_at_is_a_rate(rate: float) -> None:
-    with pytest.raises(ConfigError, match="--stop_at_success is a success rate"):
-        SQLEnvArguments(stop_at_success=rate)

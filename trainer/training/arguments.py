@@ -95,7 +95,7 @@ def parse_arguments(
     if grpo.use_vllm:
         check_vllm_flags(arguments, grpo, model_config)
     check_batches(grpo, BatchSettings.of(arguments))
-    settle_evaluation(grpo, arguments.eval_episodes, arguments.stop_at_success)
+    settle_evaluation(grpo, arguments.eval_episodes)
     advice += TRAIN_FLAGS.check_needs(given, vars(arguments) | vars(grpo) | vars(model_config))
     advise("sqlenv train", [*advice, *check_combinations(arguments, grpo, model_config)])
     _name_checkpoint(grpo, output)

@@ -58,17 +58,12 @@ def evaluation_metrics(summary: EvaluationSummary) -> dict[str, float]:
     return {name: number(summary) for name, number in _NUMBERS.items()}
 
 
-def settle_evaluation(grpo: GRPOConfig, eval_episodes: int, stop_at_success: float | None = None) -> None:
+def settle_evaluation(grpo: GRPOConfig, eval_episodes: int) -> None:
     """Check the flags on evaluation during training, and let the best checkpoint be the most successful one.
 
     Raises ConfigError.
     """
     evaluates = grpo.eval_strategy != IntervalStrategy.NO
-    if stop_at_success is not None and not evaluates:
-        raise ConfigError(
-            f"--stop_at_success {stop_at_success:g} goes by evaluations during training, and there are none; add "
-            "--eval_strategy steps --eval_steps N"
-        )
     if evaluates and eval_episodes == 0:
         raise ConfigError(
             f"--eval_strategy {grpo.eval_strategy.value} evaluates as training goes on, and --eval_episodes 0 leaves "
@@ -127,42 +122,6 @@ def _is_due(args: TrainingArguments, state: TrainerState) -> bool:
     return bool(
         args.eval_strategy == IntervalStrategy.STEPS and step % state.eval_steps == 0 and args.eval_delay <= step
     )
-
-
-class StopAtSuccess(TrainerCallback):  # type: ignore[misc]
-    """Ends training once an evaluation during it has the success rate that is wanted; every rank needs one."""
-
-    def __init__(self, wanted: float, evaluations: EvaluationsSoFar, say: Callable[[str], None]) -> None:
-        self._wanted = wanted
-        self._evaluations = evaluations
-        self._say = say
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """A run that goes on from the step that it was to end after ends there."""
-        known = self._evaluations.known(state.global_step)
-        if known is not None:
-            self._judge(known.success_rate, state, control)
-
-    def on_evaluate(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        metrics: Mapping[str, float] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """An evaluation has numbers."""
-        self._judge((metrics or {}).get(BEST, 0.0), state, control)
-
-    def _judge(self, success: float, state: TrainerState, control: TrainerControl) -> None:
-        if 0 < state.global_step < state.max_steps and success >= self._wanted:
-            control.should_training_stop = True
-            self._say(
-                f"success {success:.1%} reaches --stop_at_success {self._wanted:g}: training ends after step "
-                f"{state.global_step} of {state.max_steps}"
-            )
 
 
 class SQLEnvTrainer(CheckpointingTrainer, HalvingTrainer):

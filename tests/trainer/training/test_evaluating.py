@@ -8,7 +8,7 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 from trainer.config import ConfigError
 from trainer.results.statistics import EvaluationSummary, Interval
 from trainer.training.arguments import parse_arguments
-from trainer.training.evaluating import BEST, EvaluateAtStart, StopAtSuccess, evaluation_metrics
+from trainer.training.evaluating import EvaluateAtStart, evaluation_metrics
 
 CPU = ("--model_name_or_path", "x", "--use_cpu", "true", "--bf16", "false")
 EVERY_TWO = ("--eval_strategy", "steps", "--eval_steps", "2")
@@ -28,7 +28,6 @@ def test_groups_of_any_size_go_with_evaluation() -> None:
             (*EVERY_TWO, "--lr_scheduler_type", "reduce_lr_on_plateau"),
             "follows the loss of evaluations, and they have none",
         ),
-        (("--stop_at_success", "0.6"), "--stop_at_success 0.6 goes by evaluations during training, and there are none"),
         (("--save_strategy", "best"), "the best checkpoint is known by evaluations; add --eval_strategy"),
         (
             (*EVERY_TWO, "--save_strategy", "best", "--metric_for_best_model", "bleu"),
@@ -93,26 +92,3 @@ def test_where_training_begins_with_an_evaluation(
     EvaluateAtStart(evaluations).on_train_begin(arguments, state, TrainerControl())
     assert arguments.eval_on_start is begins
     assert evaluations.gone_on_from == [step]
-
-
-@pytest.mark.parametrize(
-    ("step", "success", "ends"), [(3, 0.6, True), (3, 0.7, True), (3, 0.59, False), (0, 0.9, False), (8, 0.9, False)]
-)
-def test_training_ends_once_an_evaluation_during_it_is_good_enough(step: int, success: float, ends: bool) -> None:
-    said: list[str] = []
-    callback, control = StopAtSuccess(0.6, Known(False), said.append), TrainerControl()
-    state = TrainerState(global_step=step, max_steps=8)
-    callback.on_evaluate(TrainingArguments("runs/x", use_cpu=True, bf16=False), state, control, {BEST: success})
-    assert control.should_training_stop is ends
-    line = f"success {success:.1%} reaches --stop_at_success 0.6: training ends after step 3 of 8"
-    assert said == ([line] if ends else [])
-
-
-@pytest.mark.parametrize(("known", "wanted", "ends"), [(True, 0.25, True), (True, 0.3, False), (False, 0.1, False)])
-def test_a_run_that_goes_on_from_where_it_was_to_end_ends_there(known: bool, wanted: float, ends: bool) -> None:
-    said: list[str] = []
-    callback, control = StopAtSuccess(wanted, Known(known), said.append), TrainerControl()
-    arguments = TrainingArguments("runs/x", use_cpu=True, bf16=False)
-    callback.on_train_begin(arguments, TrainerState(global_step=3, max_steps=8), control)
-    assert control.should_training_stop is ends
-    assert len(said) == ends
