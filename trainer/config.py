@@ -259,7 +259,6 @@ class SQLEnvArguments(EpisodeArguments):
             "the start)."
         },
     )
-    env_threads: int = field(default=4, metadata={"help": "Threads that run SQL when the environment is in process."})
     torch_threads: int = field(
         default=0,
         metadata={
@@ -297,7 +296,7 @@ class SQLEnvArguments(EpisodeArguments):
         ):
             if getattr(self, name) not in choices:
                 raise ConfigError(f"--{name} must be one of {list(choices)}, not {getattr(self, name)!r}")
-        positive = ("step_budget", "max_concurrency", "max_turn_length", "env_threads", "oversample")
+        positive = ("step_budget", "max_concurrency", "max_turn_length", "oversample")
         for name in (*positive, "weight_sync_timeout"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"--{name} must be positive, not {getattr(self, name)}")

@@ -271,7 +271,6 @@ class Training:
             self._dataset,
             self._env_settings,
             self._answer_mode,
-            arguments.env_threads,
         )
 
     def _train(

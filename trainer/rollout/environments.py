@@ -129,9 +129,8 @@ def open_environments(
     dataset: Dataset,
     settings: EnvSettings,
     answer_mode: AnswerMode,
-    threads: int = 4,
 ) -> AnyEnvironments:
     """The environments that `--env` names: LOCAL, or the URLs of servers. Raises ClientError."""
     if env == LOCAL:
-        return LocalEnvironments(dataset, settings, answer_mode, threads)
+        return LocalEnvironments(dataset, settings, answer_mode)
     return RemoteEnvironments(env, dataset, settings, answer_mode, token)

@@ -224,9 +224,7 @@ class _Run:
     def _check_environments(self, dataset: Dataset) -> SQLObservation:
         arguments = self._arguments
         token = token_of(arguments.env_token)
-        environments = open_environments(
-            arguments.env_server, token, dataset, arguments.environment, self._answer_mode, arguments.env_threads
-        )
+        environments = open_environments(arguments.env_server, token, dataset, arguments.environment, self._answer_mode)
         longest = max(self._asked(dataset), key=lambda question: len(question.text))
         with closing(environments), environments.blocking() as session:
             observation = session.reset(question_id=longest.question_id)

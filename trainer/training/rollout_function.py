@@ -91,7 +91,6 @@ class RolloutFunction:
             dataset,
             self._settings,
             mode,
-            arguments.env_threads,
         )
         self._opened.callback(self._environments.close)
         self._loop = self._opened.enter_context(RolloutLoop())
