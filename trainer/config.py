@@ -184,9 +184,6 @@ class SQLEnvArguments(EpisodeArguments):
             "help": "Folder for 'disk' and 'lora', under the same path for the servers (default: OUTPUT_DIR/weights)."
         },
     )
-    weight_sync_timeout: float = field(
-        default=120.0, metadata={"help": "Seconds that one server may take for the weights."}
-    )
     weight_sync_pause: str = field(
         default="wait",
         metadata={
@@ -297,7 +294,7 @@ class SQLEnvArguments(EpisodeArguments):
             if getattr(self, name) not in choices:
                 raise ConfigError(f"--{name} must be one of {list(choices)}, not {getattr(self, name)!r}")
         positive = ("step_budget", "max_concurrency", "max_turn_length", "oversample")
-        for name in (*positive, "weight_sync_timeout"):
+        for name in positive:
             if getattr(self, name) <= 0:
                 raise ConfigError(f"--{name} must be positive, not {getattr(self, name)}")
         for name in ("few_shot", "max_thinking_length", "staleness", "refill", "curriculum"):

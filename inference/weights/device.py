@@ -39,7 +39,7 @@ from inference.weights.device_facts import (
     is_here,
 )
 from inference.weights.device_transfer import Transfer, abort
-from inference.weights.transport import WeightSyncError, give_up_update
+from inference.weights.transport import SERVER_S, WeightSyncError, give_up_update
 
 BUFFER_BYTES = 256 * 2**20
 """Of the GPU, for a chunk of the weights; a larger tensor makes it larger."""
@@ -100,7 +100,7 @@ class DeviceTransport:
         name: Literal["nccl", "ipc"],
         gather: Callable[[], Mapping[str, torch.Tensor]],
         device: torch.device,
-        timeout_s: float,
+        timeout_s: float = SERVER_S,
         ranks: int = 1,
     ) -> None:
         has_cuda = torch.cuda.is_available()

@@ -43,7 +43,7 @@ from inference.weights.perturb import Perturbation, PerturbError, perturbed
 from inference.weights.probe import gap
 from inference.weights.proof import HARMLESS, PROBE_TEMPERATURE, PROOF_TOKENS, Evidence, Logprobs, Prover, Sample
 from inference.weights.ranks import Loop, OneRank, OwnLoop, Ranks
-from inference.weights.transport import Pause, Transport, WeightSyncError
+from inference.weights.transport import SERVER_S, Pause, Transport, WeightSyncError
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ NOISE_MARGIN = 5.0
 class PushSettings:
     """How to push."""
 
-    timeout_s: float = 120.0
+    timeout_s: float = SERVER_S
     """For one server to take the weights and generate the probe."""
     pause: Pause = Pause.WAIT
 
@@ -151,7 +151,10 @@ class WeightPusher:
                     sample = await self._bring(server, replica)
             except TimeoutError:
                 limit = self._settings.timeout_s
-                text = f"it did not take the weights within {limit:g} s (--weight_sync_timeout)"
+                text = (
+                    f"it did not take the weights within {limit:g} s (a faster --weight_sync_dir helps, or "
+                    "--weight_sync nccl)"
+                )
                 raise ReplicaUnavailableError(server.url, text) from None
             if self._has_weights and not is_shared_out(self._model()):
                 self._check(sample)

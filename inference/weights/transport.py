@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from inference.vllm.api import VLLMServer
 
+SERVER_S = 120.0
+"""For one server to take the weights."""
 GIVE_UP_S = 5.0
 """How long it may take to tell a server that an update failed. One that cannot be told ends by its own deadline."""
 

@@ -279,7 +279,7 @@ def test_weights_that_never_arrive_are_given_up_in_time(
     hasty = VLLMSettings(server_timeout_s=0.5, health_timeout_s=5.0)
     pushing = Pushing(model, [server.url], tmp_path, transport=transport, settings=hasty, timeout_s=1.0)
     try:
-        with pytest.raises(WeightSyncError, match=r"did not take the weights within 1 s \(--weight_sync_timeout\)"):
+        with pytest.raises(WeightSyncError, match=r"did not take the weights within 1 s \(.*--weight_sync nccl"):
             pushing.pusher.push(0)
     finally:
         server.thaw()

@@ -31,7 +31,7 @@ def test_flags_reach_the_arguments_of_each_kind() -> None:
     assert model.model_name_or_path == "here"
 
 
-@pytest.mark.parametrize("name", ["step_budget", "max_concurrency", "max_turn_length", "weight_sync_timeout"])
+@pytest.mark.parametrize("name", ["step_budget", "max_concurrency", "max_turn_length"])
 @pytest.mark.parametrize("value", [0, -1])
 def test_numbers_of_things_are_positive(name: str, value: int) -> None:
     with pytest.raises(ValueError, match=f"--{name} must be positive, not {value}"):

@@ -24,7 +24,7 @@ from trainer.results.json_writing import replace_json
 from trainer.results.run_flags import PLACES
 from trainer.stages.plan import Plan, Stage, StageError
 
-MACHINES = re.compile(r"env_server|max_concurrency|vllm_server_.*|weight_sync_dir|weight_sync_timeout")
+MACHINES = re.compile(r"env_server|max_concurrency|vllm_server_.*|weight_sync_dir")
 """Flags that say where servers are, and how much runs at once; they change nothing about what is learned."""
 
 

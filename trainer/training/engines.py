@@ -294,7 +294,7 @@ def vllm_policy(setup: RolloutSetup, say: Callable[[str], None]) -> VLLMPolicy:
         chat.renderer.prompt_ids([{"role": "user", "content": PROBE}]),
         ranks=ranks,
         loop=setup.loop,
-        settings=PushSettings(arguments.weight_sync_timeout, arguments.pause),
+        settings=PushSettings(pause=arguments.pause),
         unrounded=unrounded,
         on_proof=report,
         # Until FSDP has shared the model out, the main rank's may be the only one that holds the weights.
@@ -335,8 +335,7 @@ def _transport(setup: RolloutSetup, engine: VLLMEngine) -> Transport:
                 "nccl" if mode is WeightSyncMode.NCCL else "ipc",
                 lambda: full_weights(model(), accelerator),
                 accelerator.device,
-                arguments.weight_sync_timeout,
-                accelerator.num_processes,
+                ranks=accelerator.num_processes,
             )
         case _:
             return DiskTransport(
