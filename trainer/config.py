@@ -199,14 +199,6 @@ class SQLEnvArguments(EpisodeArguments):
         },
     )
     env_token: str | None = field(default=None, repr=False, metadata={"help": TOKEN_HELP})
-    max_failure_share: float = field(
-        default=0.1,
-        metadata={
-            "help": "Share of the episodes of a batch, over all ranks, that may fail (a server is gone, a deadline has "
-            "passed) before the run ends with the causes. One failure alone never ends it; small batches are judged "
-            "together, a hundred episodes of them."
-        },
-    )
     staleness: int = field(
         default=0,
         metadata={
@@ -302,8 +294,6 @@ class SQLEnvArguments(EpisodeArguments):
                 raise ConfigError(f"--{name} must not be negative, not {getattr(self, name)}")
         if self.dry_run_gpu is not None and (not self.dry_run or self.dry_run_gpu <= 0):
             raise ConfigError("--dry_run_gpu is a positive number of GiB, and goes with --dry_run true")
-        if not 0.0 <= self.max_failure_share <= 1.0:
-            raise ConfigError(f"--max_failure_share is a share and must lie in [0, 1], not {self.max_failure_share}")
 
     @property
     def pause(self) -> Pause:

@@ -56,7 +56,7 @@ RANGES: Mapping[str, Range] = _ranges(
         "learning_rate weight_decay max_grad_norm warmup_steps eval_delay beta epsilon epsilon_high refill max_minutes",
     ),
     steps=(Range(-1), "max_steps"),
-    shares=(_SHARE, "min_p max_failure_share explore"),
+    shares=(_SHARE, "min_p explore"),
     below_one=(_BELOW_ONE, "adam_beta1 adam_beta2 lora_dropout"),
     top_p=(Range(0, 1, open_low=True), "top_p"),
     seeds=(_SEED, "seed data_seed"),

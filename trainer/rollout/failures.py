@@ -33,8 +33,8 @@ def check_failures(causes: Sequence[str], episodes: int, allowed_share: float, o
     if len(causes) <= max(1.0, allowed_share * episodes):
         return
     raise RolloutError(
-        f"{len(causes)} of {episodes} episodes failed{of}, more than the share of {allowed_share:.0%} that "
-        f"--max_failure_share allows{_kinds(causes)}; the first cause: {causes[0]}"
+        f"{len(causes)} of {episodes} episodes failed{of}, more than the {allowed_share:.0%} that a run "
+        f"may lose{_kinds(causes)}; the first cause: {causes[0]}"
     )
 
 

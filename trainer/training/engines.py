@@ -162,7 +162,6 @@ class RolloutSetup:
             TokenBudget(grpo.max_completion_length, context, arguments.max_turn_length, self.chat.thought_length),
             temperature=grpo.temperature,
             max_concurrency=arguments.max_concurrency,
-            max_failure_share=arguments.max_failure_share,
             # A turn may have to wait for a server to come back, and then be generated.
             engine_timeout_s=LONGEST_TURN_S + (grpo.vllm_server_timeout if self.use_vllm else 0.0),
         )
