@@ -7,8 +7,8 @@ The text comes from a language model and is treated as hostile. Promises:
 - The same text on the same file gives the same columns, rows, row count and error, on a fresh connection and on
   a used one. What decides is counted (virtual-machine steps, bytes), not timed; the deadline, in processor time,
   and the process's heap limit, which `limit_memory` sets, are last resorts for a slow or small machine. Sources of
-  chance, of the date and of the time zone are refused or fixed (`env_server.sql.vfs`,
-  `env_server.sql.date_functions`).
+  chance and of the date are refused or fixed (`env_server.sql.vfs`), and so are the words that ask for the machine's
+  time zone; where a statement computes them, the process's own zone decides, which is UTC on a server.
 - At most `max_rows + 1` rows are fetched, and no more than a bounded number of bytes.
 
 Layers, from the outside in: the text's admission (`statement_body`), the authorizer (`authorize`), SQLite's own
@@ -31,14 +31,7 @@ from env_server.dataset import Row, SQLValue
 from env_server.errors import DataError, SQLError
 from env_server.settings import SandboxSettings
 from env_server.sql.cost import SORTING, STEPS_OF_SORTS, Program, RunLimits
-from env_server.sql.date_functions import refuse_local_time
-from env_server.sql.statements import (
-    MAX_ARGUMENTS,
-    authorize,
-    classify,
-    may_use_local_time,
-    statement_body,
-)
+from env_server.sql.statements import authorize, classify, statement_body
 from env_server.sql.vfs import SANDBOX_VFS, VFS_NAME
 
 GAP_S = 0.5
@@ -61,7 +54,7 @@ _LIMITS = {
     apsw.SQLITE_LIMIT_COMPOUND_SELECT: 100,
     apsw.SQLITE_LIMIT_EXPR_DEPTH: 500,
     apsw.SQLITE_LIMIT_PARSER_DEPTH: 400,
-    apsw.SQLITE_LIMIT_FUNCTION_ARG: MAX_ARGUMENTS,
+    apsw.SQLITE_LIMIT_FUNCTION_ARG: 100,
     apsw.SQLITE_LIMIT_TRIGGER_DEPTH: 1,
     apsw.SQLITE_LIMIT_VARIABLE_NUMBER: 10,
     apsw.SQLITE_LIMIT_WORKER_THREADS: 0,
@@ -204,9 +197,6 @@ class Sandbox:
         self.has_collations = False
         """Whether the schema names a collation: comparing texts then takes ten times as long."""
         self._has_virtual_tables = False
-        self._has_dated_views = False
-        self._refuses_local_time = False
-        """Whether the connection's date functions are ours."""
         self._meter: _Meter | None = None
         self._connection: apsw.Connection | None = None
         # Held to close the connection and to interrupt it, which must not meet.
@@ -249,15 +239,10 @@ class Sandbox:
 
     def _attempt(self, body: str, max_rows: int) -> QueryResult:
         """Run the statement under one budget; raises SQLError, and MemoryError when the heap is full."""
-        if self._has_virtual_tables or self._refuses_local_time:
-            # Modules of virtual tables keep statements and caches, whose counters a new statement would inherit; and
-            # SQLite's own date functions are faster than ours.
+        if self._has_virtual_tables:
+            # Modules of virtual tables keep statements and caches, whose counters a new statement would inherit.
             self.close()
         connection = self._connected()
-        self._refuses_local_time = self._has_dated_views or may_use_local_time(body)
-        if self._refuses_local_time:
-            connection.limit(apsw.SQLITE_LIMIT_LENGTH, self._settings.value_bytes)
-            refuse_local_time(connection, self._encoding)
         meter = _Meter(self._settings)
         with self._metered(connection, meter):
             try:
@@ -466,10 +451,6 @@ class Sandbox:
         self._own_tables = frozenset(str(name).lower() for name, _ in tables)
         virtual = [str(name) for name, is_virtual in tables if is_virtual]
         self._has_virtual_tables = bool(virtual)
-        views = connection.execute("SELECT CAST(sql AS BLOB) FROM sqlite_master WHERE type = 'view'").fetchall()
-        self._has_dated_views = any(
-            isinstance(text, bytes) and may_use_local_time(text.decode(self._encoding, "replace")) for (text,) in views
-        )
         for name in virtual:
             self._connect_virtual_table(connection, name)
         limits = {

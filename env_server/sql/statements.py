@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import apsw
@@ -37,12 +36,10 @@ _REFUSED_VERBS = frozenset(
         *("insert", "reindex", "release", "replace", "rollback", "savepoint", "update", "vacuum"),
     )
 )
-FIRST_MODIFIER = {"date": 1, "time": 1, "datetime": 1, "julianday": 1, "unixepoch": 1, "strftime": 2}
-"""The date functions that take modifiers, and how many arguments come before them."""
-LOCAL_TIME = frozenset(("localtime", "utc"))
+_DATE_FUNCTIONS = frozenset(("date", "time", "datetime", "julianday", "unixepoch", "strftime"))
+"""Those that take modifiers."""
+_LOCAL_TIME = frozenset(("localtime", "utc"))
 """The modifiers that convert to or from the machine's time zone."""
-MAX_ARGUMENTS = 100
-"""Arguments that any function may be called with."""
 
 _DATE_NAMES = ("date", "time", "julianday", "unixepoch")
 """What the name of every date function holds."""
@@ -101,64 +98,16 @@ def _refuse_verb(word: str) -> None:
 
 
 def _refuse_time_zones(seen: Sequence[Token]) -> None:
-    """Refuse date functions with `localtime` or `utc`: the result would depend on the machine's time zone."""
+    """Refuse date functions with `localtime` or `utc`: the result would depend on the machine's time zone.
+
+    A modifier that is computed or stored is not seen; a server's processes run in UTC.
+    """
     called = (token[0].strip("\"'`[]") for token, after in pairwise(seen) if after[0] == "(")
-    if not any(word.lower() in FIRST_MODIFIER for word in called):
+    if not any(word.lower() in _DATE_FUNCTIONS for word in called):
         return
     for token in seen:
-        if token[0][0] in "'\"" and token[0][1:-1].strip().lower() in LOCAL_TIME:
-            raise no_local_time(token[0])
-
-
-def no_local_time(modifier: str) -> SQLError:
-    """The error for a modifier, in quotes, that is one of LOCAL_TIME."""
-    return SQLError("denied", f"the modifier {modifier} is not allowed; times are in UTC")
-
-
-@dataclass(slots=True)
-class _Parentheses:
-    """What is known of a pair that is still open: the function it belongs to, and the argument that is being read."""
-
-    first_modifier: int | None
-    argument: int = 0
-    tokens: int = 0
-    harmless: bool = False
-    """Whether the argument's last token is a text that is none of LOCAL_TIME."""
-
-    def may_be_local_time(self) -> bool:
-        if self.first_modifier is None or self.argument < self.first_modifier:
-            return False
-        return self.tokens != 1 or not self.harmless
-
-
-def may_use_local_time(sql: str) -> bool:
-    """Tell whether a date function may be given a modifier of LOCAL_TIME when the statement runs.
-
-    False only where each modifier in the text is a literal that is none: whatever is not understood counts as True.
-    """
-    if not _may_hold_dates(sql):
-        return False
-    opened = [_Parentheses(None)]
-    before = ""
-    for token in tokens(sql):
-        word = token[0]
-        # SQLite takes a byte order mark for a blank.
-        if token.lastgroup in ("blank", "comment") or word == "\ufeff":
-            continue
-        innermost = opened[-1]
-        if word in (",", ")") and innermost.may_be_local_time():
-            return True
-        if word == ",":
-            opened[-1] = _Parentheses(innermost.first_modifier, innermost.argument + 1)
-        elif word == ")" and len(opened) > 1:
-            opened.pop()
-        else:
-            innermost.tokens += 1
-            innermost.harmless = word.startswith("'") and word[1:-1].strip().lower() not in LOCAL_TIME
-            if word == "(":
-                opened.append(_Parentheses(FIRST_MODIFIER.get(before.strip("\"'`[]").lower())))
-        before = word
-    return False
+        if token[0][0] in "'\"" and token[0][1:-1].strip().lower() in _LOCAL_TIME:
+            raise SQLError("denied", f"the modifier {token[0]} is not allowed; times are in UTC")
 
 
 def authorize(action: int, first: str | None, second: str | None, own_tables: Collection[str]) -> str:

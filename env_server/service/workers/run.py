@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import socket
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -53,6 +55,9 @@ def serve(
     Raises ListenError, DataError, StartError, WorkersFailedError.
     """
     configure(settings.log_level, LineHandler())
+    # Here and in the query processes, which inherit it: the same answer on every machine.
+    os.environ["TZ"] = "UTC"
+    time.tzset()
     sockets = listen(settings.host, settings.port, settings.workers)
     try:
         factory = create_app or _application()

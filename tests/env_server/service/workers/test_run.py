@@ -385,6 +385,16 @@ def ask_state(client: ClientConnection) -> dict[str, Any]:
     return state
 
 
+def test_a_server_answers_in_utc_wherever_it_stands(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "America/New_York")
+    with sqlenv_serve(shop) as server:
+        server.wait_until_serving()
+        with server.connect("/ws") as client:
+            ask(client, "reset")
+            query = "SELECT strftime('%H', '2026-07-01 12:00', 'local' || 'time') AS hour"
+            assert "12" in ask(client, "step", action_type="QUERY", argument=query)["data"]["observation"]["result"]
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_in_sql_mode_test_databases_are_made_before_it_serves_and_never_in_a_request(
     workers: int, tmp_path: Path
