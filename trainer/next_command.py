@@ -1,8 +1,9 @@
-"""The command lines that a run which was stopped prints for its user: how to go on, or to start again.
+"""The command lines that a command prints for its user: how to go on after a stop, and what to do next.
 
 Promises:
 
-1. A line is what was given, quoted for a shell, so that it can be pasted where the run was started.
+1. A line is quoted for a shell, so that it can be pasted where the command was started. Where `sqlenv` is not on the
+   PATH, it is named as it was called.
 2. It names no token: a terminal is recorded, and so is a cluster's log.
 3. `--resume_from_checkpoint true` is in a line that goes on once, whatever was given.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,10 +36,23 @@ class NextCommand:
         return cls(_line(command, [*_without(words, RESUME), RESUME, "true"]), _line(command, words))
 
 
+def what_next(*commands: Sequence[str]) -> str:
+    """Return `next` and the commands of `sqlenv`, a line each, to be printed when something is finished."""
+    return "\n".join(
+        f"{'' if place else 'next':8}{_program('sqlenv')} {shlex.join(words)}" for place, words in enumerate(commands)
+    )
+
+
+def _program(name: str) -> str:
+    called = Path(sys.argv[0])
+    if called.parts[-2:] == (name, "__main__.py"):
+        return f"python -m {name}"
+    return str(called) if called.name == name and shutil.which(name) is None else name
+
+
 def _line(command: str, words: Sequence[str]) -> str:
     program, name = command.split()
-    if Path(sys.argv[0]).parts[-2:] == ("sqlenv", "__main__.py"):
-        program = f"python -m {program}"
+    program = _program(program)
     launched = "(under the same launcher) " if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
     return f"{launched}{program} {name} {shlex.join(words)}".rstrip()
 

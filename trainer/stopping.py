@@ -140,13 +140,14 @@ class Stopping:
     """Listens to SIGTERM and Ctrl-C in its `with` block, and says at the block's end that the run was stopped.
 
     An end at once leaves the block as KeyboardInterrupt or CancelledError, and goes no further. On several ranks the
-    process ends there; see `ranks.ending_together`. `part` names what the block is of the command.
+    process ends there; see `ranks.ending_together`.
     """
 
     def __init__(self, command: str, after: NextCommand, part: str = "") -> None:
         self._command = command
         self._after = after
-        self._part = part and f"{part}: "
+        self.part = part
+        """What the block is of the command; "" where it is all of it."""
         self._request = StopRequest()
         self._ranks = Ranks()
         self._there_is = f"stopped before training began; to start again:\n  {after.again}"
@@ -222,7 +223,7 @@ class Stopping:
         Collective: every rank calls it.
         """
         self._there_is = trained(model, data)
-        if self._part:
+        if self.part:
             self._there_is = f"the policy is trained, but not evaluated; to go on:\n  {self._after.go_on}"
         agreed = self.agreed()
         self._request.stage = Stage.TRAINED
@@ -302,7 +303,7 @@ class Stopping:
         if forced_by := self._request.forced_by:
             sys.stderr.write(f"{self._command}: ended at once by a second {NAMES[signal.Signals(forced_by)]}\n")
         else:
-            sys.stdout.write(f"{self._part}{self._there_is}\n")
+            sys.stdout.write(f"{self.part and f'{self.part}: '}{self._there_is}\n")
 
 
 class StopAfterStep(TrainerCallback):  # type: ignore[misc]  # transformers carries no types

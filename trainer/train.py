@@ -34,7 +34,7 @@ from trainer.config import SQLEnvArguments, token_of
 from trainer.evaluation.evaluate import choose_questions
 from trainer.evaluation.run_evaluation import RunEvaluations
 from trainer.flags.combinations import context_advice
-from trainer.next_command import NextCommand
+from trainer.next_command import NextCommand, what_next
 from trainer.policy.checkpoint_settings import SavePlaySettings
 from trainer.policy.loading import load_tokenizer
 from trainer.policy.play_settings import PlaySettings
@@ -339,6 +339,11 @@ class Training:
         if self._destination:
             url = publish(self._folder.path, self._destination, trust_remote_code=self._grpo.trust_remote_code)
             self._console.print(f"pushed  {url}", highlight=False)
+        if not self._stopping.part:
+            run, data = str(self._folder.path), str(self._arguments.data)
+            compared = [["compare", f"{run}:before", run]] if len(evaluations) > 1 else []
+            further = what_next(["view", run], *compared, ["chat", run, "--data", data])
+            self._console.print(further, highlight=False, soft_wrap=True)
 
 
 def _size(model: nn.Module) -> str:

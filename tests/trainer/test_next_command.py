@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.next_command import NextCommand
+from trainer.next_command import NextCommand, what_next
 
 RESUME = ["--resume_from_checkpoint", "true"]
 
@@ -50,3 +51,25 @@ def test_it_is_called_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     assert NextCommand.of("sqlenv warmup", []).again == "python -m sqlenv warmup"
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert NextCommand.of("sqlenv warmup", []).again == "(under the same launcher) python -m sqlenv warmup"
+
+
+@pytest.mark.parametrize(
+    ("called", "path", "named"),
+    [
+        (".venv/bin/sqlenv", "", ".venv/bin/sqlenv"),
+        ("/somewhere/else/sqlenv", "bin", "sqlenv"),
+        ("/somewhere/sqlenv/__main__.py", "bin", "python -m sqlenv"),
+        ("pytest", "", "sqlenv"),
+    ],
+)
+def test_the_program_is_named_so_that_a_shell_finds_it(
+    called: str, path: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "sqlenv").touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / path) if path else "")
+    monkeypatch.setattr("sys.argv", [called])
+    assert NextCommand.of("sqlenv train", ["--seed", "1"]).again == f"{named} train --seed 1"
+    first, second = what_next(["view", "runs/my run"], ["chat", "x"]).splitlines()
+    assert shlex.split(first) == ["next", *named.split(), "view", "runs/my run"]
+    assert shlex.split(second) == [*named.split(), "chat", "x"]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from sqlenv.parser import Parser, output_folder
+from trainer.next_command import what_next
 
 DTYPES = ("float32", "bfloat16", "float16")
 DESCRIPTION = """\
@@ -42,6 +43,8 @@ def run(argv: Sequence[str]) -> int:
     console = Console()
     said = f"{exported.parameters:,} parameters, {exported.dtype}, in {exported.folder}"
     console.print(said, highlight=False, soft_wrap=True)
+    further = what_next(["evaluate", "--policy", str(args.out)], ["inference", "--model", str(args.out)])
+    console.print(further, highlight=False, soft_wrap=True)
     if destination:
         console.print(f"pushed to {destination.push(exported.folder)}", highlight=False, soft_wrap=True)
     return 0

@@ -35,7 +35,7 @@ from trl import ModelConfig, SFTConfig, get_peft_config, get_quantization_config
 from env_server.types import AnswerMode
 from trainer.chat.format import ChatFormat, ChatSettings
 from trainer.config import ConfigError, WarmupArguments
-from trainer.next_command import NextCommand
+from trainer.next_command import NextCommand, what_next
 from trainer.policy.checkpoint_settings import SavePlaySettings
 from trainer.policy.generation_settings import repair_generation_settings
 from trainer.policy.loading import init_kwargs, load_base, load_to_continue, load_tokenizer, resolve_policy
@@ -247,7 +247,10 @@ def _warm_up(
         return
     stopping.conclude()
     require_saved_in(target, ranks.broadcast(save()))
-    console.print(f"saved to {target}", highlight=False)
+    console.print(f"policy  {target}", highlight=False, soft_wrap=True)
+    if not stopping.part:
+        further = [["train", "--model_name_or_path", str(target), "--data", arguments.data]]
+        console.print(what_next(*further, ["evaluate", "--policy", str(target)]), highlight=False, soft_wrap=True)
 
 
 @contextmanager
