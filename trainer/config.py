@@ -16,11 +16,9 @@ from env_server.errors import SQLEnvError
 from env_server.settings import EnvSettings
 from env_server.types import AnswerMode
 from inference.launch.plan import WeightSyncMode
-from inference.weights.transport import Pause
 
 TOKEN_VARIABLE = "SQLENV_TOKEN"
 WEIGHT_SYNCS = ("auto", *(mode.value for mode in WeightSyncMode))
-PAUSES = tuple(mode.value for mode in Pause)
 ENV_HELP = (
     "Where episodes are played: 'local' (in this process), or the URLs of servers that `sqlenv serve` runs, "
     "separated by commas: ws://host:8000,ws://other:8000."
@@ -184,13 +182,6 @@ class SQLEnvArguments(EpisodeArguments):
             "help": "Folder for 'disk' and 'lora', under the same path for the servers (default: OUTPUT_DIR/weights)."
         },
     )
-    weight_sync_pause: str = field(
-        default="wait",
-        metadata={
-            "help": "What becomes of requests in flight when weights arrive: 'wait' (they end first), 'keep' (they are "
-            "frozen, and go on with the new weights), 'none' (they run on)."
-        },
-    )
     env_server: str = field(
         default="local",
         metadata={
@@ -279,7 +270,6 @@ class SQLEnvArguments(EpisodeArguments):
         super().__post_init__()
         for name, choices in (
             ("weight_sync", WEIGHT_SYNCS),
-            ("weight_sync_pause", PAUSES),
             ("advantages", ADVANTAGES),
             ("reward_weighting", REWARD_WEIGHTINGS),
         ):
@@ -294,11 +284,6 @@ class SQLEnvArguments(EpisodeArguments):
                 raise ConfigError(f"--{name} must not be negative, not {getattr(self, name)}")
         if self.dry_run_gpu is not None and (not self.dry_run or self.dry_run_gpu <= 0):
             raise ConfigError("--dry_run_gpu is a positive number of GiB, and goes with --dry_run true")
-
-    @property
-    def pause(self) -> Pause:
-        """`weight_sync_pause`, as it was checked."""
-        return Pause(self.weight_sync_pause)
 
     def to_log(self) -> dict[str, Any]:
         """What a run's files may show: everything but the token."""

@@ -185,9 +185,9 @@ class VLLMServer:
         reply = await self._call("GET", "/server_info", params={"config_format": "json"})
         return self._part("/server_info", reply, "vllm_config", dict)
 
-    async def pause(self, *, freeze: bool) -> None:
-        """Stop generating: freeze what is in flight, or let it end first. Raises ReplicaError."""
-        await self.post("/pause", params={"mode": "keep" if freeze else "wait"})
+    async def pause(self) -> None:
+        """Stop generating, once what is in flight has ended. Raises ReplicaError."""
+        await self.post("/pause", params={"mode": "wait"})
 
     async def resume(self, timeout_s: float | None = None) -> None:
         """Go on generating. Raises ReplicaError."""

@@ -154,13 +154,13 @@ class VLLMEngine:
         if self._state is not None:
             await self._state.close()
 
-    async def hold(self, *, drain: bool) -> None:
-        """Start no more requests, since the weights are about to change; `drain`: wait for those in flight to end."""
+    async def hold(self) -> None:
+        """Start no more requests, since the weights are about to change, and wait for those in flight to end."""
         self.fleet.held = True
         for replica in self.fleet.replicas:
             replica.is_ready, replica.reason = False, "it is getting new weights"
         if self._state is not None:
-            await self._state.quiet(drain=drain)
+            await self._state.quiet()
 
     async def release(self) -> None:
         """Go on, with the servers that are ready."""
@@ -275,9 +275,9 @@ class _LoopState:
         self._changed.set()
         self._look.set()
 
-    async def quiet(self, *, drain: bool) -> None:
-        """Return when no server is being brought up, and, to drain, no request is in flight."""
-        while self._bringing or (drain and any(self._requests.values())):
+    async def quiet(self) -> None:
+        """Return when no server is being brought up, and no request is in flight."""
+        while self._bringing or any(self._requests.values()):
             self._changed.clear()
             await self._changed.wait()
 

@@ -22,7 +22,6 @@ from urllib.parse import urlsplit
 import torch
 
 from inference.vllm.api import NotVLLMError, ReplicaRejectedError, ReplicaUnavailableError, VLLMServer
-from inference.weights.transport import Pause
 
 FACTS = "sqlenv_facts"
 EXPANDABLE = "expandable_segments:True"
@@ -105,16 +104,10 @@ class Sender:
     has_cuda: bool
     has_vllm: bool
     ranks: int
-    pause: Pause = Pause.WAIT
     allocator: str = ""
 
     def refusal(self, transport: str) -> str:
         """Return why weights cannot leave by `nccl` or `ipc`, "" when they can."""
-        if self.pause is Pause.NONE:
-            return (
-                f"--weight_sync_pause none does not go with --weight_sync {transport}: requests that run while tensors "
-                "arrive one by one would be computed with half of them; use wait or keep"
-            )
         if not self.has_cuda:
             return f"--weight_sync {transport} moves weights between GPUs, and the trainer has none: use disk"
         if not self.has_vllm:

@@ -1,12 +1,12 @@
 """Weight sync: every server gets the trainer's weights before it gets requests, and what it got is proved.
 
-A push gathers the weights (every rank takes part). No rank starts another request, and those in flight end first,
-unless the settings let them go on. Then the main rank goes to all servers at once: pause, send, forget the prefix
-cache, mark the version, resume, generate a probe. The probe's logprobs are compared with the trainer's own.
+A push gathers the weights (every rank takes part). No rank starts another request, and those in flight end first.
+Then the main rank goes to all servers at once: pause, send, forget the prefix cache, mark the version, resume, generate
+a probe. The probe's logprobs are compared with the trainer's own.
 
 Promises:
-- Episodes may be in flight. A turn is stamped with the version that its request began under: no token is newer than the
-  trainer believes, and with the pause `wait` none is older.
+- Episodes may be in flight. A turn is stamped with the version that its request began under, which is that of all its
+  tokens.
 - A server that comes back is brought to the last weights when the trainer waits, and not while it changes them: then
   the next push does it.
 - No server generates with earlier weights while another has the new ones: one that fails is left out until it has
@@ -43,7 +43,7 @@ from inference.weights.perturb import Perturbation, PerturbError, perturbed
 from inference.weights.probe import gap
 from inference.weights.proof import HARMLESS, PROBE_TEMPERATURE, PROOF_TOKENS, Evidence, Logprobs, Prover, Sample
 from inference.weights.ranks import Loop, OneRank, OwnLoop, Ranks
-from inference.weights.transport import SERVER_S, Pause, Transport, WeightSyncError
+from inference.weights.transport import SERVER_S, Transport, WeightSyncError
 
 logger = logging.getLogger(__name__)
 
@@ -55,15 +55,6 @@ LOOK_S = 0.5
 """Between two looks for a server, when there is none."""
 NOISE_MARGIN = 5.0
 """How many times the noise of the start later samples may show: they are shorter, and single tokens stand out."""
-
-
-@dataclass(frozen=True, slots=True)
-class PushSettings:
-    """How to push."""
-
-    timeout_s: float = SERVER_S
-    """For one server to take the weights and generate the probe."""
-    pause: Pause = Pause.WAIT
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +87,7 @@ class WeightPusher:
         unrounded: Logprobs | None = None,
         ranks: Ranks | None = None,
         loop: Loop | None = None,
-        settings: PushSettings | None = None,
+        timeout_s: float = SERVER_S,
         has_weights: bool = True,
         on_proof: Callable[[Sequence[Evidence]], None] = lambda _: None,
     ) -> None:
@@ -108,7 +99,7 @@ class WeightPusher:
         self._unrounded = unrounded or logprobs
         self._ranks = ranks or OneRank()
         self._loop = loop or OwnLoop()
-        self._settings = settings or PushSettings()
+        self._timeout_s = timeout_s
         self._has_weights = has_weights
         self._on_proof = on_proof
         self._run = uuid.uuid4().hex[:12]
@@ -147,12 +138,11 @@ class WeightPusher:
             if not at_rest:
                 raise ReplicaUnavailableError(server.url, "it gets the weights with the next push")
             try:
-                async with asyncio.timeout(self._settings.timeout_s):
+                async with asyncio.timeout(self._timeout_s):
                     sample = await self._bring(server, replica)
             except TimeoutError:
-                limit = self._settings.timeout_s
                 text = (
-                    f"it did not take the weights within {limit:g} s (a faster --weight_sync_dir helps, or "
+                    f"it did not take the weights within {self._timeout_s:g} s (a faster --weight_sync_dir helps, or "
                     "--weight_sync nccl)"
                 )
                 raise ReplicaUnavailableError(server.url, text) from None
@@ -240,7 +230,7 @@ class WeightPusher:
         if self._ranks.is_main and self._dtype is None:
             self._dtype = self._loop.run(self._common_dtype())
         self._transport.prepare(version, self._dtype)
-        self._loop.run(self._engine.hold(drain=self._settings.pause is Pause.WAIT))
+        self._loop.run(self._engine.hold())
         try:
             # Every rank has come to rest before any gets past this.
             self._stamp = self._ranks.broadcast(f"{self._run}/{label}")
@@ -322,16 +312,12 @@ class WeightPusher:
 
     @asynccontextmanager
     async def _paused(self, server: VLLMServer) -> AsyncIterator[None]:
-        """Stop a server's requests as the settings say. After a failure, too, it goes on: others may use it.
+        """Have a server's requests end first. After a failure, too, it goes on: others may use it.
 
         What a transport left half done ends the server before (`give_up_update`).
         """
-        pause = self._settings.pause
-        if pause is Pause.NONE:
-            yield
-            return
         try:
-            await server.pause(freeze=pause is Pause.KEEP)
+            await server.pause()
             yield
         except BaseException:
             with suppress(EngineError):  # it may be gone; what went wrong first is what counts

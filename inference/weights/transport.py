@@ -3,36 +3,23 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
 from inference.engine import EngineError
 
 if TYPE_CHECKING:
-    # Flags need the names of pauses, and neither torch nor a client of HTTP.
     import torch
 
     from inference.vllm.api import VLLMServer
 
 SERVER_S = 120.0
-"""For one server to take the weights."""
+"""For one server to take the weights and generate the probe."""
 GIVE_UP_S = 5.0
 """How long it may take to tell a server that an update failed. One that cannot be told ends by its own deadline."""
 
 
 class WeightSyncError(EngineError):
     """The weights cannot be brought to the servers, or were not what arrived; the text says what to do."""
-
-
-class Pause(StrEnum):
-    """What becomes of requests in flight when weights arrive."""
-
-    WAIT = "wait"
-    """They end first."""
-    KEEP = "keep"
-    """They are frozen, and go on with the new weights."""
-    NONE = "none"
-    """They run on."""
 
 
 class Transport(Protocol):

@@ -89,7 +89,7 @@ def test_batches_are_played_ahead_through_evaluations_checkpoints_and_a_restart(
 
 
 def test_adapters_arrive_while_episodes_are_in_flight(server: VLLMHandle, tmp_path: Path) -> None:
-    flags = (*AHEAD, *NO_CHECKPOINTS, *LORA, "--max_steps", "4", "--weight_sync_pause", "keep")
+    flags = (*AHEAD, *NO_CHECKPOINTS, *LORA, "--max_steps", "4")
     assert cli.main(command(tmp_path / "run", server.url, *flags)) == 0
     steps = RunFolder.open(tmp_path / "run").metrics()
     assert [row["rollout/staleness/max"] for row in steps] == [0, 1, 1, 1]
@@ -161,7 +161,7 @@ def test_a_server_that_is_killed_in_the_middle_of_a_push_leaves_nothing_of_it_be
 
     monkeypatch.setattr(DiskTransport, "send", die_in_the_third)
     flags = (*AHEAD, *NO_CHECKPOINTS, "--model_name_or_path", str(policy), "--learning_rate", "1e-8")
-    patient = ("--weight_sync_pause", "keep", "--vllm_server_timeout", "300")
+    patient = ("--vllm_server_timeout", "300")
     arguments = command(folder.path, server.url, *flags, *patient, "--max_steps", "5")
 
     def restart() -> None:

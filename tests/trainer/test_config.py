@@ -76,7 +76,6 @@ def test_a_gpu_to_plan_for_goes_with_a_dry_run() -> None:
     [
         ("answer_mode", ["value", "sql"]),
         ("weight_sync", ["auto", "disk", "lora", "nccl", "ipc"]),
-        ("weight_sync_pause", ["wait", "keep", "none"]),
     ],
 )
 def test_an_unknown_choice_is_refused_with_the_known_ones(name: str, known: list[str]) -> None:

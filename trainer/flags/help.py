@@ -87,7 +87,7 @@ TRAIN_GROUPS: Mapping[str, str] = {
     "temperature beta loss_type reward_weights reward_weighting advantages refill oversample guided_starts seed",
     "evaluation": "eval_episodes eval_strategy eval_steps",
     "environments": "env_server env_token max_concurrency",
-    "vLLM servers": "use_vllm vllm_server_base_url staleness weight_sync weight_sync_dir weight_sync_pause",
+    "vLLM servers": "use_vllm vllm_server_base_url staleness weight_sync weight_sync_dir",
     "the run": "dry_run dry_run_gpu use_cpu torch_threads save_steps report_to push_to_hub trace",
 }
 WARMUP_GROUPS: Mapping[str, str] = {

@@ -303,7 +303,7 @@ class _Run:
         asked, has_cuda = arguments.weight_sync, self.device.on_gpu and torch.cuda.is_available()
         if asked == "auto" and adapter is None and self.device.on_gpu and not has_cuda:
             return None
-        sender = Sender(has_cuda, has_vllm(), self._grpo.world_size, arguments.pause, allocator_settings())
+        sender = Sender(has_cuda, has_vllm(), self._grpo.world_size, allocator_settings())
         here = WorkerFacts() if sender.refusal(WeightSyncMode.NCCL) else facts_here(self._grpo.device)
         return choose_weight_sync(asked, adapter is not None, sender, here, (workers,))
 

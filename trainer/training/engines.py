@@ -51,7 +51,7 @@ from inference.weights.gather import adapter_weights, full_weights
 from inference.weights.lora import LoraTransport
 from inference.weights.probe import token_logprobs
 from inference.weights.proof import Evidence
-from inference.weights.push import PushSettings, WeightPusher
+from inference.weights.push import WeightPusher
 from inference.weights.ranks import Ranks
 from inference.weights.transport import Transport
 from trainer.chat.format import ChatFormat
@@ -207,7 +207,7 @@ def check_vllm_flags(arguments: SQLEnvArguments, grpo: GRPOConfig, model_config:
         raise ConfigError("--weight_sync lora pushes adapters, and this run trains none; add --use_peft")
     if transport in ("nccl", "ipc") and arguments.dry_run_gpu is None:  # else it is not this machine that will train
         has_cuda = torch.cuda.is_available() and not grpo.use_cpu
-        here = Sender(has_cuda, has_vllm(), grpo.world_size, arguments.pause, allocator_settings())
+        here = Sender(has_cuda, has_vllm(), grpo.world_size, allocator_settings())
         if reason := here.refusal(transport):
             raise ConfigError(reason)
 
@@ -263,7 +263,7 @@ def vllm_policy(setup: RolloutSetup, say: Callable[[str], None]) -> VLLMPolicy:
         for evidence in found:
             say(f"weights arrive, every tensor: {evidence}")
 
-    trainer, chat, arguments, ranks = setup.trainer, setup.chat, setup.arguments, setup.ranks
+    trainer, chat, ranks = setup.trainer, setup.chat, setup.ranks
     grpo = trainer.args
     urls = every_server(server_urls(grpo))
     # The main rank's metrics are those that are logged. Many ranks that asked would keep a server's front end busy.
@@ -293,7 +293,6 @@ def vllm_policy(setup: RolloutSetup, say: Callable[[str], None]) -> VLLMPolicy:
         chat.renderer.prompt_ids([{"role": "user", "content": PROBE}]),
         ranks=ranks,
         loop=setup.loop,
-        settings=PushSettings(pause=arguments.pause),
         unrounded=unrounded,
         on_proof=report,
         # Until FSDP has shared the model out, the main rank's may be the only one that holds the weights.
@@ -316,7 +315,7 @@ def _transport(setup: RolloutSetup, engine: VLLMEngine) -> Transport:
     adapter = isinstance(accelerator.unwrap_model(trainer.model), PeftModel)
     folder = Path(arguments.weight_sync_dir or Path(trainer.args.output_dir) / "weights")
     has_cuda = accelerator.device.type == "cuda"
-    here = Sender(has_cuda, has_vllm(), accelerator.num_processes, arguments.pause, allocator_settings())
+    here = Sender(has_cuda, has_vllm(), accelerator.num_processes, allocator_settings())
     facts = WorkerFacts()
     servers: Sequence[Sequence[WorkerFacts]] = ()
     if arguments.weight_sync == "auto" and not adapter and not here.refusal(WeightSyncMode.NCCL):

@@ -21,7 +21,6 @@ from inference.weights.device_facts import (
     interfaces_towards,
     is_here,
 )
-from inference.weights.transport import Pause
 
 HERE = WorkerFacts(gpu="GPU-a", nccl="2.28.9")
 
@@ -44,8 +43,6 @@ HERE = WorkerFacts(gpu="GPU-a", nccl="2.28.9")
         ("ipc", {"allocator": ",expandable_segments: True"}, "leave that out"),
         ("ipc", {"allocator": "expandable_segments:False"}, ""),
         ("nccl", {"allocator": "expandable_segments:True"}, ""),
-        ("nccl", {"pause": Pause.NONE}, "use wait or keep"),
-        ("ipc", {"pause": Pause.KEEP}, ""),
     ],
 )
 def test_a_trainer_that_cannot_use_it_is_told_why(name: str, facts: Mapping[str, Any], says: str) -> None:

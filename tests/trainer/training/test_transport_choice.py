@@ -7,10 +7,9 @@ from dataclasses import replace
 import pytest
 
 from inference.weights.device_facts import Sender, WorkerFacts
-from inference.weights.transport import Pause
 from trainer.training.transport_choice import choose_weight_sync
 
-SENDER = Sender(has_cuda=True, has_vllm=True, ranks=1, pause=Pause.WAIT)
+SENDER = Sender(has_cuda=True, has_vllm=True, ranks=1)
 HERE = WorkerFacts(gpu="GPU-a", nccl="2.28.9")
 
 
@@ -51,7 +50,6 @@ def test_auto_goes_where_all_servers_are(servers: list[list[WorkerFacts]], trans
     [
         (replace(SENDER, has_cuda=False), "disk", "disk"),
         (replace(SENDER, has_vllm=False), "disk", "disk"),
-        (replace(SENDER, pause=Pause.NONE), "disk", "disk"),
         (replace(SENDER, ranks=2), "disk", "nccl"),
         (replace(SENDER, allocator="expandable_segments:True"), "disk", "nccl"),
     ],
