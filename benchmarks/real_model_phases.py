@@ -34,7 +34,7 @@ from pydantic import TypeAdapter
 from benchmarks.server_process import SQLENV
 from env_server.errors import SQLEnvError
 from trainer.policy.play_settings import SETTINGS_FILE
-from trainer.results.fresh_folder import last_checkpoint
+from trainer.results.fresh_folder import final_state, last_checkpoint
 from trainer.results.json_writing import replace_json
 from trainer.results.run_files import RunFolder, read_records
 from trainer.rollout.episodes import EpisodeRecord
@@ -226,7 +226,8 @@ def warm_up(phase: Phase, keys: Mapping[str, Any], words: Sequence[str], minutes
     flags = [*phase.config(keys), *words, "--output_dir", str(phase.out), *phase.resume_flags()]
     if minutes:
         flags += ["--max_minutes", f"{minutes:.2f}"]
-    phase.run(["warmup", *flags])
+    if final_state(phase.out) is None:
+        phase.run(["warmup", *flags])
     if not (phase.out / SETTINGS_FILE).is_file():
         raise PhaseError(f"{phase.folder.name}: the warm-up was stopped; start again to go on")
     checkpoint = phase.checkpoint
@@ -246,7 +247,7 @@ def train(
     if checkpoint is not None:
         # What was trained after it is trained again, and is not enough before that.
         RunFolder(phase.out).go_on_from(steps_of(checkpoint))
-    if checkpoint is None or trained_minutes(phase.out) < minutes:
+    if checkpoint is None or (trained_minutes(phase.out) < minutes and final_state(phase.out) is None):
         flags = [*phase.config(keys), *words, "--output_dir", str(phase.out), *resume]
         server = ["--use_vllm", "true", "--vllm_server_base_url", url()]
         phase.run(["train", *flags, *server], lambda: trained_minutes(phase.out) >= minutes)

@@ -238,7 +238,7 @@ class Training:
             trainer.add_callback(EvaluateAtStart(self._evaluations))
             whole = self._train(trainer, environments, evaluate, play)
         if self._ranks.is_main and whole:
-            self._conclude()
+            self._conclude(trainer)
 
     def _open_log(self, stack: ExitStack) -> RunLog:
         self._open_folder()
@@ -327,7 +327,7 @@ class Training:
             config["base_notes"] = notes.read_text(encoding="utf-8")
         RunFolder.create(path, config)
 
-    def _conclude(self) -> None:
+    def _conclude(self, trainer: SQLEnvTrainer) -> None:
         evaluations = self._folder.evaluations()
         if evaluations:
             rows = [(evaluation.label, evaluation.summary) for evaluation in evaluations]
@@ -335,6 +335,7 @@ class Training:
             self._console.print(summary_table(rows, title=f"{self._arguments.data}, {unseen}, greedy"))
             self._console.print(difficulty_table(rows))
         report = write_report(self._folder.path)
+        trainer.save_state()  # it says that the run is finished; see `trainer.results.fresh_folder`
         self._console.print(f"policy  {self._folder.path / RUN_MODEL}\nreport  {report}", highlight=False)
         if self._destination:
             url = publish(self._folder.path, self._destination, trust_remote_code=self._grpo.trust_remote_code)

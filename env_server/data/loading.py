@@ -74,6 +74,16 @@ def load_dataset(
     return replace(dataset, name=spec, questions=hidden)
 
 
+def check_readable(spec: str, cache_dir: Path | None = None) -> None:
+    """Raise DataError where `spec` names nothing that can be read. Generates no data set, and runs no gold query."""
+    source = spec.removeprefix(ANSWERS)
+    name, _, argument = (part.strip() for part in source.partition(":"))
+    if name in GENERATED:
+        _seed(source, argument)
+    else:
+        read_source(source, cache_dir or default_cache_dir())
+
+
 def read_source(spec: str, cache_dir: Path) -> RawDataset:
     """Read the data set that `spec` names, without trying its gold queries. Raises DataError."""
     name, _, argument = (part.strip() for part in spec.partition(":"))

@@ -100,6 +100,25 @@ def test_a_resumed_run_goes_on_from_its_checkpoint(continued: RunFolder, adapter
     assert again.metrics()[-1]["kl"] == pytest.approx(continued.metrics()[-1]["kl"], rel=1e-4)
 
 
+def test_a_finished_run_is_resumed_for_more_steps_alone(
+    continued: RunFolder, adapter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Path(shutil.copytree(continued.path, tmp_path / "run"))
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    resume = [*("train", "--model_name_or_path", str(adapter), "--output_dir", str(run)), *FLAGS, *EACH_STEP]
+    for checkpoint in ("true", str(run / "checkpoint-1")):
+        for steps in (["--max_steps", "2"], ["--max_steps", "1"], ["--num_train_epochs", "0.001"], []):
+            capsys.readouterr()
+            assert cli.main([*resume, *steps, "--resume_from_checkpoint", checkpoint]) == 2
+            (line,) = capsys.readouterr().err.splitlines()
+            assert "--max_steps" in line
+            assert "--output_dir" in line
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    assert cli.main([*resume, "--max_steps", "3", "--resume_from_checkpoint", "true"]) == 0
+    assert [row["step"] for row in RunFolder.open(run).metrics()] == [1, 2, 3]
+    assert cli.main([*resume, "--max_steps", "3", "--resume_from_checkpoint", "true"]) == 2
+
+
 def test_without_a_folder_the_run_leaves_its_policy_alone(
     adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

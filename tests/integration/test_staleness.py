@@ -24,6 +24,7 @@ from tests.integration.service import until
 from tests.integration.training import surroundings_in
 from tests.integration.vllm_runs import LORA, NO_CHECKPOINTS, command, token_exact
 from tests.integration.vllm_server import START_S, VLLMHandle, meanwhile, vllm_server
+from trainer.results.fresh_folder import FINAL_STATE
 from trainer.results.run_files import RunFolder
 from trainer.tiny import BASE_CHECKPOINT
 
@@ -84,6 +85,7 @@ def test_batches_are_played_ahead_through_evaluations_checkpoints_and_a_restart(
 
     resumed = command(tmp_path / "run", server.url, *AHEAD, *evaluated, *kept, "--max_steps", "4")
     checkpoint = tmp_path / "run" / "checkpoint-2"
+    (tmp_path / "run" / FINAL_STATE).unlink()  # as if it had been killed
     assert cli.main([*resumed, "--resume_from_checkpoint", str(checkpoint)]) == 0
     assert episodes_of(RunFolder.open(tmp_path / "run")) == whole, "the batch that was in flight is played again"
 

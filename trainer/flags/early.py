@@ -3,8 +3,9 @@
 Promises:
 
 1. `--help` shows the flags in groups (`help`); `--help-all` is left to TRL's parser.
-2. A flag, or a key of `--config`, that nothing knows is refused, with the one that was probably meant. So are a config
-   file that cannot be read, and a policy that is not there. Values are not looked at: the parser judges those.
+2. A flag, or a key of `--config`, that nothing knows is refused, with the one that was probably meant. So are a word
+   that belongs to no flag, a number that is none, a config file or data that cannot be read, a policy that is not
+   there, and an output folder that the run must not write into. The parser judges all other values.
 3. What is refused here would be refused later. Several ranks look later alone, so that one of them speaks for all.
 """
 
@@ -17,7 +18,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
 from importlib.util import find_spec
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,8 @@ from inference.adapters import PolicyNameError, find_policy
 from sqlenv.parser import did_you_mean
 from trainer.config import ConfigError, SQLEnvArguments, WarmupArguments
 from trainer.flags.help import train_help, warmup_help
-from trainer.flags.table import TRAIN_FLAGS, WARMUP_FLAGS, FlagTable
+from trainer.flags.ranges import RANGES, check_ranges
+from trainer.flags.table import SEVERAL, TRAIN_FLAGS, WARMUP_FLAGS, FlagTable
 
 STAGES = "stages"
 HELP, HELP_ALL, CONFIG, MODEL = ("-h", "--help"), ("--help-all", "--help_all"), "config", "model_name_or_path"
@@ -52,6 +53,16 @@ class Command(Enum):
     WARMUP = _Flags(WARMUP_FLAGS, WarmupArguments, warmup_help)
 
 
+_OURS = {field.name: str(field.type) for command in Command for field in fields(command.value.ours)}
+_NUMBERS: Mapping[str, type[int] | type[float]] = {
+    **{name: int if allowed.whole else float for name, allowed in RANGES.items()},
+    **{name: int for name, kind in _OURS.items() if kind.startswith("int")},
+    **{name: float for name, kind in _OURS.items() if kind.startswith("float")},
+}
+"""The flags that take numbers, as far as they are known without TRL."""
+_SEVERAL = SEVERAL | {name for name, kind in _OURS.items() if kind.startswith("list")}
+
+
 def look(command: Command, argv: Sequence[str]) -> list[str]:
     """Return the words that the command is to go on with. Raises ConfigError; ends the process after help."""
     if set(HELP_ALL) & set(argv):
@@ -65,21 +76,68 @@ def look(command: Command, argv: Sequence[str]) -> list[str]:
 
 
 def _refuse(command: Command, argv: Sequence[str]) -> None:
-    values = _values(argv)
-    written = _read(values[CONFIG]) if CONFIG in values else {}
+    words, strays = _words(argv)
+    config = "".join(words.get(CONFIG, []))
+    written = _read(config) if CONFIG in words else {}
     known = command.value.names
     if STAGES in written:
         known = frozenset().union(*(each.value.names for each in Command))
-    check_names((f"--{name}" for name in values), known | {CONFIG, "env"}, "flag")
+    check_names((f"--{name}" for name in words), known | {CONFIG, "env"}, "flag")
     if STAGES not in written:  # of stages, each has keys of its own; see `trainer.stages.plan`
-        check_names(written, known | {"env"}, f"key of {values.get(CONFIG)}:")
-    policy = values.get(MODEL) or written.get(MODEL)
+        check_names(written, known | {"env"}, f"key of {config}:")
+    _refuse_strays(strays, known)
+    given = {**written, **{name: values if len(values) > 1 else "".join(values) for name, values in words.items()}}
+    given |= _numbers(given)
+    _check_policy(command, given)
+    # Help does not wait for these.
+    from env_server.data.loading import check_readable
+    from trainer.results.fresh_folder import RunKind, find_output
+
+    find_output(RunKind.STAGES if STAGES in given else RunKind[command.name], given)
+    if STAGES not in given and (data := given.get("data")):
+        for source in str(data).split(",") if command is Command.WARMUP else [str(data)]:
+            check_readable(source)
+
+
+def _refuse_strays(strays: Sequence[str], known: frozenset[str]) -> None:
+    for word in strays:
+        if word.endswith((".yaml", ".yml")):
+            raise ConfigError(f"name the config file by its flag: --{CONFIG} {word}")
+        meant = did_you_mean(word, (f"--{name}" for name in known))
+        raise ConfigError(
+            f"{word!r} belongs to no flag{meant or ': flags begin with --, and a value with spaces is put in quotes'}"
+        )
+
+
+def _numbers(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of the flags that take numbers. Raises ConfigError for what is none, or out of range."""
+    numbers = {}
+    for name, value in given.items():
+        if name in _NUMBERS and value not in (None, ""):
+            numbers[name] = [_number(name, each) for each in value] if isinstance(value, list) else _number(name, value)
+    check_ranges(numbers)
+    return numbers
+
+
+def _number(name: str, value: Any) -> Any:
+    """Read a number; a config file may hold it as one, and some flags take "none"."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return None if value.lower() == "none" else _NUMBERS[name](value)
+    except ValueError:
+        whole = "whole " if _NUMBERS[name] is int else ""
+        raise ConfigError(f"--{name} takes a {whole}number, not {value!r}") from None
+
+
+def _check_policy(command: Command, given: Mapping[str, Any]) -> None:
+    policy = given.get(MODEL)
     if policy:
         try:
-            find_policy(str(policy), values.get("model_revision") or written.get("model_revision"))
+            find_policy(str(policy), given.get("model_revision"))
         except PolicyNameError as error:
             raise ConfigError(str(error)) from None
-    elif command is Command.TRAIN and STAGES not in written:
+    elif command is Command.TRAIN and STAGES not in given:
         raise ConfigError(
             "name the policy to train with --model_name_or_path (a folder or a model on the Hub), or begin with "
             "--config configs/tiny.yaml, which takes two CPU cores and no GPU"
@@ -97,14 +155,23 @@ def check_names(given: Iterable[str], known: frozenset[str], what: str) -> None:
             raise ConfigError(f"there is no {what} {word}{did_you_mean(word, (dashes + other for other in known))}")
 
 
-def _values(argv: Sequence[str]) -> dict[str, str]:
-    """The flags of a command line, each with the word that follows it, if that is a value."""
-    found = {}
-    for word, after in zip_longest(argv, argv[1:], fillvalue=""):
-        if re.match(r"--[A-Za-z]", word):
-            flag, equals, value = word[2:].partition("=")
-            found[flag.replace("-", "_")] = value if equals else "" if after.startswith("--") else after
-    return found
+def _words(argv: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
+    """The flags of a command line, each with its values, and the words that belong to none of them."""
+    found: dict[str, list[str]] = {}
+    strays: list[str] = []
+    taking = strays
+    for word in argv:
+        if not re.match(r"--[A-Za-z]", word):
+            taking.append(word)
+            continue
+        flag, equals, value = word[2:].partition("=")
+        values = found[flag.replace("-", "_")] = [value] if equals else []
+        taking = strays if equals else values
+    for name, values in found.items():
+        if not any(several.startswith(name) for several in _SEVERAL):  # a flag may be abbreviated
+            strays += values[1:]
+            del values[1:]
+    return found, strays
 
 
 def _read(path: str) -> Mapping[str, Any]:

@@ -277,6 +277,14 @@ TRAIN_FLAGS = FlagTable(
     },
 )
 
+SEVERAL = frozenset(
+    {
+        *("debug", "include_for_metrics", "label_names", "reward_weights"),
+        *("lora_modules_to_save", "lora_target_modules", "lora_target_parameters"),
+    }
+)
+"""Fields that take several values."""
+
 _ENCODED = "episodes come to TRL as token ids with labels on the policy's own tokens, and need no preparation"
 
 WARMUP_FLAGS = FlagTable(

@@ -4,7 +4,8 @@ Guarantees:
 
 1. A new run goes into a folder that holds neither a policy nor a run. Without `--output_dir` it takes the first name
    that holds no policy, so that the name of a policy goes on meaning that policy.
-2. A run is resumed in its own folder: a warm-up never writes into a run of GRPO, nor the other way round.
+2. A run is resumed in its own folder: a warm-up never writes into a run of GRPO, nor the other way round. One that is
+   finished is not trained again, unless more steps are asked of it than it was to take.
 3. A run that fails before it has anything to show leaves the folder as it was: the same command can be given again.
 
 Imports no torch.
@@ -12,6 +13,7 @@ Imports no torch.
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -29,6 +31,8 @@ from trainer.results.run_files import RunFolder
 OUTPUT, RESUME = "output_dir", "resume_from_checkpoint"
 CHECKPOINT = "checkpoint-"
 """What the names of transformers' checkpoints begin with."""
+FINAL_STATE = "trainer_state.json"
+"""The Trainer's state, which a run writes into its folder as the last of all when it is finished."""
 
 
 class RunKind(Enum):
@@ -73,9 +77,23 @@ def find_output(kind: RunKind, given: Mapping[str, Any]) -> Output:
         _require_free(kind, folder)
     elif (_kind_of(folder) or _kind_of_unfinished(folder)) not in (None, kind):
         raise ConfigError(f"{folder} holds no run of {kind.value} to resume; name the run's folder with --{OUTPUT}")
+    elif (state := final_state(folder)) is not None and not _asks_for_more(given, state):
+        raise ConfigError(
+            f"{folder} holds a finished run of {state['global_step']} steps: to train it further, raise --max_steps "
+            f"above {state['max_steps']}; to train anew, choose another --{OUTPUT}"
+        )
     if checkpoint is None and kind is not RunKind.STAGES:
         raise ConfigError(f"{folder} holds no checkpoint to resume from; was save_strategy set?")
     return Output(folder, checkpoint)
+
+
+def final_state(folder: Path) -> dict[str, Any] | None:
+    """Return the Trainer's state at the end of a run that is finished; None where the folder holds none."""
+    try:
+        state = json.loads((folder / FINAL_STATE).read_bytes())
+    except (OSError, ValueError):  # there is none, or a killed process left it half
+        return None
+    return state if isinstance(state, dict) and _kind_of(folder) is not None else None
 
 
 def last_checkpoint(folder: Path) -> Path | None:
@@ -119,6 +137,15 @@ def _remove(folder: Path, before: set[Path] | None, made: list[Path]) -> None:
     for parent in made:
         with suppress(OSError):  # somebody else has put something there
             parent.rmdir()
+
+
+def _asks_for_more(given: Mapping[str, Any], state: Mapping[str, Any]) -> bool:
+    """Whether a run is to take more steps than it was to take when it was finished."""
+    steps, epochs = float(given.get("max_steps") or -1), given.get("num_train_epochs")
+    if steps <= 0 and epochs:
+        # It may have been finished before its last step, by a deadline or its success.
+        steps = int(float(epochs) * state["global_step"] / (state["epoch"] or 1))
+    return steps > float(state["max_steps"])
 
 
 def _default_name(kind: RunKind, given: Mapping[str, Any]) -> str:

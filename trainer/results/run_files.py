@@ -7,6 +7,7 @@
     evaluations/LABEL.json             the summary and what was evaluated; LABEL is step-000050 after the 50th step
     evaluations/LABEL.episodes.jsonl   its EpisodeRecords
     report.html
+    trainer_state.json                 the Trainer's state at the end, once the run is finished
 
 `sqlenv evaluate --episodes_out FILE.jsonl` writes such records, and FILE.evaluation.json with what they are of.
 

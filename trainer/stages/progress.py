@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pydantic import TypeAdapter, ValidationError
 
 from inference.adapters import STAGES_FILE
-from trainer.results.fresh_folder import last_checkpoint
+from trainer.results.fresh_folder import final_state, last_checkpoint
 from trainer.results.json_writing import replace_json
 from trainer.results.run_flags import PLACES
 from trainer.stages.plan import Plan, Stage, StageError
@@ -53,6 +53,11 @@ def read_finished(plan: Plan) -> list[FinishedStage]:
     except (ValidationError, ValueError, KeyError, TypeError) as error:
         raise StageError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
     check_unchanged(plan, finished)
+    for stage in plan.stages[len(finished) :]:
+        if final_state(plan.folder(stage)) is None:
+            break
+        # The run was killed between the end of the stage and the line that says so.
+        finished.append(FinishedStage(stage.name, stage.kind.value, stage.settings))
     return finished
 
 

@@ -247,6 +247,8 @@ def _warm_up(
         return
     stopping.conclude()
     require_saved_in(target, ranks.broadcast(save()))
+    if trainer.state.global_step >= trainer.state.max_steps:  # after a deadline, --max_minutes may be raised
+        trainer.save_state()  # it says that the run is finished; see `trainer.results.fresh_folder`
     console.print(f"policy  {target}", highlight=False, soft_wrap=True)
     if not stopping.part:
         further = [["train", "--model_name_or_path", str(target), "--data", arguments.data]]

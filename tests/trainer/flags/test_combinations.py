@@ -11,7 +11,8 @@ from transformers.integrations.integration_utils import get_available_reporting_
 from sqlenv import cli
 from trainer.flags.combinations import context_advice, farming_advice, length_advice
 
-NOWHERE = ["--use_cpu", "true", "--bf16", "false", "--model_name_or_path", "nowhere", "--data", "/no/such/data"]
+NOWHERE = ["--use_cpu", "true", "--bf16", "false", "--model_name_or_path", "nowhere", "--data", "answers:synthetic"]
+NOWHERE += ["--answer_mode", "sql"]
 
 
 def said(capsys: pytest.CaptureFixture[str], *flags: str, command: str = "train") -> list[str]:
@@ -85,7 +86,7 @@ def test_what_trains_badly_is_said_and_the_run_goes_on(
 ) -> None:
     line, end = said(capsys, *flags)
     assert re.fullmatch(advice, line)
-    assert "/no/such/data" in end
+    assert "answers:synthetic" in end
 
 
 def test_weights_are_judged_by_what_a_wrong_episode_can_collect() -> None:

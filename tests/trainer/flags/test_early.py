@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from env_server.errors import DataError
 from tests.test_dependencies import TRAINING, loaded_by
 from trainer.config import ConfigError
 from trainer.flags.early import Command, look
@@ -34,8 +37,9 @@ def config(tmp_path: Path) -> Path:
     "words",
     [
         ["--learning_rate", "1e-5", "--env", "ws://a:1", "--no_gradient_checkpointing", "--dry_run"],
-        ["--learning-rate=1e-5", "--env-server=local", "--max_step", "3"],
-        ["--learning_rate", "-1", "--reward_weights", "1", "-1", "0", "0"],
+        ["--learning-rate=1e-5", "--env-server=local", "--max_step", "3", "--save_total_limit", "none"],
+        ["--learning_rate", "1e-5", "--reward_weights", "1", "-1", "0", "0", "--reward_w", "1", "0", "0", "0"],
+        ["--config", "configs/tiny.yaml", "--lora_target_modules", "q_proj", "v_proj", "--output_dir", "runs/none"],
     ],
     ids=" ".join,
 )
@@ -57,6 +61,43 @@ def test_a_flag_that_nothing_knows_is_refused(command: Command, words: list[str]
     with pytest.raises(ConfigError) as refused:
         look(command, TINY + words)
     assert str(refused.value).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        (["configs/tiny.yaml"], "--config configs/tiny.yaml"),
+        (["--max_steps", "4", "configs/tiny.yaml"], "--config configs/tiny.yaml"),
+        (["--max_steps=4", "configs/tiny.yml"], "--config configs/tiny.yml"),
+        (["learning_rate", "1e-5", *TINY], "--learning_rate"),
+        ([*TINY, "--data", "my", "shop"], "'shop'"),
+        ([*TINY, "--max_st", "4", "5"], "'5'"),
+    ],
+)
+@pytest.mark.parametrize("command", Command)
+def test_a_word_that_belongs_to_no_flag_is_refused_with_the_fix(command: Command, words: list[str], fix: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(fix)):
+        look(command, words)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("max_steps", "four"), ("max_steps", "4.5"), ("step_budget", "x"), ("learning_rate", "-1")]
+)
+@pytest.mark.parametrize("by_flag", [True, False])
+def test_what_is_no_number_is_refused(name: str, value: str, by_flag: bool, config: Path) -> None:
+    config.write_text(f"{name}: {value}\n", encoding="utf-8")
+    for command in Command:
+        with pytest.raises(ConfigError, match=f"^--{name} "):
+            look(command, [*TINY, *([f"--{name}", value] if by_flag else ["--config", str(config)])])
+
+
+@pytest.mark.parametrize("data", ["/no/such/data", "spider:/no/such/data", "synthetic:x", "answers:/no/such/data"])
+def test_data_that_cannot_be_read_is_refused(data: str) -> None:
+    for command in Command:
+        with pytest.raises(DataError):
+            look(command, [*TINY, "--data", data])
+    with pytest.raises(DataError):
+        look(Command.WARMUP, [*TINY, "--data", f"synthetic,{data}"])
 
 
 def test_a_key_that_nothing_knows_is_refused(config: Path) -> None:
@@ -118,9 +159,38 @@ def test_help_on_all_flags_is_trls() -> None:
 def test_no_answer_needs_torch(words: list[str]) -> None:
     loaded = loaded_by(LIGHT, *words)
     assert "trainer" in loaded
-    assert not loaded & {*TRAINING, "scipy", "httpx", "huggingface_hub"}
+    assert not loaded & HEAVY
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "configs/tiny.yaml"],
+        ["train", *TINY, "--max_steps", "four"],
+        ["train", *TINY, "--data", "/no/such/data"],
+        ["train", *TINY, "--output_dir", str(BASE_CHECKPOINT), "--dry_run"],
+        ["train", *TINY, "--output_dir", "unfinished"],
+        ["train", *TINY, "--output_dir", "finished", "--resume_from_checkpoint", "true"],
+        ["train", "--config", "stages.yaml", "--output_dir", str(BASE_CHECKPOINT)],
+        ["warmup", *TINY, "--output_dir", str(BASE_CHECKPOINT)],
+    ],
+    ids=" ".join,
+)
+def test_no_refusal_needs_torch(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "unfinished").mkdir()
+    (tmp_path / "unfinished" / "config.json").write_text("{}")
+    shutil.copytree(BASE_CHECKPOINT, tmp_path / "finished" / "model")
+    (tmp_path / "finished" / "trainer_state.json").write_text('{"global_step": 2, "max_steps": 2}')
+    (tmp_path / "stages.yaml").write_text("stages: [{kind: warmup}]")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    code = LIGHT.replace("cli.main(sys.argv[1:])", "assert cli.main(sys.argv[1:]) == 2")
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert not set(done.stdout.split()) & HEAVY
+
+
+HEAVY = {*TRAINING, "scipy", "httpx", "huggingface_hub"}
 SAYS_FIRST = """
 import sys, importlib.abc
 class NoTorch(importlib.abc.MetaPathFinder):

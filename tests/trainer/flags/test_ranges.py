@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from trl import GRPOConfig, ModelConfig, SFTConfig
 
 from sqlenv import cli
-from trainer.config import ConfigError
+from trainer.config import ConfigError, SQLEnvArguments, WarmupArguments
+from trainer.flags.given import FlagParser
 from trainer.flags.ranges import RANGES, check_ranges
 from trainer.tiny import BASE_CHECKPOINT
 from trainer.training.arguments import parse_arguments, parse_warmup_arguments
@@ -58,8 +61,19 @@ def test_what_the_ends_are() -> None:
         for end, is_open in ((allowed.low, allowed.open_low), (allowed.high, allowed.open_high)):
             if abs(end) < float("inf"):
                 assert allowed.admits(end) is not is_open
-    with pytest.raises(ConfigError, match=re.escape("--seed must be at least 0 and at most 4,294,967,295, not -3")):
+    with pytest.raises(
+        ConfigError, match=re.escape("--seed must be a whole number, at least 0 and at most 4,294,967,295, not -3")
+    ):
         check_ranges({"seed": -3})
+
+
+def test_whole_numbers_are_those_of_the_parsers() -> None:
+    for kinds in ((SQLEnvArguments, GRPOConfig, ModelConfig), (WarmupArguments, SFTConfig, ModelConfig)):
+        for action in FlagParser(kinds, "sqlenv")._actions:
+            if action.dest in RANGES:
+                assert callable(action.type)
+                with pytest.raises(ValueError, match="int") if RANGES[action.dest].whole else nullcontext():
+                    action.type("1.5")
 
 
 def test_a_dry_run_finds_a_folder_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,8 +13,8 @@ from trl import GRPOConfig, ModelConfig, SFTConfig
 from sqlenv import cli
 from trainer.config import ConfigError, SQLEnvArguments, WarmupArguments
 from trainer.flags.defaults import Machine, train_defaults, warmup_defaults
-from trainer.flags.given import read_given
-from trainer.flags.table import TRAIN_FLAGS, WARMUP_FLAGS, FlagTable, Note
+from trainer.flags.given import FlagParser, read_given
+from trainer.flags.table import SEVERAL, TRAIN_FLAGS, WARMUP_FLAGS, FlagTable, Note
 
 TABLES = {"train": TRAIN_FLAGS, "warmup": WARMUP_FLAGS}
 DEFAULTS = {"train": train_defaults({}, Machine()), "warmup": warmup_defaults({}, Machine())}
@@ -22,11 +22,9 @@ KINDS: dict[str, tuple[type, ...]] = {
     "train": (SQLEnvArguments, GRPOConfig, ModelConfig),
     "warmup": (WarmupArguments, SFTConfig, ModelConfig),
 }
-NOWHERE = {
-    "train": ["--model_name_or_path", "nowhere", "--data", "/no/such/data"],
-    "warmup": ["--model_name_or_path", "nowhere", "--data", "/no/such/data", "--output_dir", "nowhere"],
-}
-"""Both commands get past their flags, and then find no data set."""
+NOWHERE = ["--model_name_or_path", "nowhere", "--output_dir", "nowhere"]
+NOWHERE += ["--data", "answers:synthetic", "--answer_mode", "sql"]
+"""Both commands get past their flags, and then find that the data set and the mode do not go together."""
 VALUES = {
     "local_rank": "0",
     "use_transformers_paged": "true",
@@ -77,7 +75,7 @@ def value_of(command: str, name: str) -> str:
 
 def said(capsys: pytest.CaptureFixture[str], command: str, flags: Sequence[str]) -> list[str]:
     """The lines on stderr of a command that ends with status 2; the precision is given, so none is said of it."""
-    assert cli.main([command, "--use_cpu", "true", "--bf16", "false", *NOWHERE[command], *flags]) == 2
+    assert cli.main([command, "--use_cpu", "true", "--bf16", "false", *NOWHERE, *flags]) == 2
     return capsys.readouterr().err.splitlines()
 
 
@@ -91,6 +89,13 @@ def test_the_table_knows_every_field_and_no_other(command: str) -> None:
     assert not any("\n" in note.sentence or note.sentence.endswith(".") for note in table.notes.values())
     assert accepted - known == set(), "the table does not say what becomes of these"
     assert table.honoured & table.notes.keys() == set(), "a field is one or the other"
+
+
+@pytest.mark.parametrize("command", TABLES)
+def test_the_fields_that_take_several_values_are_known(command: str) -> None:
+    parser = FlagParser(KINDS[command], command)
+    several = {action.dest for action in parser._actions if action.nargs == "+"}
+    assert several - {"replay"} == SEVERAL & {action.dest for action in parser._actions}
 
 
 @pytest.mark.parametrize("command", TABLES)
@@ -170,7 +175,7 @@ def test_the_command_says_what_does_nothing_and_goes_on(command: str, capsys: py
     no_effect, needs, end = said(capsys, command, ["--do_train", "true", "--use_dora", "true"])
     assert no_effect == f"sqlenv {command}: --do_train has no effect: the command trains"
     assert needs == f"sqlenv {command}: --use_dora has no effect without --use_peft"
-    assert "/no/such/data" in end
+    assert "answers:synthetic" in end
 
 
 @pytest.mark.parametrize(
@@ -186,7 +191,7 @@ def test_neutral_values_and_flags_with_what_they_need_pass_in_silence(
     flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     (end,) = said(capsys, "train", flags)
-    assert "/no/such/data" in end
+    assert "answers:synthetic" in end
 
 
 @pytest.mark.parametrize("name", TRAIN_FLAGS.choices)

@@ -129,9 +129,7 @@ def test_the_default_of_stages_is_named_after_their_file_and_holds_no_policy(
     stages(Path("runs", "stages"))
     before = contents(Path("runs"))
     assert cli.main([*command("stages", tmp_path), "--data", "/no/such/data"]) == 2
-    said = capsys.readouterr().err
-    assert "runs/stages-2" in said
-    assert "/no/such/data" in said
+    assert "runs/stages-2" in capsys.readouterr().err
     assert contents(Path("runs")) == before
 
 

@@ -10,6 +10,7 @@ import torch
 
 from inference.adapters import Place, PolicyNameError, find_policy
 from trainer.policy.play_settings import SETTINGS_FILE
+from trainer.results.fresh_folder import FINAL_STATE
 from trainer.stages.checks import same_precision
 from trainer.stages.plan import Kind, Plan, Stage, StageError
 from trainer.stages.progress import FinishedStage, clear, read_finished, write_finished
@@ -68,6 +69,17 @@ def test_the_folder_is_the_policy_of_its_last_stage(tmp_path: Path) -> None:
         find_policy(str(tmp_path))
     write_finished(plan, finished_of(plan, 3))
     assert find_policy(str(tmp_path)).place == Place(str(model))
+
+
+def test_a_stage_that_its_folder_says_is_finished_is(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path)
+    write_finished(plan, finished_of(plan, 1))
+    model = plan.folder(plan.stages[1]) / "model"
+    model.mkdir(parents=True)
+    (model.parent / FINAL_STATE).write_text('{"global_step": 3, "max_steps": 3}')
+    assert read_finished(plan) == finished_of(plan, 1), "its policy is not there"
+    (model / "config.json").write_text("{}")
+    assert read_finished(plan) == finished_of(plan, 2)
 
 
 def test_what_is_learned_may_not_change(tmp_path: Path) -> None:

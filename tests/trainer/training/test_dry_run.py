@@ -127,12 +127,12 @@ def test_everything_in_the_way_is_said_at_once(plan: Plan, tmp_path: Path) -> No
     model = tmp_path / "no-weights"
     shutil.copytree(BASE_CHECKPOINT, model, ignore=shutil.ignore_patterns("*.safetensors"))
     status, _, wrong = plan(
-        *("--config", "configs/tiny.yaml", "--output_dir", "README.md/run", "--data", "no-such-folder"),
+        *("--config", "configs/tiny.yaml", "--output_dir", "README.md/run", "--env", "ws://127.0.0.1:9"),
         *("--model_name_or_path", str(model)),
     )
     assert status == 2
     assert "--output_dir README.md/run: " in wrong
-    assert "no-such-folder" in wrong
+    assert "127.0.0.1:9" in wrong
     assert "has a config and no weights" in wrong
     assert wrong.count("\n") == 1
 

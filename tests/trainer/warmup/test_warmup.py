@@ -264,6 +264,8 @@ def test_a_warm_up_that_is_killed_goes_on_to_the_bit(cache: None, tmp_path: Path
     saving = ("--save_strategy", "steps", "--save_steps", "2", "--model_name_or_path", str(BASE_CHECKPOINT))
     whole, _ = warm_up(tmp_path / "whole", *saving, *epochs)
     assert not list((tmp_path / "whole").rglob("README.md")), "a card is the exported policy's"
+    again = [*ON_CPU, *FEW, "--output_dir", str(tmp_path / "whole"), *saving, *epochs]
+    assert cli.main(["warmup", *again, "--resume_from_checkpoint", "true"]) == 2, "it is finished"
     for step in (4, 8, 12):  # in the first epoch, in the second one, at the end
         folder = tmp_path / f"from-{step}"
         shutil.copytree(tmp_path / "whole" / f"checkpoint-{step}", folder / f"checkpoint-{step}")
