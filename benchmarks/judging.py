@@ -1,11 +1,11 @@
 """How many answers are judged in a second, and what does Spider's plain way of judging SQL do?
 
 Every question is answered twice: right (its gold) and wrong (the gold of another question about the same database).
-Three ways of judging: a typed value; a query on the question's database; a query on the database and its variants.
+Three ways of judging: a typed value; a query on the question's database; a query on it and on its test databases.
 The other side is the official script's way: a new `sqlite3` connection for the gold and one for the prediction, both
-run, rows compared under every permutation of the columns; with variants, the same on a file for each of them.
+run, rows compared under every permutation of the columns; with test databases, the same on a file for each of them.
 Prints one JSON line with judgements per second, the ratios and how many verdicts differ. Uses the Spider folder that
-SQLENV_SPIDER_DIR names, else the synthetic data. Variants are made before the clock starts, and kept (minutes the
+SQLENV_SPIDER_DIR names, else the synthetic data. Test databases are made before the clock starts, and kept (minutes the
 first time, on two cores).
 """
 
@@ -110,17 +110,17 @@ def plain_equality(rows: Sequence[Row], gold: Sequence[Row], *, ordered: bool) -
 
 
 class PlainSuites:
-    """Variants as files, the way distilled test suites are shipped. Those that compare no rows are left out."""
+    """Test databases as files, the way distilled test suites are shipped. Those that compare no rows are left out."""
 
     def __init__(self, suites: Suites, given: Sequence[Answer], folder: Path) -> None:
         self._files: dict[str, list[tuple[Path, bool]]] = {}
         for question in {answer.question.question_id: answer.question for answer in given}.values():
             files = self._files[question.question_id] = []
-            for variant in suites.of(question).variants:
-                if variant.strictness is not Strictness.SHAPE:
+            for database in suites.of(question).databases:
+                if database.strictness is not Strictness.SHAPE:
                     file = folder / f"{len(self._files)}-{len(files)}.sqlite"
-                    file.write_bytes(variant.image)
-                    files.append((file, variant.gold.ordered))
+                    file.write_bytes(database.image)
+                    files.append((file, database.gold.ordered))
 
     def of(self, question: Question) -> Iterator[tuple[Path, bool]]:
         """Yield the files, and whether the order of the gold's rows counts there."""
@@ -190,7 +190,7 @@ def main() -> None:
             "sql_with_variants": sum(a != b for a, b in zip(variant_verdicts, plain_variant_verdicts, strict=True)),
         },
         "judged_right": {"sql": sum(sql_verdicts), "sql_with_variants": sum(variant_verdicts), "of": len(queries)},
-        "variants_per_question": sum(len(suites.of(answer.question).variants) for answer in queries) / len(queries),
+        "variants_per_question": sum(len(suites.of(answer.question).databases) for answer in queries) / len(queries),
         "data": dataset.name,
     }
     print(json.dumps(report))

@@ -1,8 +1,7 @@
 """Near-misses of a query, made by random changes of its tokens. Pure.
 
-They share nothing with the mutants that suites are chosen by (`env_server.test_suites.mutants`), which rules make of
-the syntax tree: a suite is measured by another yardstick than its own. Most cannot run or are wrong on the
-question's database; some are right there by luck, and some mean the same as the query.
+Most cannot run or are wrong on the question's database; some are right there by luck, and some mean the same as the
+query. How suites are made takes no account of them, nor of any other list of wrong queries.
 """
 
 from __future__ import annotations

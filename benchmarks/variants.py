@@ -1,11 +1,11 @@
-"""How many lucky near-misses do the variants catch, and do they ever reject what is right?
+"""How many near-misses do the test databases catch, do they ever reject what is right, and what do they cost?
 
-For each question, the mutants of its gold that give the gold's rows on the original database are run on its suite, and
-on held-back databases: candidates that the choice of the suite never saw. A mutant that any of them tells from the
-gold is not equivalent to it; the suite should have told it as well. Suites are chosen by these mutants, so the same is
-measured on near-misses that are made otherwise (`near_misses`). The other side is judging on the original database
-alone, which accepts all of them. Golds, and rewrites that mean the same as their gold (`rewrites`), must pass; what
-does not is printed. Prints one JSON line. Uses the Spider folder that SQLENV_SPIDER_DIR names, else synthetic.
+For each question, near-misses of its gold (`near_misses`, and the mutants that measure how easily an answer is hit by
+luck) that give the gold's rows on the original database are run on its suite, and on held-back databases of other
+seeds. One that any of them tells from the gold is wrong; the suite should have told it as well. The other side is
+judging on the original database alone, which accepts all of them. Golds, and rewrites that mean the same as their gold
+(`rewrites`), must pass; what does not is printed. Prints one JSON line. Uses the Spider folder that SQLENV_SPIDER_DIR
+names, else the synthetic data.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # before the script's folder, which hides env_server
@@ -32,16 +33,19 @@ from env_server.judging.verdict import judge_rows
 from env_server.settings import SandboxSettings
 from env_server.sql.pool import DatabasePool
 from env_server.sql.sandbox import Sandbox
-from env_server.test_suites.database_profile import read_profile
-from env_server.test_suites.images import opened, run
-from env_server.test_suites.suite import MAX_CANDIDATES, Plan, SuiteMaker, Variant, killed_by
+from env_server.test_suites.constants import parse
+from env_server.test_suites.mutants import mutants
+from env_server.test_suites.profile import read_profile
+from env_server.test_suites.suite import CANDIDATES, Refusal, SuiteDatabase, SuiteMaker, opened, run
 from env_server.types import AnswerMode
 
 HELD_BACK = 60
-"""Databases a question that the choice of its suite never saw."""
+"""Databases a question that its suite does not have."""
 MUTANT_STEPS = 2_000_000
-NEAR_MISSES = 60
-"""Near-misses of a question that are no mutants."""
+NEAR_MISSES = 120
+"""Near-misses of a question, those apart that are wrong on the original database."""
+PASSES = 3
+"""The fastest of so many passes counts."""
 
 
 def survivors(question: Question, queries: Iterable[str], pool: DatabasePool) -> list[str]:
@@ -57,17 +61,24 @@ def survivors(question: Question, queries: Iterable[str], pool: DatabasePool) ->
     return found
 
 
-def accepts(variant: Variant, query: str) -> bool:
-    """Tell whether a query runs on a variant and may be right."""
-    with opened(variant.image) as connection:
+def accepts(database: SuiteDatabase, query: str) -> bool:
+    """Tell whether a query runs on a test database and may be right."""
+    with opened(database.image) as connection:
         rows = run(connection, query)
-    return rows is not None and variant.accepts(rows)
+    return rows is not None and database.accepts(rows)
 
 
-def held_back(maker: SuiteMaker, plan: Plan) -> list[Variant]:
-    """Return candidates beyond those that a suite is chosen from."""
-    made = (maker.candidate(plan, MAX_CANDIDATES + number) for number in range(HELD_BACK))
-    return [variant for variant in made if isinstance(variant, Variant)]
+def judging_seconds(suite: Sequence[SuiteDatabase], query: str) -> float:
+    """Return the processor time of judging a right query."""
+    seconds = []
+    for _ in range(PASSES):
+        began = time.process_time()
+        for database in suite:
+            rows = database.rows_of(query, SandboxSettings())
+            assert rows is not None
+            assert database.accepts(rows)
+        seconds.append(time.process_time() - began)
+    return min(seconds)
 
 
 def main() -> None:
@@ -86,6 +97,7 @@ def main() -> None:
     missed: Counter[str] = Counter()
     gold_failures = judged = rejected = 0
     seconds: list[float] = []
+    judging: list[float] = []
     sizes: list[int] = []
     for done, question in enumerate(chosen, 1):
         if question.db_id not in makers:
@@ -93,30 +105,31 @@ def main() -> None:
             makers[question.db_id] = SuiteMaker(read_profile(sandbox), SandboxSettings())
             sandbox.close()
         maker = makers[question.db_id]
-        began = time.perf_counter()
-        suite = maker.make(question.gold_sql)
-        seconds.append(time.perf_counter() - began)
-        sizes.append(len(suite.variants))
-        plan = maker.plan(question.gold_sql)
-        others = held_back(maker, plan)
+        began = time.process_time()
+        suite = maker.make(question.gold_sql).databases
+        seconds.append(time.process_time() - began)
+        judging.append(judging_seconds(suite, question.gold_sql))
+        sizes.append(len(suite))
+        candidates = maker.candidates(question.gold_sql)
+        others = [
+            each for each in islice(candidates, CANDIDATES, CANDIDATES + HELD_BACK) if not isinstance(each, Refusal)
+        ]
         schema = pool.schema(question.db_id)
         changed = near_misses(question.gold_sql, schema, random.Random(question.gold_sql), NEAR_MISSES)
-        for kind, queries in (
-            ("mutants", plan.neighbours),
-            ("near_misses", tuple(set(changed) - set(plan.neighbours))),
-        ):
+        tree = parse(question.gold_sql, schema)
+        for kind, queries in (("near_misses", changed), ("mutants", () if tree is None else mutants(tree, schema))):
             alive = survivors(question, queries, pool)
-            different = {query for variant in others for query in killed_by(variant, alive)}
-            killed = {query for variant in suite.variants for query in killed_by(variant, alive)}
+            different = {query for database in others for query in database.rejected(alive)}
+            killed = {query for database in suite for query in database.rejected(alive)}
             lucky[kind] += len(different | killed)
             missed[kind] += len(different - killed)
         rules = {query: rule for rule, query in rewrites(question.gold_sql, schema)}
         for query in survivors(question, rules, pool):
             judged += 1
-            if not all(accepts(variant, query) for variant in suite.variants):
+            if not all(accepts(database, query) for database in suite):
                 rejected += 1
                 print(f"\nrejected: {rules[query]} of {question.gold_sql}: {query}", file=sys.stderr)
-        gold_failures += sum(bool(killed_by(variant, plan.queries[:1])) for variant in (*suite.variants, *others))
+        gold_failures += sum(not accepts(database, question.gold_sql) for database in (*suite, *others))
         print(f"\r{done}/{len(chosen)}", end="", file=sys.stderr)
     print(file=sys.stderr)
     figures = {
@@ -126,7 +139,7 @@ def main() -> None:
         **{
             f"lucky_{kind}": {
                 "number": count,
-                "rejected_by_variants": count - missed[kind],
+                "rejected_by_test_databases": count - missed[kind],
                 "rejected_by_the_original": 0,
                 "share": round((count - missed[kind]) / max(1, count), 4),
             }
@@ -134,8 +147,9 @@ def main() -> None:
         },
         "gold_failures": gold_failures,
         "equivalent_rewrites": {"judged": judged, "rejected": rejected},
-        "variants_per_question": round(statistics.mean(sizes), 2),
+        "databases_per_question": round(statistics.mean(sizes), 2),
         "seconds_per_suite": {"median": round(statistics.median(seconds), 3), "max": round(max(seconds), 3)},
+        "microseconds_to_judge_right": round(1e6 * statistics.mean(judging)),
     }
     print(json.dumps(figures))
 

@@ -1,8 +1,8 @@
 """Suites made before they are needed: by several processes, and each kept as soon as it is made.
 
 A build that was interrupted goes on where it stopped, and builds that overlap wait for one another instead of making
-the same suites twice. Each process takes a few gold queries of one database at a time, as lines of JSON on its standard
-input, and answers each suite with a line: empty, or what went wrong.
+the same suites twice. Each process reads its share of the gold queries from its standard input, and answers each suite
+with a line of JSON on a pipe that all of them share: an empty text, or what went wrong.
 """
 
 from __future__ import annotations
@@ -12,13 +12,10 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from typing import NamedTuple
+from tempfile import TemporaryFile
 
 from env_server.dataset import Question
 from env_server.errors import DataError
@@ -32,15 +29,14 @@ Progress = Callable[[int, int], None]
 TITLE = "making test databases"
 """What is shown meanwhile."""
 _CHUNK = 8
-"""Gold queries of one database that a process takes at a time."""
+"""Gold queries of one database that are made one after the other, so that its profile is read once for them."""
+_LINE_CHARS = 600
+"""Of a line at most, so that the lines of several processes do not mix on the pipe."""
 # Its modules are found where this process found them.
 _PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from env_server.test_suites.building import main; main()"
 
-
-class _Chunk(NamedTuple):
-    db_id: str
-    path: str
-    golds: Sequence[str]
+_Chunk = tuple[str, str, Sequence[str]]
+"""A database's id, its path, and gold queries."""
 
 
 def build_suites(
@@ -61,121 +57,76 @@ def build_suites(
     wanted = [question for question in questions if question.judged]
     if not suites.missing(wanted):
         return 0
-    told = progress or (lambda _done, _total: None)
     with suites.building():
         # What another process has made meanwhile is there now.
         missing = suites.missing(wanted)
-        chunks = [
-            _Chunk(db_id, str(databases[db_id].absolute()), golds[start : start + _CHUNK])
+        chunks: list[_Chunk] = [
+            (db_id, str(databases[db_id].absolute()), golds[start : start + _CHUNK])
             for db_id, golds in missing.items()
             for start in range(0, len(golds), _CHUNK)
         ]
-        total = sum(len(chunk.golds) for chunk in chunks)
-        if not total:
-            return 0
-        told(0, total)
+        total = sum(map(len, missing.values()))
+        if total and progress is not None:
+            progress(0, total)
         count = min(processes or len(os.sched_getaffinity(0)), len(chunks))
-        made = _in_this_process(suites, chunks) if count <= 1 else _in_processes(chunks, settings, cache_dir, count)
-        for done, _ in enumerate(made, 1):
-            told(done, total)
+        made = _in_processes(chunks, settings, cache_dir, count) if count > 1 else _made(chunks, settings, cache_dir)
+        for done, problem in enumerate(made, 1):
+            if problem:
+                raise DataError(problem)
+            if progress is not None:
+                progress(done, total)
     return total
 
 
-def _in_this_process(suites: Suites, chunks: Sequence[_Chunk]) -> Iterator[None]:
-    for chunk in chunks:
-        for sql in chunk.golds:
-            suites.make(chunk.db_id, sql)
-            yield
-
-
-def _in_processes(chunks: Sequence[_Chunk], settings: SandboxSettings, cache_dir: Path, count: int) -> Iterator[None]:
-    """Yield for each suite that is made. Raises DataError."""
-    todo: SimpleQueue[_Chunk] = SimpleQueue()
-    for chunk in chunks:
-        todo.put(chunk)
-    results: SimpleQueue[str] = SimpleQueue()
-    setup = json.dumps({"settings": asdict(settings), "cache_dir": str(cache_dir.absolute())})
-    children = [_Child(setup, todo, results) for _ in range(count)]
-    try:
-        for _ in range(sum(len(chunk.golds) for chunk in chunks)):
-            if problem := results.get():
-                raise DataError(problem)
-            yield
-    finally:
-        for child in children:
-            child.end()
-
-
-class _Child:
-    """A process that makes suites, and the thread that talks to it."""
-
-    def __init__(self, setup: str, todo: SimpleQueue[_Chunk], results: SimpleQueue[str]) -> None:
-        command = (sys.executable, "-c", _PROGRAM, *sys.path)
-        try:
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        except OSError as error:
-            raise DataError(f"a process for {TITLE} cannot be started: {error.strerror}") from error
-        self._todo = todo
-        self._results = results
-        self._thread = threading.Thread(target=self._talk, args=(setup,), daemon=True)
-        self._thread.start()
-
-    def end(self) -> None:
-        """End the process, in the middle of a suite, too."""
-        self._process.kill()
-        self._thread.join()
-        with self._process:
-            pass
-
-    def _talk(self, setup: str) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        chunk: _Chunk | None = None
-        try:
-            with suppress(Empty):
-                self._send(setup)
-                while True:
-                    chunk = self._todo.get_nowait()
-                    self._send(json.dumps(chunk))
-                    for _ in chunk.golds:
-                        line = self._process.stdout.readline()
-                        if not line:
-                            raise BrokenPipeError
-                        self._results.put(json.loads(line))
-        except OSError:
-            where = f" of database {chunk.db_id!r}" if chunk else ""
-            self._results.put(
-                f"a process that makes test databases{where} was lost; what it had made is kept: try again"
-            )
-
-    def _send(self, line: str) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(line + "\n")
-        self._process.stdin.flush()
-
-
 def main() -> None:
-    """Make suites for the process at the other end of standard input and output, until it closes them."""
+    """Make the suites that standard input asks for."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
-    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     # Nothing that prints may get between the replies.
     os.dup2(2, 1)
-    setup = json.loads(sys.stdin.readline() or "null")
-    if setup is None:
-        return
-    settings = SandboxSettings(**setup["settings"])
+    share = json.load(sys.stdin)
+    settings = SandboxSettings(**share["settings"])
     limit_memory(settings)
-    for line in sys.stdin:
-        db_id, path, golds = json.loads(line)
-        suites = Suites({db_id: Path(path)}, settings, Path(setup["cache_dir"]))
+    try:
+        for problem in _made(share["chunks"], settings, Path(share["cache_dir"])):
+            replies.write(json.dumps(problem[:_LINE_CHARS]) + "\n")
+    except BrokenPipeError:
+        os._exit(1)
+
+
+def _made(chunks: Iterable[_Chunk], settings: SandboxSettings, cache_dir: Path) -> Iterator[str]:
+    """Make suites, and yield what went wrong with each: "" where nothing did."""
+    for db_id, path, golds in chunks:
+        suites = Suites({db_id: Path(path)}, settings, cache_dir)
         for sql in golds:
-            problem = ""
             try:
                 suites.make(db_id, sql)
+                yield ""
             except DataError as error:
-                problem = str(error)
-            try:
-                replies.write(json.dumps(problem) + "\n")
-                replies.flush()
-            except BrokenPipeError:
-                return
+                yield str(error)
+
+
+def _in_processes(chunks: Sequence[_Chunk], settings: SandboxSettings, cache_dir: Path, count: int) -> Iterator[str]:
+    """Make them in so many processes, each with an equal share."""
+    setup = {"settings": asdict(settings), "cache_dir": str(cache_dir.absolute())}
+    command = (sys.executable, "-c", _PROGRAM, *sys.path)
+    reading, writing = os.pipe()
+    children: list[subprocess.Popen[bytes]] = []
+    with os.fdopen(reading, encoding="utf-8") as replies:
+        try:
+            with os.fdopen(writing, "w"):
+                for number in range(count):
+                    with TemporaryFile("w+", encoding="utf-8") as share:
+                        json.dump({**setup, "chunks": chunks[number::count]}, share)
+                        share.seek(0)
+                        children.append(subprocess.Popen(command, stdin=share, stdout=writing))
+            for line in replies:
+                yield json.loads(line)
+            if any(child.wait() for child in children):
+                yield f"a process for {TITLE} was lost; what it had made is kept: try again"
+        except OSError as error:
+            raise DataError(f"a process for {TITLE} cannot be started: {error.strerror}") from error
+        finally:
+            for child in children:
+                child.kill()  # in the middle of a suite, too
+                child.wait()

@@ -1,13 +1,13 @@
-"""What a right answer rests on: whether a query returns its question's gold rows, and still does on the variants.
+"""What a right answer rests on: whether a query returns its question's gold rows, and still does on the test databases.
 
 In `value` mode nothing but the answer is judged. A query that an agent ran before it answered tells more: where it
-returns the gold rows on the question's database and other rows than the gold on a variant, the answer was lucky.
+returns the gold rows on the question's database and other rows than the gold on a test database, the answer was lucky.
 
-Promises:
+Guarantees:
 - A query returns the gold rows when some of its columns do: an agent that asks for a name and a count, and answers with
-  the name, has seen the answer. The same columns must do so on every variant.
+  the name, has seen the answer. The same columns must do so on every test database.
 - Rows are equal when they are under Spider's rule, or when they would be as a typed answer: ROUND(x, 2) answers as x.
-- The gold itself holds. It is not run, and no variants are made for it.
+- The gold itself holds. It is not run, and no test databases are made for it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from env_server.judging.verdict import judge_rows, judge_value
 from env_server.settings import SandboxSettings
 from env_server.sql.pool import Databases
 from env_server.test_suites.store import Suites
-from env_server.test_suites.suite import Strictness, Variant
+from env_server.test_suites.suite import Strictness, SuiteDatabase
 
 MAX_CHOICES = 100
 """Choices of columns that are tried; a result of 14 columns has 91 pairs."""
@@ -37,11 +37,11 @@ class Standing(StrEnum):
     OTHER_ROWS = "other_rows"
     """It fails, or returns other rows than the gold."""
     LUCKY = "lucky"
-    """It returns the gold rows, and other rows than the gold on a variant."""
+    """It returns the gold rows, and other rows than the gold on a test database."""
     UNTESTED = "untested"
-    """It returns the gold rows, and the question has no variants."""
+    """It returns the gold rows, and the question has no test databases."""
     HOLDS = "holds"
-    """It returns the gold rows, and the gold's on every variant."""
+    """It returns the gold rows, and the gold's on every test database."""
 
 
 class Evidence:
@@ -63,12 +63,12 @@ class Evidence:
         choices = [c for c in _choices(result.rows, question.gold) if _agree(_chosen(result.rows, c), question.gold)]
         if not choices:
             return Standing.OTHER_ROWS
-        variants = self._suites.of(question).variants
-        if not variants:
+        databases = self._suites.of(question).databases
+        if not databases:
             return Standing.UNTESTED
-        for variant in variants:
-            rows = variant.rows_of(sql, self._settings)
-            choices = [] if rows is None else [c for c in choices if _holds(variant, _chosen(rows, c))]
+        for database in databases:
+            rows = database.rows_of(sql, self._settings)
+            choices = [] if rows is None else [c for c in choices if _holds(database, _chosen(rows, c))]
             if not choices:
                 return Standing.LUCKY
         return Standing.HOLDS
@@ -89,8 +89,8 @@ def _chosen(rows: Sequence[Row], columns: Columns) -> tuple[Row, ...]:
     return tuple(tuple(row[i] for i in columns) for row in rows)
 
 
-def _holds(variant: Variant, rows: Sequence[Row]) -> bool:
-    return variant.accepts(rows) or (variant.strictness is not Strictness.SHAPE and _agree(rows, variant.gold))
+def _holds(database: SuiteDatabase, rows: Sequence[Row]) -> bool:
+    return database.accepts(rows) or (database.strictness is not Strictness.SHAPE and _agree(rows, database.gold))
 
 
 def _agree(rows: Sequence[Row], gold: Gold) -> bool:

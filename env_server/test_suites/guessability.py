@@ -1,11 +1,9 @@
 """How easily an answer is hit by luck: queries that ask something else and give the same answer on its database.
 
-They are neighbour queries of the gold: a condition or the order dropped, another column, table, constant or limit. Of
-the other kinds of neighbours many ask the same in all but rare cases (`LIKE` for `=`, `>=` for `>`, IN for a JOIN,
-`COUNT(DISTINCT name)` for `COUNT(*)`), and to agree with the gold is no luck of theirs. A query counts as different
-when one of the question's variants tells it from the gold, and as lucky when its rows on the database itself are the
-gold's all the same. In `value` mode nothing but the answer is judged, so an agent that asks the wrong question of such
-a database is rewarded like one that understands it.
+They are mutants of the gold (`mutants`): a condition or the order dropped, another column, table, constant or limit. A
+mutant counts as different when one of the question's test databases tells it from the gold, and as lucky when its rows
+on the database itself are the gold's all the same. In `value` mode nothing but the answer is judged, so an agent that
+asks the wrong question of such a database is rewarded like one that understands it.
 """
 
 from __future__ import annotations
@@ -17,28 +15,16 @@ from env_server.errors import SQLError
 from env_server.judging.verdict import judge_rows
 from env_server.sql.pool import Databases
 from env_server.test_suites.constants import parse
-from env_server.test_suites.images import opened, run
-from env_server.test_suites.mutants import MutantKind, mutants
+from env_server.test_suites.mutants import mutants
 from env_server.test_suites.suite import Suite
 
 GUESSABLE_SHARE = 1 / 2
 """A question is guessable when this share of the queries that ask something else are lucky."""
-ASKS_SOMETHING_ELSE = frozenset(
-    {
-        MutantKind.CONDITION,
-        MutantKind.COLUMN,
-        MutantKind.CONSTANT,
-        MutantKind.LIMIT,
-        MutantKind.ORDER,
-        MutantKind.TABLE,
-    }
-)
-"""The kinds of neighbour queries that count."""
 
 
 @dataclass(frozen=True, slots=True)
 class Guessability:
-    """`different` queries that ask something else differ from the gold on a variant; `lucky` ones agree with it."""
+    """`different` mutants differ from the gold on a test database; `lucky` ones of them agree with it nevertheless."""
 
     different: int
     lucky: int
@@ -61,20 +47,9 @@ def measure_guessability(question: Question, suite: Suite, databases: Databases)
     """Count the queries beside a question's gold. Raises DataError when its database cannot be read."""
     schema = databases.schema(question.db_id)
     tree = parse(question.gold_sql, schema)
-    neighbours = () if tree is None else mutants(tree.sql(dialect="sqlite"), schema)
-    different = _told_apart([neighbour.sql for neighbour in neighbours if neighbour.kind in ASKS_SOMETHING_ELSE], suite)
+    queries = mutants(tree, schema) if tree is not None else ()
+    different = {sql for database in suite.databases for sql in database.rejected(queries)}
     return Guessability(len(different), sum(_agrees(sql, question, databases) for sql in different))
-
-
-def _told_apart(queries: list[str], suite: Suite) -> list[str]:
-    alive = dict.fromkeys(queries)
-    for variant in suite.variants:
-        with opened(variant.image) as connection:
-            for sql in list(alive):
-                rows = run(connection, sql)
-                if rows is not None and not variant.accepts(rows):
-                    del alive[sql]
-    return [sql for sql in queries if sql not in alive]
 
 
 def _agrees(sql: str, question: Question, databases: Databases) -> bool:

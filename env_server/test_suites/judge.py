@@ -1,13 +1,13 @@
-"""The verdict on a submitted query: run on the question's database and on its variants.
+"""The verdict on a submitted query: run on the question's database and on its test databases.
 
-Promises:
-- The gold is not run: its rows were read when the data set was loaded and when the variants were made. So nothing
+Guarantees:
+- The gold is not run: its rows were read when the data set was loaded and when the test databases were made. So nothing
   that a prediction does can change what the gold returns, and the two never share a connection.
 - A query that fails, is refused or needs too much work is wrong, on whichever database that happens.
 - The same query gets the same verdict, in any order and on any server.
 
-Variants are tried after the database itself, and no further than the first that tells the query from the gold. The two
-halves can be asked for one by one, by whoever runs the query on the database by other means.
+Test databases are tried after the database itself, and no further than the first that tells the query from the gold.
+The two halves are separate, for a caller that runs the query on the database by other means.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from env_server.settings import JudgingSettings, SandboxSettings, SQLRule
 from env_server.sql.pool import Databases, run_query
 from env_server.sql.sandbox import QueryResult
 from env_server.test_suites.store import Suites
-from env_server.test_suites.suite import Variant
 
 BIRD_ROWS = 20_000
 """Rows of the largest result that is compared under BIRD's rule, which lets a query repeat rows."""
@@ -54,7 +53,7 @@ class SQLJudge:
     def judge(self, question: Question, answer: str) -> Judgement:
         """Judge the text of an ANSWER. Raises DataError when a database cannot be opened."""
         judgement = self.on_database(question, run_query(self._databases, self.query(question, answer)))
-        return self.on_variants(question, answer) if judgement.correct else judgement
+        return self.on_test_databases(question, answer) if judgement.correct else judgement
 
     def query(self, question: Question, answer: str) -> QueryJob:
         """Return what is to be run on the question's database."""
@@ -68,19 +67,16 @@ class SQLJudge:
             return Judgement(False, f"more than {self._row_limit(question)} rows")
         return judge_rows(result.rows, question.gold, self._rule)
 
-    def on_variants(self, question: Question, answer: str) -> Judgement:
+    def on_test_databases(self, question: Question, answer: str) -> Judgement:
         """Judge an ANSWER that is right on the question's database."""
-        variants = self._suites.of(question).variants if self._suites is not None else ()
+        databases = self._suites.of(question).databases if self._suites is not None else ()
         sql = submitted_query(answer)
-        for number, variant in enumerate(variants, 1):
-            if not self._on_variant(variant, sql):
-                return Judgement(False, f"right on the database, wrong on variant {number}")
+        for number, database in enumerate(databases, 1):
+            rows = database.rows_of(sql, self._sandbox)
+            if rows is None or not database.accepts(rows, self._rule):
+                return Judgement(False, f"right on the database, wrong on test database {number}")
         return Judgement(True, "equal")
 
     def _row_limit(self, question: Question) -> int:
         # Under Spider's rule, one more row than the gold has makes a query wrong already.
         return BIRD_ROWS if self._rule is SQLRule.BIRD else len(question.gold.rows) + 1
-
-    def _on_variant(self, variant: Variant, query: str) -> bool:
-        rows = variant.rows_of(query, self._sandbox)
-        return rows is not None and variant.accepts(rows, self._rule)

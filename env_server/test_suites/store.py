@@ -3,7 +3,7 @@
 They are made before they are needed (`building`), or when first asked for; a server only reads them. `Suites.of` may be
 called from any thread and any number of processes. The cache holds one SQLite file per database file, named after the
 database's content, so that a changed database gets new suites; deleting the folder is safe.
-A database that can have no variants (see `database_profile`) has empty suites that say why; a damaged one is an error.
+A database that can have no test databases (see `profile`) has empty suites that say why; a damaged one is an error.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import hashlib
 import json
 import threading
 import zlib
+from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import lru_cache
@@ -23,28 +24,20 @@ import apsw
 
 from env_server.dataset import Gold, Question
 from env_server.errors import DataError, NoVariantsError
-from env_server.lru import LRUCache
 from env_server.rows_json import rows_from_json, rows_to_json
 from env_server.settings import SandboxSettings
 from env_server.sql.sandbox import Sandbox
-from env_server.test_suites.database_profile import read_profile
-from env_server.test_suites.suite import SUITE_VERSION, Strictness, Suite, SuiteMaker, Variant
+from env_server.test_suites.profile import read_profile
+from env_server.test_suites.suite import SUITE_VERSION, Strictness, Suite, SuiteDatabase, SuiteMaker
 
 KEPT_SUITES = 256
-"""Suites kept in memory, the most recently used ones; one is about 100 kB."""
+"""Suites kept in memory, the most recently used ones; one is about 130 kB."""
 _KEPT_MAKERS = 4
 _HASHED_BLOCKS = 64
 _BLOCK_BYTES = 65_536
 _BUSY_MS = 60_000
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS suites(
-    key TEXT PRIMARY KEY, mutants INTEGER, killed INTEGER, untested TEXT, problem TEXT
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS variants(
-    key TEXT, place INTEGER, image BLOB, gold BLOB, ordered INTEGER, strictness TEXT, PRIMARY KEY (key, place)
-) WITHOUT ROWID;
-"""
+_SCHEMA = "CREATE TABLE IF NOT EXISTS suites(key TEXT PRIMARY KEY, suite BLOB)"
 
 
 class Suites:
@@ -56,12 +49,11 @@ class Suites:
         self._read_only = read_only
         self._databases = dict(databases)
         self._settings = settings
-        self._folder = cache_dir / f"variants-v{SUITE_VERSION}-sqlite{apsw.sqlite_lib_version()}"
+        self._folder = cache_dir / f"test-databases-v{SUITE_VERSION}-sqlite{apsw.sqlite_lib_version()}"
         self._lock = threading.Lock()
-        self._making = threading.Lock()
-        self._suites: LRUCache[tuple[str, str], Suite] = LRUCache(KEPT_SUITES)
+        self._suite = lru_cache(KEPT_SUITES)(self._load_or_make)
         self._maker = lru_cache(_KEPT_MAKERS)(self._new_maker)
-        self._files: dict[str, Path] = {}
+        self._file = lru_cache(None)(self._new_file)
 
     def of(self, question: Question) -> Suite:
         """Return the question's suite; an empty one where it has no SQL.
@@ -70,23 +62,13 @@ class Suites:
         """
         if not question.gold_sql:
             return Suite((), problem="it has an answer and no SQL")
-        place = (question.db_id, question.gold_sql)
-        known = self._known(place)
-        if known is not None:
-            return known
-        with self._making:
-            suite = self._known(place) or self._load(*place)
-            if suite is None and self._read_only:
-                missing = f"question {question.question_id} has no test databases in {self._folder}"
-                raise DataError(f"{missing}. Start the server again, or run `sqlenv data build`")
-            suite = suite or self.make(*place)
-            with self._lock:
-                self._suites.put(place, suite)
-        return suite
+        with self._lock:
+            return self._suite(question.db_id, question.gold_sql)
 
     def make(self, db_id: str, sql: str) -> Suite:
         """Make the suite of a gold query and keep it on disk. Raises DataError."""
-        suite = self._make(db_id, sql)
+        maker = self._maker(db_id)
+        suite = Suite((), problem=maker) if isinstance(maker, str) else maker.make(sql)
         self._save(db_id, sql, suite)
         return suite
 
@@ -112,13 +94,12 @@ class Suites:
                 fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
-    def _known(self, place: tuple[str, str]) -> Suite | None:
-        with self._lock:
-            return self._suites.get(place)
-
-    def _make(self, db_id: str, sql: str) -> Suite:
-        maker = self._maker(db_id)
-        return Suite((), problem=maker) if isinstance(maker, str) else maker.make(sql)
+    def _load_or_make(self, db_id: str, sql: str) -> Suite:
+        suite = self._load(db_id, sql)
+        if suite is None and self._read_only:
+            missing = f"a question about {db_id} has no test databases in {self._folder}: {sql[:200]}"
+            raise DataError(f"{missing}. Start the server again, or run `sqlenv data build`")
+        return suite or self.make(db_id, sql)
 
     def _new_maker(self, db_id: str) -> SuiteMaker | str:
         """Return what makes a database's suites, or why it can have none. Raises DataError."""
@@ -129,52 +110,35 @@ class Suites:
         except NoVariantsError as error:
             return str(error)
         except DataError as error:
-            raise DataError(f"no variants can be made of {path}: {error}. Copy or unpack it again") from error
+            raise DataError(f"no test databases can be made of {path}: {error}. Copy or unpack it again") from error
         finally:
             sandbox.close()
 
     def _load(self, db_id: str, sql: str) -> Suite | None:
-        key = _key(sql)
         with self._cache(db_id) as cache:
-            found = cache.execute(
-                "SELECT mutants, killed, untested, problem FROM suites WHERE key = ?", (key,)
-            ).fetchall()
-            if not found:
-                return None
-            rows = cache.execute(
-                "SELECT image, gold, ordered, strictness FROM variants WHERE key = ? ORDER BY place", (key,)
-            ).fetchall()
-        variants = (
-            Variant(
-                zlib.decompress(image),
-                Gold(rows_from_json(zlib.decompress(gold)), bool(ordered)),
-                Strictness(strictness),
-            )
-            for image, gold, ordered, strictness in cast("list[tuple[bytes, bytes, int, str]]", rows)
+            found = cache.execute("SELECT suite FROM suites WHERE key = ?", (_key(sql),)).fetchall()
+        if not found:
+            return None
+        kept = json.loads(zlib.decompress(cast("bytes", found[0][0])))
+        databases = tuple(
+            SuiteDatabase(b64decode(image), Gold(rows_from_json(rows), ordered), Strictness(strictness))
+            for image, rows, ordered, strictness in kept["databases"]
         )
-        mutants, killed, untested, problem = cast("tuple[int, int, str, str]", found[0])
-        return Suite(tuple(variants), mutants, killed, tuple(json.loads(untested)), problem)
+        return Suite(databases, tuple(kept["untested"]), kept["problem"])
 
     def _save(self, db_id: str, sql: str, suite: Suite) -> None:
-        key = _key(sql)
-        rows = [
-            (
-                *(key, place, zlib.compress(each.image), zlib.compress(rows_to_json(each.gold.rows).encode())),
-                *(each.gold.ordered, each.strictness.value),
-            )
-            for place, each in enumerate(suite.variants)
+        databases = [
+            (b64encode(each.image).decode(), rows_to_json(each.gold.rows), each.gold.ordered, each.strictness.value)
+            for each in suite.databases
         ]
-        with self._cache(db_id) as cache, cache:
-            cache.executemany("INSERT OR REPLACE INTO variants VALUES (?, ?, ?, ?, ?, ?)", rows)
-            facts = (key, suite.mutants, suite.killed, json.dumps(suite.untested), suite.problem)
-            cache.execute("INSERT OR REPLACE INTO suites VALUES (?, ?, ?, ?, ?)", facts)
+        kept = json.dumps({"databases": databases, "untested": suite.untested, "problem": suite.problem})
+        with self._cache(db_id) as cache:
+            cache.execute("INSERT OR REPLACE INTO suites VALUES (?, ?)", (_key(sql), zlib.compress(kept.encode())))
 
     @contextmanager
     def _cache(self, db_id: str) -> Iterator[apsw.Connection]:
         """Open the cache of one database for a moment, so that no handle stays open."""
-        if db_id not in self._files:
-            self._files[db_id] = self._folder / f"{fingerprint(self._path(db_id))}.sqlite"
-        file = self._files[db_id]
+        file = self._file(db_id)
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             cache = apsw.Connection(str(file))
@@ -186,7 +150,10 @@ class Suites:
                 cache.close()
         except (OSError, apsw.Error) as error:
             fix = "Delete it, or set SQLENV_CACHE_DIR to a directory of your own"
-            raise DataError(f"the cache of variants {file} cannot be used: {error}. {fix}") from error
+            raise DataError(f"the cache of test databases {file} cannot be used: {error}. {fix}") from error
+
+    def _new_file(self, db_id: str) -> Path:
+        return self._folder / f"{fingerprint(self._path(db_id))}.sqlite"
 
     def _path(self, db_id: str) -> Path:
         try:

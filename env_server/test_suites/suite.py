@@ -1,63 +1,58 @@
-"""A question's suite: a handful of small databases on which the gold query and its neighbour queries differ.
+"""A question's suite: small random databases on which a slightly wrong query returns other rows than the gold.
 
-Candidates are made one after the other (`generation`), the gold and those of its mutants (`mutants`) that are
-still alive run on each, and `selection` keeps the fewest that kill the most. The method is that of distilled test
-suites (Zhong, Yu and Klein, EMNLP 2020).
+They are made one after the other (`generation`), each with the gold's constants, ties and empty groups in it. The
+method is that of Zhong, Yu and Klein (EMNLP 2020), without their choice by mutants: `DATABASES` of them that nothing
+chose tell as much.
 
-Promises:
-- The gold query passes on every variant of its suite, on a connection of its own.
-- A variant asks no more than the question does: the gold also runs over the same rows read in other orders.
-  Where only the order of its rows changes, their order does not count on the variant; where ties make the rows
-  themselves a matter of chance, only their number and width count; where even those change, it is no variant.
-- Where the candidates leave a clause of the gold untested (`clauses`), more are aimed at it, and some at the mutants
-  that survive; a clause that no variant tests even so is named.
+Guarantees:
+- The gold query passes on every database of its suite, on a connection of its own.
+- A test database asks no more than the question does: the gold also runs over the same rows read in other orders.
+  Where only the order of its rows changes, their order does not count there; where ties make the rows themselves a
+  matter of chance, only their number and width count; where even those change, it is not kept.
+- Where they leave a clause of the gold untested, more are tried for it; a clause that none tests even so is named.
 - The same database and gold give the same suite.
 """
 
 from __future__ import annotations
 
+import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum, StrEnum
+from itertools import cycle, islice
 
+import apsw
 import sqlglot
 from sqlglot import exp
 
 from env_server.dataset import Gold, Row
-from env_server.errors import SQLError
+from env_server.errors import NoVariantsError, SQLError
 from env_server.judging.verdict import judge_rows
 from env_server.settings import SandboxSettings, SQLRule
 from env_server.sql.hardness import orders_at_top_level
 from env_server.sql.sandbox import Sandbox
 from env_server.sql.schema import Schema, quote_identifier
-from env_server.test_suites.clauses import Clause, read_clauses
-from env_server.test_suites.constants import Hints, parse, read_hints, spread
-from env_server.test_suites.database_profile import DatabaseProfile
-from env_server.test_suites.generation import AIMED_STYLES, CLOSE_STYLES, STYLES, generate
-from env_server.test_suites.images import MAX_RESULT_ROWS, ImageBuilder, opened, run
-from env_server.test_suites.mutants import mutants
-from env_server.test_suites.selection import KILLS_WANTED, choose
+from env_server.sql.vfs import VFS_NAME
+from env_server.test_suites.constants import QueryConstants, parse, propagate, read_constants
+from env_server.test_suites.generation import CONFIGS, generate
+from env_server.test_suites.mutants import Clause, read_clauses
+from env_server.test_suites.profile import DatabaseProfile, TableProfile
 
-SUITE_VERSION = 8
+SUITE_VERSION = 9
 """Counts up when the same question would get another suite."""
-_SEED = 1
-"""Begins every candidate's seed. It stays when the version counts up, so that no suite changes without need."""
-_STYLES = {"": STYLES, "aimed ": AIMED_STYLES, "close ": CLOSE_STYLES}
-MAX_VARIANTS = 8
-"""Variants, those apart that alone tell a mutant or a clause."""
-MIN_VARIANTS = 4
-"""Variants of a query whose mutants fewer would kill, or that has no mutants: its other neighbours are unknown."""
-MAX_CANDIDATES = 48
-AIMED_ROUND = 12
-AIMED_CANDIDATES = 60
-"""Candidates more where those leave mutants alive: a round of each of two kinds; so many where a clause is untested."""
-PATIENCE = 12
-"""Candidates in a row that kill nothing, after which no more are made."""
+DATABASES = 16
+"""Of a suite, those apart that alone test a clause."""
+CANDIDATES = 60
+"""Databases made where those leave a clause untested."""
+MAX_RESULT_ROWS = 500
+_PAGE_BYTES = 512
+_VM_STEPS = 300_000
 
 
 class Strictness(Enum):
-    """What a variant compares: the rows as the question does, the rows in any order, or only their shape."""
+    """What a test database compares: the rows as the question does, the rows in any order, or only their shape."""
 
     ROWS = "rows"
     ANY_ORDER = "any_order"
@@ -65,7 +60,7 @@ class Strictness(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
+class SuiteDatabase:
     """One small database, as SQLite's file image, and what the gold returns on it."""
 
     image: bytes
@@ -90,39 +85,32 @@ class Variant:
         # BIRD's rule does not count rows.
         return rule is SQLRule.BIRD or list(map(len, rows)) == list(map(len, self.gold.rows))
 
+    def rejected(self, queries: Iterable[str]) -> set[str]:
+        """Return the queries that run on it and are not the gold."""
+        with opened(self.image) as connection:
+            results = {sql: run(connection, sql) for sql in queries}
+        return {sql for sql, rows in results.items() if rows is not None and not self.accepts(rows)}
+
 
 class Refusal(StrEnum):
-    """Why a candidate is no variant."""
+    """Why a database is no test database."""
 
     FAILS = "on small databases the gold query fails or needs too much work"
     TOO_LARGE = f"on small databases the gold query returns more than {MAX_RESULT_ROWS} rows"
     CHANCE = "what the gold query returns is left to chance"
-    EMPTY = "on small databases the gold query returns no row, and neither do its neighbour queries"
 
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """The variants of one question; `killed` of the `mutants` that can run differ from the gold on one of them.
+    """The test databases of one question.
 
-    `untested`: the clauses of the gold, as SQL, that could be left out, or never be met, without a variant's notice.
-    `problem`: why there are no variants; "" where there are.
+    `untested`: the clauses of the gold, as SQL, that could be left out, or never be met, without their notice.
+    `problem`: why there are none; "" where there are.
     """
 
-    variants: tuple[Variant, ...]
-    mutants: int = 0
-    killed: int = 0
+    databases: tuple[SuiteDatabase, ...]
     untested: tuple[str, ...] = ()
     problem: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What candidates are made from: the gold and the same query in other orders, its hints, mutants and clauses."""
-
-    queries: tuple[str, ...]
-    hints: Hints
-    neighbours: tuple[str, ...]
-    clauses: tuple[Clause, ...]
 
 
 class SuiteMaker:
@@ -132,100 +120,134 @@ class SuiteMaker:
         """Prepare the empty schema. Raises NoVariantsError when it cannot be rebuilt."""
         self._profile = profile
         self._settings = settings
-        self._builder = ImageBuilder(profile)
+        with _connected() as connection:
+            connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
+            for statement in profile.statements:
+                try:
+                    connection.execute(statement)
+                except apsw.Error as error:
+                    said = f"the schema cannot be rebuilt: {error}. It says: {statement[:200]}"
+                    raise NoVariantsError(said) from error
+            self.empty = connection.serialize("main")
 
     def make(self, sql: str) -> Suite:
         """Make the suite of a gold query."""
-        plan = self.plan(sql)
-        probes = {probe for clause in plan.clauses for probe in clause.probes}
-        times = dict.fromkeys((*plan.neighbours, *sorted(probes)), 0)
-        candidates: list[Variant] = []
-        kills: list[set[str]] = []
-        refusals: Counter[Refusal] = Counter()
-
-        def offer(candidate: Variant | Refusal, wanted: Iterable[str], *, anyway: bool = False) -> bool:
-            """Keep a candidate that kills what is wanted, or `anyway` where the gold returns rows."""
-            if isinstance(candidate, Refusal):
-                refusals[candidate] += 1
-                return False
-            killed = killed_by(candidate, wanted)
-            if killed or (anyway and candidate.gold.rows):
-                candidates.append(candidate)
-                kills.append(killed)
-            elif not candidate.gold.rows:
-                refusals[Refusal.EMPTY] += 1
-            for each in killed:
-                times[each] += 1
-            return bool(killed)
-
-        idle = 0
-        for number in range(MAX_CANDIDATES):
-            alive = [each for each, count in times.items() if count < KILLS_WANTED]
-            if idle == PATIENCE or (not alive and len(candidates) >= MIN_VARIANTS):
-                break
-            idle = 0 if offer(self.candidate(plan, number), alive, anyway=True) else idle + 1
-        aimed = [(kind, number) for kind in ("aimed ", "close ") for number in range(AIMED_ROUND)]
-        for kind, number in (*aimed, *(("aimed ", number) for number in range(AIMED_ROUND, AIMED_CANDIDATES))):
-            surviving = [each for each, count in times.items() if count == 0]
-            if not surviving or (number >= AIMED_ROUND and probes.isdisjoint(surviving)):
-                break
-            offer(self.candidate(plan, number, kind), surviving)
-
-        chosen = [i for i in choose(kills, MIN_VARIANTS, MAX_VARIANTS) if self._gold_passes(candidates[i], sql)]
-        dead = {each for i in chosen for each in kills[i]}
-        untested = tuple(clause.text for clause in plan.clauses if not dead.issuperset(clause.probes))
-        if not chosen:
-            # Where candidates were made but the gold did not pass, it fails under the sandbox's limits.
-            problem = Refusal.FAILS if candidates else max(refusals, key=lambda each: refusals[each])
-            return Suite((), len(plan.neighbours), problem=problem.value)
-        variants = tuple(candidates[i] for i in chosen)
-        return Suite(variants, len(plan.neighbours), len(dead.intersection(plan.neighbours)), untested)
-
-    def plan(self, sql: str) -> Plan:
-        """Read what a gold query's candidates are made from and tried with."""
         tree = parse(sql, self._profile.schema)
-        if tree is None:
-            return Plan((sql,), Hints(), (), ())
-        hints = read_hints(tree, self._profile.schema)
-        spread(hints, self._profile.references())
-        queries = (sql, *reordered(tree, self._profile.schema))
-        text = tree.sql(dialect="sqlite")
-        return Plan(queries, hints, *self._runnable(text))
+        clauses = () if tree is None else self._runnable(read_clauses(tree))
+        untested = {probe for clause in clauses for probe in clause.probes}
+        found: list[SuiteDatabase] = []
+        refusals: Counter[Refusal] = Counter()
+        for made in islice(self.candidates(sql), CANDIDATES):
+            if isinstance(made, Refusal):
+                refusals[made] += 1
+                continue
+            told = made.rejected(untested)
+            if (told or len(found) < DATABASES) and self._gold_passes(made, sql):
+                found.append(made)
+                untested -= told
+            if len(found) >= DATABASES and not untested:
+                break
+        if not found:
+            problem = refusals.most_common(1)[0][0] if refusals else Refusal.FAILS
+            return Suite((), problem=problem.value)
+        return Suite(tuple(found), tuple(c.text for c in clauses if not untested.isdisjoint(c.probes)))
 
-    def _gold_passes(self, variant: Variant, sql: str) -> bool:
-        """Tell whether the gold passes as an agent's query would, under the sandbox's limits."""
-        rows = variant.rows_of(sql, self._settings)
-        return rows is not None and variant.accepts(rows)
+    def candidates(self, sql: str) -> Iterator[SuiteDatabase | Refusal]:
+        """Yield databases for a gold query without end, or say why one is no test database."""
+        constants, queries = QueryConstants(), [sql]
+        tree = parse(sql, self._profile.schema)
+        if tree is not None:
+            constants = read_constants(tree, self._profile.schema)
+            propagate(constants, self._profile.references())
+            queries += reordered(tree, self._profile.schema)
+        for number, config in enumerate(cycle(CONFIGS)):
+            with opened(self.empty) as connection:
+                rng = random.Random(f"{number}\n{sql}")
+                generate(self._profile, constants, rng, config, lambda table, rows: insert(connection, table, rows))
+                image = connection.serialize("main")
+            yield self._tried(image, queries)
 
-    def _runnable(self, sql: str) -> tuple[tuple[str, ...], tuple[Clause, ...]]:
-        """Return the mutants, and the clauses with the probes, that can run."""
-        neighbours = [mutant.sql for mutant in mutants(sql, self._profile.schema)]
-        clauses = read_clauses(sql, self._profile.schema)
-        with opened(self._builder.empty) as connection:
-            probed = (
-                Clause(each.text, tuple(probe for probe in each.probes if run(connection, probe) is not None))
-                for each in clauses
-            )
-            return tuple(mutant for mutant in neighbours if run(connection, mutant) is not None), tuple(probed)
-
-    def candidate(self, plan: Plan, number: int, kind: str = "") -> Variant | Refusal:
-        """Make a candidate, or say why there is none. `kind`: a key of `_STYLES`."""
-        queries = plan.queries
-        styles = _STYLES[kind]
-        seed = f"{_SEED}\n{kind}{number}\n{queries[0]}"
-        with self._builder.building() as building:
-            generate(self._profile, plan.hints, seed, styles[number % len(styles)], building.insert)
-            image = building.image()
+    def _tried(self, image: bytes, queries: Sequence[str]) -> SuiteDatabase | Refusal:
+        """Run the gold, and the gold in other orders, on a database."""
         with opened(image) as connection:
             results = [run(connection, query) for query in queries]
-        with opened(image, reverse=True) as connection:
-            results.append(run(connection, queries[0]))
-        rows = [each for each in results if each is not None]
         if results[0] is None:
             return Refusal.FAILS
         if len(results[0]) > MAX_RESULT_ROWS:
             return Refusal.TOO_LARGE
-        return as_variant(image, rows, ordered=orders_at_top_level(queries[0])) or Refusal.CHANCE
+        with opened(image, reverse=True) as connection:
+            results.append(run(connection, queries[0]))
+        rows = [each for each in results if each is not None]
+        return strictest(image, rows, ordered=orders_at_top_level(queries[0])) or Refusal.CHANCE
+
+    def _runnable(self, clauses: Sequence[Clause]) -> tuple[Clause, ...]:
+        """Return the clauses with those of their probes that can run."""
+        with opened(self.empty) as connection:
+            return tuple(
+                Clause(each.text, tuple(probe for probe in each.probes if run(connection, probe) is not None))
+                for each in clauses
+            )
+
+    def _gold_passes(self, database: SuiteDatabase, sql: str) -> bool:
+        """Tell whether the gold passes as an agent's query would, under the sandbox's limits."""
+        rows = database.rows_of(sql, self._settings)
+        return rows is not None and database.accepts(rows)
+
+
+def strictest(image: bytes, results: Sequence[tuple[Row, ...]], *, ordered: bool) -> SuiteDatabase | None:
+    """Return the strictest test database that accepts all of the gold's results; None where there is none."""
+    for strictness in Strictness:
+        gold = Gold(results[0], ordered=ordered and strictness is Strictness.ROWS)
+        database = SuiteDatabase(image, gold, strictness)
+        if all(database.accepts(rows) for rows in results):
+            return database
+    return None
+
+
+def insert(connection: apsw.Connection, table: TableProfile, rows: Sequence[Row]) -> Sequence[Row]:
+    """Store rows and return those that the table took, which is all but what its constraints refuse."""
+    if not rows:
+        return rows
+    names = ", ".join(quote_identifier(column.name) for column in table.columns)
+    marks = ", ".join("?" * len(table.columns))
+    name = quote_identifier(table.name)
+    before = connection.total_changes()
+    connection.executemany(f"INSERT OR IGNORE INTO {name} ({names}) VALUES ({marks})", rows)
+    if connection.total_changes() - before == len(rows):
+        return rows
+    return connection.execute(f"SELECT {names} FROM {name}").fetchall()
+
+
+@contextmanager
+def opened(image: bytes, *, reverse: bool = False) -> Iterator[apsw.Connection]:
+    """Open an image for a data set's own queries, not an agent's: those go through the sandbox.
+
+    Their work is bounded all the same, since a condition may have been left out. `reverse`: rows whose order no query
+    asked for come the other way round.
+    """
+    with _connected() as connection:
+        connection.deserialize("main", image)
+        if reverse:
+            connection.execute("PRAGMA reverse_unordered_selects = 1")
+        connection.set_progress_handler(lambda: True, _VM_STEPS)
+        yield connection
+
+
+def run(connection: apsw.Connection, sql: str) -> tuple[Row, ...] | None:
+    """Run one query and return up to `MAX_RESULT_ROWS + 1` rows; None when it fails or needs too many steps."""
+    try:
+        return tuple(islice(connection.cursor().execute(sql), MAX_RESULT_ROWS + 1))
+    except apsw.Error:
+        return None
+
+
+@contextmanager
+def _connected() -> Iterator[apsw.Connection]:
+    connection = apsw.Connection(":memory:", vfs=VFS_NAME, statementcachesize=0)
+    try:
+        yield connection
+    finally:
+        connection.close(True)
 
 
 def reordered(tree: exp.Expression, schema: Schema) -> list[str]:
@@ -273,24 +295,3 @@ def _settle_distinct(select: exp.Select, order: exp.Order, which: type[exp.AggFu
         named = isinstance(key.this, exp.Column) and not key.this.table and key.this.name.casefold() in names
         if not (named or key.this in shown or isinstance(key.this, exp.Literal)):
             key.set("this", which(this=key.this))
-
-
-def as_variant(image: bytes, results: Sequence[tuple[Row, ...]], *, ordered: bool) -> Variant | None:
-    """Return the strictest variant that accepts all of the gold's results; None where there is none."""
-    for strictness in Strictness:
-        gold = Gold(results[0], ordered=ordered and strictness is Strictness.ROWS)
-        variant = Variant(image, gold, strictness)
-        if all(variant.accepts(rows) for rows in results):
-            return variant
-    return None
-
-
-def killed_by(variant: Variant, mutants: Iterable[str]) -> set[str]:
-    """Return the mutants that the variant tells from the gold."""
-    killed = set()
-    with opened(variant.image) as connection:
-        for mutant in mutants:
-            rows = run(connection, mutant)
-            if rows is not None and not variant.accepts(rows):
-                killed.add(mutant)
-    return killed

@@ -20,7 +20,7 @@ from env_server.dataset import Dataset, Exclusion, ExclusionReason, Question, Sp
 from env_server.judging.verdict import judge_rows
 from env_server.sql.lexer import tokens
 from env_server.sql.schema import Schema
-from env_server.test_suites.constants import Hints, parse, read_hints
+from env_server.test_suites.constants import QueryConstants, parse, read_constants
 from env_server.test_suites.guessability import Guessability
 
 FEW_TO_TRAIN = 8
@@ -181,8 +181,8 @@ def _known_name(sql: str, detail: str, schema: Schema) -> tuple[str, str]:
 def _known_text(sql: str, survey: DatabaseSurvey) -> tuple[str, str]:
     """Return the query with the text that a column has, where it compares with one that the column has not."""
     tree = parse(sql, survey.schema)
-    hints = Hints() if tree is None else read_hints(tree, survey.schema)
-    for (table, column), values in hints.constants.items():
+    constants = QueryConstants() if tree is None else read_constants(tree, survey.schema)
+    for (table, column), values in constants.values.items():
         found = survey.table(table)
         looked_at = found.column(column) if found else None
         texts = [text for text, _ in looked_at.texts] if looked_at else []

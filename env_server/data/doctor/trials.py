@@ -10,9 +10,9 @@ from env_server.dataset import Question
 from env_server.errors import SQLError
 from env_server.judging.verdict import judge_rows
 from env_server.sql.pool import Databases
-from env_server.test_suites.clauses import read_clauses
 from env_server.test_suites.constants import parse
 from env_server.test_suites.guessability import measure_guessability
+from env_server.test_suites.mutants import read_clauses
 from env_server.test_suites.store import Suites
 from env_server.test_suites.suite import reordered
 
@@ -26,7 +26,7 @@ def try_gold(question: Question, databases: Databases, suites: Suites | None) ->
     other_order = tree is not None and any(
         _answers(sql, question, databases) is False for sql in reordered(tree, schema)
     )
-    clauses = read_clauses(question.gold_sql, schema)
+    clauses = () if tree is None else read_clauses(tree)
     idle = tuple(
         clause.text for clause in clauses if any(_answers(probe, question, databases) for probe in clause.probes)
     )

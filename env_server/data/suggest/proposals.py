@@ -35,7 +35,7 @@ from env_server.settings import EnvSettings
 from env_server.sql.hardness import hardness, orders_at_top_level
 from env_server.sql.pool import DatabasePool
 from env_server.sql.sandbox import Sandbox
-from env_server.test_suites.row_sampling import read_sample
+from env_server.test_suites.profile import read_sample
 from env_server.test_suites.store import Suites
 from env_server.types import ActionType, AnswerMode
 
@@ -160,8 +160,7 @@ def read_own_schema(source: Source) -> Database | None:
             rows = {}
             for table in survey.tables:
                 names = [column.name for column in table.columns]
-                keys = [column.name for column in table.columns if column.primary_key]
-                rows[table.name] = read_sample(sandbox, table.name, names, keys, table.rows).rows
+                rows[table.name] = read_sample(sandbox, table.name, names, table.rows).rows
         except SQLError as error:
             raise DataError(f"{source.path} cannot be read: {error}. Copy or export it again") from error
     found = [*check_database(survey), *check_keys(survey)]

@@ -158,7 +158,7 @@ class JobRunner:
         if isinstance(result, SQLError) and not result.deterministic:
             return _failure(result)  # it is not the query's own, so it tells nothing of the query
         judgement = self._judge.on_database(job.question, result)
-        return self._judge.on_variants(job.question, job.answer) if judgement.correct else judgement
+        return self._judge.on_test_databases(job.question, job.answer) if judgement.correct else judgement
 
     def interrupt(self) -> None:
         """Stop the running statement on a question's database, from another thread. Without one, do nothing."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from env_server.settings import SandboxSettings
 from env_server.sql.sandbox import Sandbox
-from env_server.test_suites.database_profile import DatabaseProfile, read_profile
+from env_server.test_suites.profile import DatabaseProfile, read_profile
 
 
 def database(folder: Path, script: str) -> Path:

@@ -1,11 +1,11 @@
-"""The hints: which constants belong to which column, sizes, and linked columns."""
+"""What a query says about the data: which constants belong to which column, sizes, and linked columns."""
 
 from __future__ import annotations
 
 import pytest
 
 from env_server.sql.schema import Column, Schema, Table
-from env_server.test_suites.constants import Hints, parse, read_hints
+from env_server.test_suites.constants import QueryConstants, parse, read_constants
 
 
 def _table(name: str, *columns: str) -> Table:
@@ -15,10 +15,10 @@ def _table(name: str, *columns: str) -> Table:
 SCHEMA = Schema((_table("Pets", "id", "name", "age", "owner"), _table("owners", "id", "city", "name")))
 
 
-def hints(sql: str) -> Hints:
+def said(sql: str) -> QueryConstants:
     tree = parse(sql, SCHEMA)
     assert tree is not None
-    return read_hints(tree, SCHEMA)
+    return read_constants(tree, SCHEMA)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def hints(sql: str) -> Hints:
     ],
 )
 def test_a_constant_belongs_to_the_column_it_is_compared_with(where: str, constants: dict[object, object]) -> None:
-    found = hints(f"SELECT id FROM pets WHERE {where}").constants
+    found = said(f"SELECT id FROM pets WHERE {where}").values
     assert {place: sorted(values, key=str) for place, values in found.items()} == {
         place: sorted(values, key=str)  # type: ignore[call-overload]
         for place, values in constants.items()
@@ -43,24 +43,24 @@ def test_a_constant_belongs_to_the_column_it_is_compared_with(where: str, consta
 
 
 def test_aliases_are_those_of_the_nearest_select() -> None:
-    found = hints(
+    found = said(
         "SELECT T1.name FROM pets AS T1 WHERE T1.age = 1 AND T1.owner IN "
         "(SELECT T1.id FROM owners AS T1 WHERE T1.city = 'Oslo')"
     )
-    assert found.constants == {("pets", "age"): [1], ("owners", "city"): ["Oslo"], ("pets", "owner"): []}
+    assert found.values == {("pets", "age"): [1], ("owners", "city"): ["Oslo"], ("pets", "owner"): []}
     assert found.links == [(("pets", "owner"), ("owners", "id"))]
     assert found.tables == {"pets", "owners"}
 
 
 def test_an_equation_of_columns_links_them() -> None:
-    found = hints("SELECT 1 FROM pets JOIN owners ON pets.name = owners.name")
+    found = said("SELECT 1 FROM pets JOIN owners ON pets.name = owners.name")
     assert found.links == [(("pets", "name"), ("owners", "name"))]
 
 
 def test_patterns_are_constants_too() -> None:
-    found = hints("SELECT id FROM pets WHERE name LIKE '%ex%'")
+    found = said("SELECT id FROM pets WHERE name LIKE '%ex%'")
     assert found.patterns == {("pets", "name"): ["%ex%"]}
-    assert found.constants == {("pets", "name"): ["%ex%"]}
+    assert found.values == {("pets", "name"): ["%ex%"]}
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_patterns_are_constants_too() -> None:
     ],
 )
 def test_numbers_that_count_rows_are_sizes(tail: str, sizes: list[int]) -> None:
-    assert hints(f"SELECT name FROM pets {tail}").sizes == sizes
+    assert said(f"SELECT name FROM pets {tail}").sizes == sizes
 
 
 def test_a_double_quoted_word_that_names_no_column_is_a_text() -> None:

@@ -1,4 +1,4 @@
-"""The verdict on submitted queries: on the database, on its variants, under both rules."""
+"""The verdict on submitted queries: on the database, on its test databases, under both rules."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_lucky_query_is_right_on_the_database_alone(pets: Dataset, pool: Datab
     assert SQLJudge(pool).judge(question, LUCKY).correct
     verdict = SQLJudge(pool, suites).judge(question, LUCKY)
     assert not verdict.correct
-    assert "variant" in verdict.reason
+    assert "test database" in verdict.reason
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_an_environment_judges_on_variants_unless_told_not_to(pets: Dataset, tmp
             environment.reset(question_id="cats")
             observation = environment.step(SQLAction(action_type="ANSWER", argument=LUCKY))
             assert observation.metadata["verdict"] == verdict
-            assert "variant" not in observation.model_dump_json()
+            assert "test database" not in observation.model_dump_json()
 
 
 def test_in_value_mode_no_variants_are_made(pets: Dataset, tmp_path: Path) -> None:

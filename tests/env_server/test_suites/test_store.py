@@ -28,7 +28,7 @@ from env_server.test_suites.store import Suites
 import hashlib, types
 question = types.SimpleNamespace(db_id="pets", gold_sql=sys.argv[3])
 suite = Suites({"pets": Path(sys.argv[1])}, SandboxSettings(), Path(sys.argv[2])).of(question)
-print(hashlib.sha256(b"".join(v.image for v in suite.variants)).hexdigest(), [v.gold.rows for v in suite.variants])
+print(hashlib.sha256(b"".join(v.image for v in suite.databases)).hexdigest(), [v.gold.rows for v in suite.databases])
 """
 
 
@@ -43,7 +43,7 @@ def cats(pets: Dataset) -> Question:
 
 @pytest.fixture
 def no_making(monkeypatch: pytest.MonkeyPatch) -> None:
-    def make(self: SuiteMaker, sql: str, most: int = 0) -> None:
+    def make(self: SuiteMaker, sql: str) -> None:
         raise AssertionError(f"made again: {sql}")
 
     monkeypatch.setattr(SuiteMaker, "make", make)
@@ -53,7 +53,7 @@ def test_a_suite_comes_back_from_disk_as_it_was(pets: Dataset, tmp_path: Path, r
     useless = replace(pets.questions[0], gold_sql="SELECT species FROM pets GROUP BY species HAVING COUNT(*) >= 1")
     questions = [*pets.questions, useless]
     made = [suites(pets.databases, tmp_path).of(question) for question in questions]
-    assert all(suite.variants for suite in made)
+    assert all(suite.databases for suite in made)
     assert made[-1].untested == ("HAVING COUNT(*) >= 1",)
     request.getfixturevalue("no_making")
     again = suites(pets.databases, tmp_path)
@@ -69,7 +69,7 @@ def test_golds_of_every_type_come_back_from_disk(tmp_path: Path, pets: Dataset, 
     connection.close()
     question = replace(cats, db_id="odd", gold_sql="SELECT a, b FROM t", gold=Gold(((1, 2),), ordered=False))
     made = suites({"odd": path}, tmp_path / "cache").of(question)
-    values = {type(value) for variant in made.variants for row in variant.gold.rows for value in row}
+    values = {type(value) for database in made.databases for row in database.gold.rows for value in row}
     assert bytes in values
     assert suites({"odd": path}, tmp_path / "cache").of(question) == made
 
@@ -145,7 +145,7 @@ def test_of_a_large_file_only_blocks_are_read(tmp_path: Path) -> None:
         ("CREATE VIRTUAL TABLE notes USING rtree(id, low, high)", "the database has virtual tables: notes"),
     ],
 )
-def test_a_database_without_variants_has_empty_suites_that_say_why(
+def test_a_database_without_test_databases_has_empty_suites_that_say_why(
     tmp_path: Path, cats: Question, definition: str, problem: str
 ) -> None:
     path = tmp_path / "notes.sqlite"
@@ -155,7 +155,7 @@ def test_a_database_without_variants_has_empty_suites_that_say_why(
     question = replace(cats, db_id="notes", gold_sql="SELECT COUNT(*) FROM notes")
     for _ in ("made", "loaded"):
         suite = suites({"notes": path}, tmp_path / "cache").of(question)
-        assert suite.variants == ()
+        assert suite.databases == ()
         assert suite.problem == problem
 
 
@@ -175,7 +175,7 @@ def test_a_damaged_database_is_an_error_and_is_not_kept(tmp_path: Path, cats: Qu
         with pytest.raises(DataError, match=r"zoo\.sqlite: the database cannot be read: .*malformed"):
             suites({"zoo": path}, tmp_path / "cache").of(question)
     path.write_bytes(whole)
-    assert suites({"zoo": path}, tmp_path / "cache").of(question).variants
+    assert suites({"zoo": path}, tmp_path / "cache").of(question).databases
 
 
 @pytest.mark.parametrize("broken", ["a file", "not a database", "no database"])
@@ -187,7 +187,7 @@ def test_what_cannot_be_used_is_told(pets: Dataset, cats: Question, tmp_path: Pa
     elif broken == "not a database":
         store = suites(pets.databases, tmp_path)
         store.of(cats)
-        (file,) = tmp_path.glob("variants-*/*.sqlite")
+        (file,) = tmp_path.glob("test-databases-*/*.sqlite")
         file.write_bytes(b"nonsense" * 1000)
         with pytest.raises(DataError, match="Delete it"):
             suites(pets.databases, tmp_path).of(cats)

@@ -61,7 +61,9 @@ def test_validate(data: str, tmp_path: Path, capsys: Captured) -> None:
     flags = ["--answer_mode", "sql", "--json", "--out", str(out)]
     for variants in (["--no_variants"], []):
         assert run(["validate", data, *flags, *variants]) == 0
-        assert any((tmp_path / "cache").glob("variants-*")) is not bool(variants), "variants are made unless refused"
+        assert any((tmp_path / "cache").glob("test-databases-*")) is not bool(variants), (
+            "variants are made unless refused"
+        )
         summary: dict[str, Any] = json.loads(capsys.readouterr().out)
         assert (summary["questions"], summary["usable"], summary["left_out"]) == (4, 4, 0)
         assert summary["duplicate_of"] == {"train_spider-0003": "train_spider-0000"}

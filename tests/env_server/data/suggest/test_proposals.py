@@ -39,7 +39,7 @@ def test_each_proposal_is_verified(proposer: Proposer, pets_file: Path, tmp_path
     for each in found:
         assert is_answerable(list(each.gold.rows))
         suite = suites.of(each)
-        assert suite.variants
+        assert suite.databases
         assert not suite.untested
 
 

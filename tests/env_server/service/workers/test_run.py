@@ -406,7 +406,7 @@ def test_in_sql_mode_test_databases_are_made_before_it_serves_and_never_in_a_req
     flags = ("--answer_mode=sql", f"--workers={workers}")
     with sqlenv_serve(tmp_path, *flags) as server:
         server.wait_until_serving()
-        (made,) = (tmp_path / "cache").glob("variants-*/*.sqlite")
+        (made,) = (tmp_path / "cache").glob("test-databases-*/*.sqlite")
         before = (made.read_bytes(), made.stat().st_mtime_ns)
         with server.connect("/ws") as client:
             for question_id, sql in golds.items():

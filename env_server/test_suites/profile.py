@@ -1,0 +1,281 @@
+"""What a test database must respect and may draw from: tables, keys, types, and a sample of the values.
+
+`read_profile` and `read_sample` have the I/O. They read through a sandbox, so their work is bounded. A sample is the
+same for the same table and reaches every part of it: every n-th row of up to `SCANNED_ROWS`; of a larger table the rows
+at equal distances of rowid, found through the tree, or the first ones where it has no rowid. NULL is looked for in
+every row of a table of up to `SCANNED_CELLS` cells, else in the sample.
+
+Tables come parents first. Views and indexes are rebuilt in a test database, triggers are not: nothing is ever written
+to it. A database with a virtual table has no profile, because its module decides what may be stored; a damaged file
+is an error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import TypeVar
+
+from env_server.dataset import Row, SQLValue
+from env_server.errors import DataError, NoVariantsError, SQLError
+from env_server.sql.sandbox import Sandbox
+from env_server.sql.schema import MAX_SCHEMA_ROWS, Schema, quote_identifier, read_schema
+
+SAMPLED_ROWS = 2_000
+KEPT_ROWS = 60
+FEW_ROWS = 30
+"""Rows whose sizes the sandbox allows in any case."""
+SCANNED_ROWS = 200_000
+SCANNED_CELLS = 5_000_000
+_DAMAGE = ("disk image is malformed", "malformed database schema", "file is not a database", "disk I/O error")
+"""Words of SQLite's errors about a file, not about a statement."""
+_DATE = re.compile(r"\d{4}-\d{1,2}(-\d{1,2})?([ T]\d{2}:\d{2}(:\d{2})?)?")
+
+T = TypeVar("T")
+
+
+class Kind(Enum):
+    """What a column's values are; the values decide, and the declared type where there are none."""
+
+    INTEGER = "integer"
+    REAL = "real"
+    TEXT = "text"
+    DATE = "date"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnProfile:
+    """One column that can be written. `values`: distinct sampled values without NULL. `has_null`: NULL occurs."""
+
+    name: str
+    kind: Kind
+    required: bool
+    values: tuple[SQLValue, ...]
+    has_null: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A foreign key: `columns` take their values from one row of `parent`, pairwise from `parent_columns`."""
+
+    columns: tuple[int, ...]
+    parent: str
+    parent_columns: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TableProfile:
+    """One table. `unique`: sets of column indexes whose values together may occur once. `rows`: sampled rows."""
+
+    name: str
+    columns: tuple[ColumnProfile, ...]
+    unique: tuple[frozenset[int], ...]
+    references: tuple[Reference, ...]
+    rows: tuple[Row, ...]
+    checked: bool
+
+    def index(self, column: str) -> int | None:
+        """Return the index of a column, by name in any case."""
+        wanted = column.casefold()
+        return next((i for i, each in enumerate(self.columns) if each.name.casefold() == wanted), None)
+
+
+@dataclass(frozen=True)
+class DatabaseProfile:
+    """All of a database that its test databases need. `statements` create the empty schema, in order."""
+
+    schema: Schema
+    tables: tuple[TableProfile, ...]
+    statements: tuple[str, ...]
+
+    def table(self, name: str) -> TableProfile | None:
+        """Return a table by its name, in any case."""
+        wanted = name.casefold()
+        return next((table for table in self.tables if table.name.casefold() == wanted), None)
+
+    def references(self) -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:
+        """Yield each column of a foreign key and the one that it refers to, as (table, column) in lower case."""
+        for table in self.tables:
+            for reference in table.references:
+                for i, column in zip(reference.columns, reference.parent_columns, strict=True):
+                    child = (table.name.casefold(), table.columns[i].name.casefold())
+                    yield child, (reference.parent.casefold(), column.casefold())
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Sampled rows of one table, and for each column whether it holds NULL."""
+
+    rows: tuple[Row, ...]
+    has_null: tuple[bool, ...]
+
+
+def read_profile(sandbox: Sandbox) -> DatabaseProfile:
+    """Read the profile of the database that `sandbox` has open.
+
+    Raises NoVariantsError where there can be none, DataError where the file cannot be read.
+    """
+    try:
+        schema = read_schema(sandbox)
+        virtual = [table.name for table in schema.tables if table.is_virtual]
+        if virtual:
+            raise NoVariantsError(f"the database has virtual tables: {', '.join(virtual)}")
+        tables = [_table(sandbox, schema, table.name) for table in schema.tables if not table.is_view]
+        # Tables, then views, then indexes with a statement of their own.
+        statements = _rows(
+            sandbox,
+            "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND type IN ('table', 'view', 'index') "
+            "AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\' ORDER BY type = 'index', type = 'view', rowid",
+        )
+    except SQLError as error:
+        if not error.deterministic or any(words in error.message for words in _DAMAGE):
+            raise DataError(f"the database cannot be read: {error.message}") from error
+        raise NoVariantsError(f"its tables cannot be sampled: {error.message}") from error
+    return DatabaseProfile(schema, tuple(_parents_first(tables)), tuple(str(sql) for (sql,) in statements))
+
+
+def read_sample(sandbox: Sandbox, table: str, columns: Sequence[str], row_count: int | None) -> Sample:
+    """Sample a table. `row_count`: None where counting failed. Raises SQLError, DataError."""
+    source = f"main.{quote_identifier(table)}"
+    try:
+        rows = _spread_rows(sandbox, columns, source, SAMPLED_ROWS, row_count)
+    except SQLError as error:
+        if not _is_limit(error):
+            raise
+        rows = _spread_rows(sandbox, columns, source, FEW_ROWS, None)
+    has_null: Sequence[object] = [any(row[i] is None for row in rows) for i in range(len(columns))]
+    if row_count is not None and len(rows) < row_count <= SCANNED_CELLS // max(1, len(columns)):
+        counts = ", ".join(f"COUNT({quote_identifier(column)}) < COUNT(*)" for column in columns)
+        try:
+            (has_null,) = sandbox.query(f"SELECT {counts} FROM {source}", 1).rows
+        except SQLError as error:
+            if not _is_limit(error):
+                raise
+    return Sample(rows, tuple(map(bool, has_null)))
+
+
+def spaced(items: Sequence[T], most: int) -> tuple[T, ...]:
+    """Return at most `most` (two or more) items at equal distances, the first and the last among them."""
+    if len(items) <= most:
+        return tuple(items)
+    return tuple(items[i * (len(items) - 1) // (most - 1)] for i in range(most))
+
+
+def kind_of(values: Sequence[SQLValue], declared: str) -> Kind:
+    """Return the kind that most values have, or that the declared type suggests (SQLite's affinity rules)."""
+    counts = dict.fromkeys(Kind, 0)
+    for value in values:
+        match value:
+            case int():
+                kind = Kind.INTEGER
+            case float():
+                kind = Kind.REAL
+            case str():
+                kind = Kind.DATE if _DATE.fullmatch(value) else Kind.TEXT
+            case _:
+                kind = Kind.OTHER
+        counts[kind] += 1
+    if values:
+        return max(counts, key=lambda kind: counts[kind])
+    text = declared.upper()
+    if "DATE" in text or "TIME" in text:
+        return Kind.DATE
+    if "INT" in text or "BOOL" in text:
+        return Kind.INTEGER
+    if any(word in text for word in ("CHAR", "CLOB", "TEXT")) or not text:
+        return Kind.TEXT
+    return Kind.OTHER if "BLOB" in text else Kind.REAL
+
+
+def _spread_rows(
+    sandbox: Sandbox, columns: Sequence[str], source: str, most: int, row_count: int | None
+) -> tuple[Row, ...]:
+    """Return at most `most` rows from the whole table."""
+    names = ", ".join(map(quote_identifier, columns))
+    if row_count is not None and row_count <= SCANNED_ROWS:
+        place = quote_identifier("_" + max(columns, key=len))  # a name that none of the columns has
+        numbered = f"SELECT {names}, row_number() OVER () - 1 AS {place} FROM {source}"
+        step = max(1, -(-row_count // most))
+        return sandbox.query(f"SELECT {names} FROM ({numbered}) WHERE {place} % {step} = 0", most).rows
+    try:
+        ((low, high),) = sandbox.query(
+            f"SELECT (SELECT MIN(_rowid_) FROM {source}), (SELECT MAX(_rowid_) FROM {source})", 1
+        ).rows
+    except SQLError as error:
+        if error.kind != "missing":
+            raise
+        low = high = None
+    if not isinstance(low, int) or not isinstance(high, int):
+        return sandbox.query(f"SELECT {names} FROM {source} LIMIT {most}", most).rows
+    step = -((low - high) // (most - 1)) or 1
+    points = f"WITH RECURSIVE points(x) AS (SELECT {low} UNION SELECT min(x + {step}, {high}) FROM points LIMIT {most})"
+    following = f"SELECT _rowid_ FROM {source} WHERE _rowid_ >= x ORDER BY 1 LIMIT 1"
+    chosen = f"SELECT {names} FROM {source} WHERE _rowid_ IN (SELECT ({following}) FROM points) ORDER BY _rowid_"
+    return sandbox.query(f"{points} {chosen}", most).rows
+
+
+def _is_limit(error: SQLError) -> bool:
+    """Tell whether a statement was too large for the sandbox, so that a smaller one may do."""
+    return error.kind in ("size", "budget")
+
+
+def _table(sandbox: Sandbox, schema: Schema, name: str) -> TableProfile:
+    # cid, name, type, notnull, dflt_value, pk, hidden (2 and 3: generated, which cannot be written)
+    info = [row for row in _rows(sandbox, f"PRAGMA main.table_xinfo({quote_identifier(name)})") if not row[6]]
+    place = {str(row[1]).casefold(): i for i, row in enumerate(info)}
+    sample = read_sample(sandbox, name, [str(row[1]) for row in info], schema.find(name).row_count)
+    columns = []
+    for i, row in enumerate(info):
+        values = list(dict.fromkeys(each[i] for each in sample.rows if each[i] is not None))
+        kind = kind_of(values, str(row[2]))
+        columns.append(ColumnProfile(str(row[1]), kind, bool(row[3]), spaced(values, KEPT_ROWS), sample.has_null[i]))
+    key = frozenset(i for i, row in enumerate(info) if row[5])
+    unique = {key} if key else set()
+    for _, index, is_unique, *_ in _rows(sandbox, f"PRAGMA main.index_list({quote_identifier(name)})"):
+        members = [row[2] for row in _rows(sandbox, f"PRAGMA main.index_info({quote_identifier(str(index))})")]
+        if is_unique and all(str(member).casefold() in place for member in members):
+            unique.add(frozenset(place[str(member).casefold()] for member in members))
+    text = name.replace("'", "''")
+    ddl = _rows(sandbox, f"SELECT sql FROM sqlite_master WHERE type = 'table' AND name = '{text}'")
+    return TableProfile(
+        name=name,
+        columns=tuple(columns),
+        unique=tuple(sorted(unique, key=sorted)),
+        references=_references(schema, name, place),
+        rows=spaced(sample.rows, KEPT_ROWS),
+        checked=bool(ddl) and re.search(r"\bcheck\s*\(", str(ddl[0][0]), re.IGNORECASE) is not None,
+    )
+
+
+def _references(schema: Schema, name: str, place: dict[str, int]) -> tuple[Reference, ...]:
+    found = []
+    for key in schema.find(name).foreign_keys:
+        parent = next((each for each in schema.tables if each.name.casefold() == key.table.casefold()), None)
+        if parent is None or parent.is_view:
+            continue
+        known = {column.name.casefold() for column in parent.columns}
+        children = [place[column.casefold()] for column in key.columns if column.casefold() in place]
+        if len(children) == len(key.ref_columns) and all(column.casefold() in known for column in key.ref_columns):
+            found.append(Reference(tuple(children), parent.name, key.ref_columns))
+    return tuple(found)
+
+
+def _parents_first(tables: Sequence[TableProfile]) -> list[TableProfile]:
+    """Order the tables so that references point backwards; those of a cycle that do not are left out."""
+    waiting, placed = list(tables), list[TableProfile]()
+    while waiting:
+        names = {table.name for table in waiting}
+        ready = [table for table in waiting if not any(r.parent in names - {table.name} for r in table.references)]
+        for table in ready or waiting[:1]:
+            known = {each.name for each in placed} | {table.name}
+            kept = tuple(reference for reference in table.references if reference.parent in known)
+            placed.append(replace(table, references=kept))
+            waiting.remove(table)
+    return placed
+
+
+def _rows(sandbox: Sandbox, sql: str) -> tuple[Row, ...]:
+    return sandbox.query(sql, MAX_SCHEMA_ROWS).rows
