@@ -247,13 +247,8 @@ def usual_value(rng: random.Random, column: ColumnProfile) -> SQLValue:
 
 def unused(rng: random.Random, column: ColumnProfile, number: int) -> SQLValue:
     """Return a value for a key: distinct for distinct numbers, of the column's kind, in no telling order."""
-    match column.kind:
-        case Kind.INTEGER:
-            return number
-        case Kind.REAL:
-            return float(number)
-        case Kind.DATE:
-            return f"{1950 + number // 336}-{number // 28 % 12 + 1:02d}-{number % 28 + 1:02d}"
+    if column.kind in (Kind.INTEGER, Kind.REAL):
+        return number
     texts = [value for value in column.values if isinstance(value, str)]
     if texts and all(_NUMERAL.fullmatch(text) for text in texts):
         return str(number)

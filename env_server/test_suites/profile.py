@@ -1,9 +1,8 @@
 """What a test database must respect and may draw from: tables, keys, types, and a sample of the values.
 
-`read_profile` and `read_sample` have the I/O. They read through a sandbox, so their work is bounded. A sample is the
-same for the same table and reaches every part of it: every n-th row of up to `SCANNED_ROWS`; of a larger table the rows
-at equal distances of rowid, found through the tree, or the first ones where it has no rowid. NULL is looked for in
-every row of a table of up to `SCANNED_CELLS` cells, else in the sample.
+`read_profile` and `read_sample` have the I/O. They read through a sandbox, so their work is bounded: of a table's first
+`SCANNED_ROWS` rows every n-th is sampled, and where even that is too much for the sandbox, the first few are. The same
+table gives the same sample.
 
 Tables come parents first. Views and indexes are rebuilt in a test database, triggers are not: nothing is ever written
 to it. A database with a virtual table has no profile, because its module decides what may be stored; a damaged file
@@ -28,7 +27,7 @@ KEPT_ROWS = 60
 FEW_ROWS = 30
 """Rows whose sizes the sandbox allows in any case."""
 SCANNED_ROWS = 200_000
-SCANNED_CELLS = 5_000_000
+"""Of a larger table no more are passed over."""
 _DAMAGE = ("disk image is malformed", "malformed database schema", "file is not a database", "disk I/O error")
 """Words of SQLite's errors about a file, not about a statement."""
 _DATE = re.compile(r"\d{4}-\d{1,2}(-\d{1,2})?([ T]\d{2}:\d{2}(:\d{2})?)?")
@@ -105,14 +104,6 @@ class DatabaseProfile:
                     yield child, (reference.parent.casefold(), column.casefold())
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """Sampled rows of one table, and for each column whether it holds NULL."""
-
-    rows: tuple[Row, ...]
-    has_null: tuple[bool, ...]
-
-
 def read_profile(sandbox: Sandbox) -> DatabaseProfile:
     """Read the profile of the database that `sandbox` has open.
 
@@ -137,24 +128,20 @@ def read_profile(sandbox: Sandbox) -> DatabaseProfile:
     return DatabaseProfile(schema, tuple(_parents_first(tables)), tuple(str(sql) for (sql,) in statements))
 
 
-def read_sample(sandbox: Sandbox, table: str, columns: Sequence[str], row_count: int | None) -> Sample:
-    """Sample a table. `row_count`: None where counting failed. Raises SQLError, DataError."""
-    source = f"main.{quote_identifier(table)}"
+def read_sample(sandbox: Sandbox, table: str, columns: Sequence[str], row_count: int | None) -> tuple[Row, ...]:
+    """Return rows at equal distances. `row_count`: None where counting failed. Raises SQLError, DataError."""
+    names = ", ".join(map(quote_identifier, columns))
+    rows = f"SELECT {names} FROM main.{quote_identifier(table)}"
+    place = quote_identifier("_" + max(columns, key=len))  # a name that none of the columns has
+    numbered = f"SELECT *, row_number() OVER () - 1 AS {place} FROM ({rows} LIMIT {SCANNED_ROWS})"
+    count = SCANNED_ROWS if row_count is None else min(row_count, SCANNED_ROWS)
+    step = max(1, -(-count // SAMPLED_ROWS))
     try:
-        rows = _spread_rows(sandbox, columns, source, SAMPLED_ROWS, row_count)
+        return sandbox.query(f"SELECT {names} FROM ({numbered}) WHERE {place} % {step} = 0", SAMPLED_ROWS).rows
     except SQLError as error:
-        if not _is_limit(error):
+        if error.kind not in ("size", "budget"):
             raise
-        rows = _spread_rows(sandbox, columns, source, FEW_ROWS, None)
-    has_null: Sequence[object] = [any(row[i] is None for row in rows) for i in range(len(columns))]
-    if row_count is not None and len(rows) < row_count <= SCANNED_CELLS // max(1, len(columns)):
-        counts = ", ".join(f"COUNT({quote_identifier(column)}) < COUNT(*)" for column in columns)
-        try:
-            (has_null,) = sandbox.query(f"SELECT {counts} FROM {source}", 1).rows
-        except SQLError as error:
-            if not _is_limit(error):
-                raise
-    return Sample(rows, tuple(map(bool, has_null)))
+        return sandbox.query(f"{rows} LIMIT {FEW_ROWS}", FEW_ROWS).rows
 
 
 def spaced(items: Sequence[T], most: int) -> tuple[T, ...]:
@@ -190,38 +177,6 @@ def kind_of(values: Sequence[SQLValue], declared: str) -> Kind:
     return Kind.OTHER if "BLOB" in text else Kind.REAL
 
 
-def _spread_rows(
-    sandbox: Sandbox, columns: Sequence[str], source: str, most: int, row_count: int | None
-) -> tuple[Row, ...]:
-    """Return at most `most` rows from the whole table."""
-    names = ", ".join(map(quote_identifier, columns))
-    if row_count is not None and row_count <= SCANNED_ROWS:
-        place = quote_identifier("_" + max(columns, key=len))  # a name that none of the columns has
-        numbered = f"SELECT {names}, row_number() OVER () - 1 AS {place} FROM {source}"
-        step = max(1, -(-row_count // most))
-        return sandbox.query(f"SELECT {names} FROM ({numbered}) WHERE {place} % {step} = 0", most).rows
-    try:
-        ((low, high),) = sandbox.query(
-            f"SELECT (SELECT MIN(_rowid_) FROM {source}), (SELECT MAX(_rowid_) FROM {source})", 1
-        ).rows
-    except SQLError as error:
-        if error.kind != "missing":
-            raise
-        low = high = None
-    if not isinstance(low, int) or not isinstance(high, int):
-        return sandbox.query(f"SELECT {names} FROM {source} LIMIT {most}", most).rows
-    step = -((low - high) // (most - 1)) or 1
-    points = f"WITH RECURSIVE points(x) AS (SELECT {low} UNION SELECT min(x + {step}, {high}) FROM points LIMIT {most})"
-    following = f"SELECT _rowid_ FROM {source} WHERE _rowid_ >= x ORDER BY 1 LIMIT 1"
-    chosen = f"SELECT {names} FROM {source} WHERE _rowid_ IN (SELECT ({following}) FROM points) ORDER BY _rowid_"
-    return sandbox.query(f"{points} {chosen}", most).rows
-
-
-def _is_limit(error: SQLError) -> bool:
-    """Tell whether a statement was too large for the sandbox, so that a smaller one may do."""
-    return error.kind in ("size", "budget")
-
-
 def _table(sandbox: Sandbox, schema: Schema, name: str) -> TableProfile:
     # cid, name, type, notnull, dflt_value, pk, hidden (2 and 3: generated, which cannot be written)
     info = [row for row in _rows(sandbox, f"PRAGMA main.table_xinfo({quote_identifier(name)})") if not row[6]]
@@ -229,9 +184,9 @@ def _table(sandbox: Sandbox, schema: Schema, name: str) -> TableProfile:
     sample = read_sample(sandbox, name, [str(row[1]) for row in info], schema.find(name).row_count)
     columns = []
     for i, row in enumerate(info):
-        values = list(dict.fromkeys(each[i] for each in sample.rows if each[i] is not None))
-        kind = kind_of(values, str(row[2]))
-        columns.append(ColumnProfile(str(row[1]), kind, bool(row[3]), spaced(values, KEPT_ROWS), sample.has_null[i]))
+        values = list(dict.fromkeys(each[i] for each in sample if each[i] is not None))
+        kind, has_null = kind_of(values, str(row[2])), any(each[i] is None for each in sample)
+        columns.append(ColumnProfile(str(row[1]), kind, bool(row[3]), spaced(values, KEPT_ROWS), has_null))
     key = frozenset(i for i, row in enumerate(info) if row[5])
     unique = {key} if key else set()
     for _, index, is_unique, *_ in _rows(sandbox, f"PRAGMA main.index_list({quote_identifier(name)})"):
@@ -245,7 +200,7 @@ def _table(sandbox: Sandbox, schema: Schema, name: str) -> TableProfile:
         columns=tuple(columns),
         unique=tuple(sorted(unique, key=sorted)),
         references=_references(schema, name, place),
-        rows=spaced(sample.rows, KEPT_ROWS),
+        rows=spaced(sample, KEPT_ROWS),
         checked=bool(ddl) and re.search(r"\bcheck\s*\(", str(ddl[0][0]), re.IGNORECASE) is not None,
     )
 

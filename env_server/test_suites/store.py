@@ -30,7 +30,7 @@ from env_server.sql.sandbox import Sandbox
 from env_server.test_suites.profile import read_profile
 from env_server.test_suites.suite import SUITE_VERSION, Strictness, Suite, SuiteDatabase, SuiteMaker
 
-KEPT_SUITES = 256
+KEPT_SUITES = 128
 """Suites kept in memory, the most recently used ones; one is about 130 kB."""
 _KEPT_MAKERS = 4
 _HASHED_BLOCKS = 64

