@@ -34,8 +34,12 @@ from trainer.rollout.players import as_shown_to_players, oracle_plan
 
 FIRST_LEFT = 2
 """Steps that are left to the policy at first: as a rule, to ask the query and to answer."""
-RISE, FALL = 0.5, 0.125
-"""Success of a batch's guided episodes from which on one step more is left to the policy, and below which one less."""
+RISE = 0.25
+"""Success of a batch's guided episodes from which on one step more is left to the policy; one less where none is right.
+
+Low, since a group has signal as soon as one episode is right, and the fewer steps are given, the more is learnt that
+counts without help: with all but the ANSWER given, a policy learns to copy.
+"""
 
 Actions = tuple[SQLAction, ...]
 Give = Callable[[str], Actions]
@@ -70,7 +74,7 @@ def follow(left: int, results: Sequence[GuidedResult]) -> int:
     success = sum(each.solved for each in results) / max(1, sum(each.played for each in results))
     if success >= RISE and any(each.given > 1 for each in results):
         return left + 1
-    return max(1, left - 1) if success < FALL else left
+    return left if success else max(1, left - 1)
 
 
 def learn(known: Known, results: Iterable[GuidedResult], ways: Mapping[str, Actions]) -> Known:
