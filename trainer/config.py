@@ -28,10 +28,6 @@ ACTION_FORMAT_HELP = (
     "that its chat template declares)."
 )
 SYSTEM_PROMPT_HELP = "A file with the system message to use instead of SQLEnv's own."
-TRACE_HELP = (
-    "Write when each episode waited for what, and in training when steps and weight pushes were, to this file; "
-    "https://ui.perfetto.dev opens it. Other ranks write files beside it."
-)
 FEW_SHOT_HELP = "Worked episodes on training databases to show before every question; those questions are not asked."
 DIFFICULTY_HELP = (
     "Train on questions of these levels alone, separated by commas: easy, medium, hard, extra (Spider's hardness; "
@@ -253,7 +249,6 @@ class SQLEnvArguments(EpisodeArguments):
             "evaluation databases (0: none, -1: all)."
         },
     )
-    trace: str | None = field(default=None, metadata={"help": TRACE_HELP})
     dry_run: bool = field(
         default=False,
         metadata={

@@ -50,7 +50,6 @@ from trainer.rollout.environments import AnyEnvironments, open_environments
 from trainer.rollout.episodes import Episode
 from trainer.rollout.examples import Examples
 from trainer.rollout.rewards import all_weights
-from trainer.rollout.trace import Trace
 from trainer.shipping.export import publish
 from trainer.shipping.hub import Destination
 from trainer.stopping import StopAfterStep, Stopping
@@ -199,7 +198,6 @@ class Training:
                 trainer.add_callback(log)
                 run = watched(self._arguments, grpo, self._ranks.count)
                 trainer.add_callback(HealthWatch(self._folder, run, self._say))
-            trace = self._open_trace(stack, trainer)
             trainer.add_callback(StopAfterStep(self._stopping))
             learnt = []
             if adaptive is not None:
@@ -208,7 +206,7 @@ class Training:
                 learnt.append(Kept(guided, "guided_starts.json", "--guided_starts"))
             trainer.add_callback(SaveLearnt(*learnt))
             trainer.add_callback(SavePlaySettings(play))  # the last one: it marks a checkpoint as whole
-            client = RolloutClient(policy.engine, environments, chat, settings, trace)
+            client = RolloutClient(policy.engine, environments, chat, settings)
 
             def keep(step: int, episodes: Sequence[Episode]) -> None:
                 # Each rank makes the lines of its own: the main one alone would be the slower the more ranks there are.
@@ -217,7 +215,7 @@ class Training:
                         log.write_episodes(lines)
 
             batches.play_with(client, keep)
-            greedy = RolloutClient(policy.engine, environments, chat, replace(settings, temperature=0.0), trace)
+            greedy = RolloutClient(policy.engine, environments, chat, replace(settings, temperature=0.0))
 
             def evaluate(label: str, name: str) -> EvaluationSummary | None:
                 policy.sync_weights()
@@ -243,14 +241,6 @@ class Training:
     def _open_log(self, stack: ExitStack) -> RunLog:
         self._open_folder()
         return stack.enter_context(closing(RunLog(self._folder, self._console)))
-
-    def _open_trace(self, stack: ExitStack, trainer: SQLEnvTrainer) -> Trace | None:
-        if self._arguments.trace is None:
-            return None
-        goes_on = bool(self._grpo.resume_from_checkpoint)
-        trace = stack.enter_context(Trace(Path(self._arguments.trace), self._ranks.index, goes_on=goes_on))
-        trainer.times.trace_to(trace)
-        return trace
 
     def _adaptive_weights(self, lag: int) -> AdaptiveWeights | None:
         if self._arguments.reward_weighting == "fixed":

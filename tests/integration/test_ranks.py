@@ -5,7 +5,6 @@ TRL's own metrics judge the token rows, as they do for one process.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -34,7 +33,6 @@ from trainer.rollout.client import RolloutSettings
 from trainer.rollout.environments import LocalEnvironments
 from trainer.rollout.episodes import record
 from trainer.rollout.timings import Part
-from trainer.rollout.trace import Track
 from trainer.rollout.transcript import TokenBudget
 
 ACCELERATE = [
@@ -105,8 +103,7 @@ def launch(policy: Path, cache: Path, forks: ForkServer) -> Launch:
 def whole(launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, Ended]:
     """Three steps in one go, on a cache that holds nothing yet; each rank leaves the digest of its weights."""
     folder = tmp_path_factory.mktemp("runs") / "run"
-    trace = ("--trace", str(folder / "trace.json"))
-    ended = launch(folder, *NO_CHECKPOINTS, *trace, script=(WORKER, "watched", "all"))
+    ended = launch(folder, *NO_CHECKPOINTS, script=(WORKER, "watched", "all"))
     assert ended.status == 0, ended.errors
     return RunFolder.open(folder), ended
 
@@ -145,22 +142,6 @@ def test_the_times_of_a_step_add_up_also_where_ranks_wait_for_each_other(whole: 
     for row in whole[0].metrics():
         assert sum(row[f"time/{part}"] for part in Part) == pytest.approx(row["time/rollout"])
         assert row["time/rollout"] >= row["rollout/seconds"] * 0.99, "the slowest rank is waited for"
-
-
-def test_each_rank_writes_a_trace_of_its_own_episodes(whole: tuple[RunFolder, Ended]) -> None:
-    folder, _ = whole
-    traced: list[set[str]] = []
-    for rank, name in enumerate(("trace.json", "trace.rank1.json")):
-        events = json.loads((folder.path / name).read_bytes())
-        assert {event["pid"] for event in events} == {rank}
-        assert [event["name"] for event in events if event["tid"] == Track.STEPS and event["ph"] == "X"] == [
-            *("step 1", "step 2", "step 3")
-        ]
-        traced.append({event["args"]["episode"] for event in events if "episode" in event.get("args", ())})
-    played = {row.record.episode_id for row in folder.episodes()}
-    first, second = (ids & played for ids in traced)
-    assert first | second == played
-    assert not first & second
 
 
 def test_both_ranks_end_with_the_same_weights(whole: tuple[RunFolder, Ended]) -> None:

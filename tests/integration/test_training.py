@@ -33,7 +33,6 @@ from tests.integration.training import save_policy, surroundings_in
 from trainer.results.metrics import meaning
 from trainer.results.run_files import RunFolder
 from trainer.rollout.timings import Part
-from trainer.rollout.trace import Track
 from trainer.tiny import BASE_CHECKPOINT
 
 FLAGS = [
@@ -86,15 +85,9 @@ def train(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.fixture(scope="module")
-def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the run of three steps writes its trace."""
-    return tmp_path_factory.mktemp("traces") / "new" / "trace.json"
-
-
-@pytest.fixture(scope="module")
-def whole(train: Run, trace: Path) -> RunFolder:
+def whole(train: Run) -> RunFolder:
     """Three steps in one go."""
-    return train(*NO_CHECKPOINTS, "--report_to", "tensorboard", "--trace", str(trace))
+    return train(*NO_CHECKPOINTS, "--report_to", "tensorboard")
 
 
 def token_exact(metrics: dict[str, float]) -> bool:
@@ -146,24 +139,6 @@ def test_every_step_says_where_its_time_went(whole: RunFolder) -> None:
         assert min(rollout, training) > 0 <= min(push, other)
         assert sum(row[f"time/{part}"] for part in Part) == pytest.approx(rollout)
         assert rollout + push + training >= row["step_time"], "TRL leaves the optimizer out"
-
-
-def test_the_trace_has_every_episode_and_step(whole: RunFolder, trace: Path, tmp_path: Path) -> None:
-    def names(path: Path, track: Track | None = None) -> list[str]:
-        slices = [event for event in json.loads(path.read_bytes()) if event["ph"] == "X"]
-        if track is not None:
-            return [event["name"] for event in slices if event["tid"] == track]
-        return [event["args"]["episode"] for event in slices if "episode" in event.get("args", ())]
-
-    assert names(trace, Track.STEPS) == ["step 1", "step 2", "step 3"]
-    assert names(trace, Track.ROLLOUTS) == ["rollout"] * 3
-    assert len(names(trace, Track.PUSHES)) == 3
-    assert {row.record.episode_id for row in whole.episodes()} < set(names(trace)), "evaluations are there, too"
-
-    again = tmp_path / "trace.json"
-    model = str(whole.path / "model")
-    assert cli.main(["evaluate", "--policy", model, "--episodes", "4", "--trace", str(again)]) == 0
-    assert len(names(again)) == 4
 
 
 def test_the_policy_learns_from_rewards_that_differ(whole: RunFolder, policy: Path) -> None:

@@ -22,7 +22,6 @@ from trainer.config import (
     SYSTEM_PROMPT_HELP,
     THINKING_HELP,
     TOKEN_HELP,
-    TRACE_HELP,
     ActionFormat,
     prompt_in,
 )
@@ -158,7 +157,6 @@ def build_parser() -> Parser:
         help="write every episode, turn by turn, to this file, and to FILE.evaluation.json what was played; sqlenv "
         "compare reads both",
     )
-    add("--trace", metavar="FILE", help=TRACE_HELP)
     return parser
 
 
@@ -168,8 +166,6 @@ def check(parser: Parser, args: argparse.Namespace) -> None:
         parser.error(f"--episodes must be positive, or -1 for all; got {args.eval_episodes}")
     if args.episodes_out and args.episodes_out.exists() and not args.episodes_out.is_file():
         parser.error(f"--episodes_out {args.episodes_out} is no regular file, which would be replaced")
-    if args.trace and args.policy in SCRIPTED:
-        parser.error(f"--trace is of what the episodes of a model wait for; {args.policy} waits for nothing")
     if args.samples > 1 and (args.policy == "oracle" or (args.policy not in SCRIPTED and not args.temperature)):
         parser.error("--samples above 1 plays the same episodes again; give a --temperature above 0")
     if args.protocol is EvaluationProtocol.TEXT_TO_SQL:

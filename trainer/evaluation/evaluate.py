@@ -10,10 +10,9 @@ import argparse
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -44,7 +43,6 @@ from trainer.rollout.episodes import Episode, EpisodeRecord, record
 from trainer.rollout.examples import Examples
 from trainer.rollout.players import OraclePlayer, Player, RandomPlayer, play, with_sql
 from trainer.rollout.text_to_sql import TextToSQL
-from trainer.rollout.trace import Trace
 from trainer.rollout.transcript import TokenBudget
 
 if TYPE_CHECKING:
@@ -192,12 +190,10 @@ def run(argv: Sequence[str]) -> int:
     questions = [question for question in questions for _ in range(args.samples)]
     env_settings = chosen.environment
     environments = open_environments(args.env, token_of(args.env_token), dataset, env_settings, chosen.answer_mode)
-    tracing = Trace(Path(args.trace)) if args.trace else nullcontext()
     with ExitStack() as stack:
         stack.enter_context(closing(environments))
         policy = None if args.policy in SCRIPTED else _open_policy(args, chosen, examples, say)
         environments.prepare(questions)
-        trace = stack.enter_context(tracing)
         baseline = dtype = None
         if args.protocol is EvaluationProtocol.TEXT_TO_SQL:
             baseline = TextToSQL(dataset, env_settings, chosen.answer_mode, examples.questions)
@@ -206,8 +202,6 @@ def run(argv: Sequence[str]) -> int:
 
         def advance(episode: Episode) -> None:
             progress.advance(episode.correct)
-            if trace is not None:
-                trace.write_episode(episode)
 
         if args.policy == "oracle":
             questions = with_sql(questions, "--policy oracle")

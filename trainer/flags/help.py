@@ -88,7 +88,7 @@ TRAIN_GROUPS: Mapping[str, str] = {
     "evaluation": "eval_episodes eval_strategy eval_steps",
     "environments": "env_server env_token max_concurrency",
     "vLLM servers": "use_vllm vllm_server_base_url staleness weight_sync weight_sync_dir",
-    "the run": "dry_run dry_run_gpu use_cpu torch_threads save_steps report_to push_to_hub trace",
+    "the run": "dry_run dry_run_gpu use_cpu torch_threads save_steps report_to push_to_hub",
 }
 WARMUP_GROUPS: Mapping[str, str] = {
     "the policy": "model_name_or_path use_peft lora_r output_dir resume_from_checkpoint",
@@ -106,7 +106,6 @@ _NAMED = {
     "folds": "FOLDS",
     "env_server": "URLS",
     "system_prompt": "FILE",
-    "trace": "FILE",
     "weight_sync_dir": "FOLDER",
     "replay": "FILE",
     "chat_template_kwargs": "JSON",

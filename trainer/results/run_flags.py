@@ -10,7 +10,7 @@ from typing import Any
 SECTIONS = ("sqlenv", "grpo", "model", "versions")
 """The parts of a run's config.json that are made of flags, and the versions of what it was built on."""
 PLACES = re.compile(
-    r"output_dir|run_name|trace|resume_from_checkpoint|hub_.*|push_to_hub|report_to|project|trackio_.*|save_.*|log_.*|"
+    r"output_dir|run_name|resume_from_checkpoint|hub_.*|push_to_hub|report_to|project|trackio_.*|save_.*|log_.*|"
     r"logging_.*"
 )
 """Flags that say what a run writes, where, and who is told; they change nothing about what it learns."""

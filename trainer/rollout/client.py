@@ -39,7 +39,6 @@ from trainer.rollout.environments import Environments, EnvironmentSession
 from trainer.rollout.episodes import Episode, Outcome, TokenRow, Turn, outcome_of, turn_of
 from trainer.rollout.failures import Failures, rollout_error_alone
 from trainer.rollout.timings import Stopwatch, Wait
-from trainer.rollout.trace import Trace
 from trainer.rollout.transcript import TokenBudget, Transcript, masked_row
 from trainer.rollout.turns import generate_turn
 
@@ -173,7 +172,7 @@ PlayEpisode = Callable[[Flight], Awaitable[Episode]]
 class RolloutClient:
     """Plays batches of episodes, several at once where the trainer asks ahead; keeps no state between them.
 
-    `trace` is told of each episode that ends. `play_episode` is the protocol of an episode: to explore, by default.
+    `play_episode` is the protocol of an episode: to explore, by default.
     """
 
     def __init__(
@@ -182,7 +181,6 @@ class RolloutClient:
         environments: Environments,
         chat: ChatFormat,
         settings: RolloutSettings,
-        trace: Trace | None = None,
         play_episode: PlayEpisode | None = None,
     ) -> None:
         self._play_episode = play_episode or explore
@@ -190,7 +188,6 @@ class RolloutClient:
         self._environments = environments
         self._chat = chat
         self._settings = settings
-        self._trace = trace
         self._loop: asyncio.AbstractEventLoop | None = None
         self._free = asyncio.Semaphore(settings.max_concurrency)
         needed = SOCKETS * settings.max_concurrency + SPARE_FILES
@@ -257,10 +254,7 @@ class RolloutClient:
             episode = await self._play(index, request, watch, begin)
         except (EngineError, SQLEnvError, TimeoutError, OSError) as error:
             episode = _failed_episode(request, self._chat, f"{type(error).__name__}: {error}")
-        episode = replace(episode, timing=watch.timing())
-        if self._trace is not None:
-            self._trace.write_episode(episode)
-        return episode
+        return replace(episode, timing=watch.timing())
 
     async def _play(self, index: int, request: EpisodeRequest, watch: Stopwatch, begin: asyncio.Lock) -> Episode:
         async with AsyncExitStack() as stack:

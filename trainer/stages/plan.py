@@ -39,7 +39,6 @@ START = ("model_name_or_path", "model_revision")
 OUTPUT, RESUME, DRY_RUN, DRY_RUN_GPU = "output_dir", "resume_from_checkpoint", "dry_run", "dry_run_gpu"
 ON_COMMAND_LINE = (RESUME, DRY_RUN, DRY_RUN_GPU)
 """About the run as a whole, and about how it is started."""
-TRACE = "trace"
 SECRETS = ("env_token", "hub_token")
 VARIABLES = "env"
 """TRL's key for environment variables."""
@@ -161,11 +160,6 @@ def read_plan(
             raise StageError(f"{key} is about the run as a whole: give --{key} on the command line")
     takers = {key: _takers(key, _text(value), kinds, known) for key, value in shared.items()}
     taking = {flag.name: _takers(flag.name, flag.value, kinds, known, dashes="--") for flag in flags}
-    for dashes, found in (("", takers), ("--", taking)):
-        if len(found.get(TRACE, ())) > 1:
-            raise StageError(
-                f"{dashes}{TRACE}: each stage would replace the file of the one before; make it a key of one"
-            )
     stages = []
     for index, (entry, name, kind) in enumerate(zip(entries, names, kinds, strict=True)):
         own = {key: value for key, value in entry.items() if key not in ("kind", "name")}

@@ -52,7 +52,7 @@ OF_A_RUN = (
         "difficulty",
         "folds",
     ),
-    *("trace", "torch_threads", "dry_run"),
+    *("torch_threads", "dry_run"),
 )
 """Flags about what `sqlenv train` has beside the rollout client: when batches are played, of which questions."""
 

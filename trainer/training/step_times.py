@@ -23,7 +23,6 @@ from typing import Any, Protocol
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from trainer.rollout.timings import Part
-from trainer.rollout.trace import Trace, Track
 
 PREFIX = "time/"
 
@@ -33,9 +32,6 @@ class Wait(StrEnum):
 
     ROLLOUT = "rollout"
     PUSH = "push"
-
-
-TRACKS = {Wait.ROLLOUT: Track.ROLLOUTS, Wait.PUSH: Track.PUSHES}
 
 
 class WeightSync(Protocol):
@@ -55,11 +51,6 @@ class StepTimes(TrainerCallback):  # type: ignore[misc]  # transformers carries 
         self._waited = dict.fromkeys(Wait, 0.0)
         self._waited_before = 0.0
         self._episodes = dict.fromkeys(Part, 0.0)
-        self._trace: Trace | None = None
-
-    def trace_to(self, trace: Trace) -> None:
-        """Write each step and each wait to `trace` from here on."""
-        self._trace = trace
 
     @contextmanager
     def waiting(self, wait: Wait) -> Iterator[None]:
@@ -68,10 +59,7 @@ class StepTimes(TrainerCallback):  # type: ignore[misc]  # transformers carries 
         try:
             yield
         finally:
-            end = self._clock()
-            self._waited[wait] += end - start
-            if self._trace is not None:
-                self._trace.write_slice(TRACKS[wait], wait, start, end)
+            self._waited[wait] += self._clock() - start
 
     def timing(self, weights: WeightSync) -> WeightSync:
         """The same, with its pushes timed."""
@@ -104,8 +92,6 @@ class StepTimes(TrainerCallback):  # type: ignore[misc]  # transformers carries 
         episodes = _divide(self._waited[Wait.ROLLOUT], self._episodes)
         for name, seconds in (*episodes.items(), *self._waited.items(), ("training", training), ("other", other)):
             self._log(f"{PREFIX}{name}", seconds)
-        if self._trace is not None:
-            self._trace.write_slice(Track.STEPS, f"step {state.global_step}", self._begun, now)
         self._start_anew(now)
 
     def _start_anew(self, now: float) -> None:

@@ -30,7 +30,6 @@ from trainer.viewer.gold import Golds
 from trainer.viewer.index import Index
 from trainer.viewer.query import COLUMNS, Filter, Order, Statement, count, counts_by, listing, same_question
 from trainer.viewer.sources import TRAINING, Source, Sources
-from trainer.viewer.timings import TurnTime, turn_times
 
 LOOK_S = 1.0
 """Between two looks at the files."""
@@ -157,8 +156,7 @@ class Library:
         files = tuple(self._shown)
         same = same_question(files, record.question_id, record.db_id, record.question, SAME)
         where = {"id": number, "source": shown.source.name, "label": shown.label, "step": step}
-        times = [asdict(time) for time in self._times(shown, record)]
-        return {**episode_view(record), **where, "times": times, "same": self._listed(same)}
+        return {**episode_view(record), **where, "same": self._listed(same)}
 
     def gold(self, number: int) -> dict[str, Any]:
         """Return the gold of an episode's question. Raises UnknownError."""
@@ -301,17 +299,6 @@ class Library:
             if evaluation.label == shown.label or not shown.source.is_run:
                 return evaluation.data, evaluation.answer_mode
         return "", "value"
-
-    def _times(self, shown: Shown, record: EpisodeRecord) -> list[TurnTime]:
-        """How long the turns of a training episode took, where the run was told to `--trace`, and the file is here."""
-        trace = self._config(shown.source.name).get("sqlenv", {}).get("trace") if shown.label == TRAINING else None
-        if not trace:
-            return []
-        path = Path(trace)
-        for file in (path, *sorted(path.parent.glob(f"{path.stem}.rank*{path.suffix}"))):
-            if file.is_file() and (times := turn_times(file, record.episode_id)):
-                return times
-        return []
 
     def _rows(self, statement: Statement) -> list[tuple[Any, ...]]:
         return self._index.rows(statement.text, statement.values)

@@ -14,9 +14,9 @@ def test_what_is_not_known_is_left_out() -> None:
 
 def test_flags_that_differ_with_what_they_are_by_default() -> None:
     config = {
-        "sqlenv": {"refill": 0.5, "trace": "t.json"},
+        "sqlenv": {"refill": 0.5},
         "grpo": {"reward_weights": [1.0, 0.0]},
-        "departures": {"refill": 0.0, "reward_weights": None, "trace": None},
+        "departures": {"refill": 0.0, "reward_weights": None},
     }
     found = departures_table(config)
     assert found is not None

@@ -28,7 +28,7 @@ def test_a_flag_that_one_side_lacks_is_none_there() -> None:
 
 def test_flags_are_those_that_decide_what_is_learnt() -> None:
     config = {
-        "sqlenv": {"data": "synthetic", "trace": "x.json"},
+        "sqlenv": {"data": "synthetic"},
         "grpo": {
             "beta": 0.1,
             "output_dir": "runs/a",

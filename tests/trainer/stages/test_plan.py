@@ -15,9 +15,7 @@ from trainer.stages.run import known_flags
 BOTH = ("seed", "max_steps", "data", "model_name_or_path", "model_revision", "output_dir", "loss_type")
 KNOWN = {
     Kind.WARMUP: KnownFlags(frozenset({*BOTH, "explore"}), frozenset({"eval_strategy"}), {"loss_type": ("nll",)}),
-    Kind.GRPO: KnownFlags(
-        frozenset({*BOTH, "beta", "eval_strategy", "reward_weights", "env_server", "no_wait", "trace"})
-    ),
+    Kind.GRPO: KnownFlags(frozenset({*BOTH, "beta", "eval_strategy", "reward_weights", "env_server", "no_wait"})),
 }
 WARMUP: dict[str, Any] = {"kind": "warmup"}
 GRPO: dict[str, Any] = {"kind": "grpo"}
@@ -98,8 +96,6 @@ def test_what_is_about_the_whole_run() -> None:
         ([GRPO], {"resume_from_checkpoint": True}, "", "give --resume_from_checkpoint on the command line"),
         ([GRPO], {}, "--resume_from_checkpoint runs/x/checkpoint-3", "stages find their own checkpoint"),
         ([GRPO], {}, "runs/x --seed 1", "what is 'runs/x' for?"),
-        ([GRPO, GRPO], {"trace": "t.json"}, "", "trace: each stage would replace the file of the one before"),
-        ([GRPO, GRPO], {}, "--trace t.json", "--trace: each stage would replace the file of the one before"),
     ],
 )
 def test_what_cannot_be_is_refused_by_stage_and_key(
@@ -108,11 +104,6 @@ def test_what_cannot_be_is_refused_by_stage_and_key(
     with pytest.raises(StageError) as refusal:
         plan(*stages, flags=flags, **shared)
     assert complaint in str(refusal.value)
-
-
-def test_one_stage_may_write_a_trace() -> None:
-    assert [stage.keys.get("trace") for stage in plan(WARMUP, GRPO, trace="t.json").stages] == [None, "t.json"]
-    assert [stage.keys.get("trace") for stage in plan(GRPO, GRPO | {"trace": "t.json"}).stages] == [None, "t.json"]
 
 
 def test_a_secret_is_not_among_what_is_compared_and_written() -> None:

@@ -49,7 +49,6 @@ def test_what_is_finished_is_read_back_wherever_the_folder_is(tmp_path: Path) ->
         {"env_server": "ws://here"},
         {"save_steps": 9},
         {"max_concurrency": 8},
-        {"trace": "x"},
     ],
 )
 def test_the_next_machine_may_be_another_one(tmp_path: Path, changed: dict[str, Any]) -> None:

@@ -45,12 +45,12 @@ function Transcript({ data, close = null }) {
       ${data.failure && html`<p class="error">${data.failure}</p>`}</div>
       ${close !== null && html`<a class="button" href=${close}>Close</a>`}</div>
     <ol class="steps">${data.turns.map((turn, i) => html`<${Turn} key=${i} turn=${turn} number=${i + 1}
-      given=${i < data.given_steps} time=${data.times[i]} />`)}</ol>
+      given=${i < data.given_steps} />`)}</ol>
     ${data.turns.length === 0 && html`<p class="note pad">No turn was kept.</p>`}
   </section>`;
 }
 
-function Turn({ turn, number, given, time }) {
+function Turn({ turn, number, given }) {
   const asAction = `${turn.action_type} ${turn.argument}`.trim();
   const plain = turn.parseable && turn.text.trim() === asAction;
   return html`<li class="step">
@@ -63,14 +63,8 @@ function Turn({ turn, number, given, time }) {
       ${Object.entries(turn.parts).map(([name, value]) => html`<span class=${tone(value)}>${PART_WORDS[name] ?? words(name)} ${signed(value)}</span>`)}
       ${typeof turn.tokens === "number" && html`<span>${plural(turn.tokens, "token")}</span>`}
       ${turn.policy_version !== undefined && html`<span title="updates that the weights had had">version ${turn.policy_version}</span>`}
-      ${time && html`<span title="seconds, by --trace">${timed(time)}</span>`}
       <span class="sum">total ${signed(turn.total)}</span></p>
   </li>`;
-}
-
-function timed({ seconds, parts }) {
-  const inside = Object.entries(parts).filter(([, part]) => part >= 0.005).map(([name, part]) => `${name} ${part.toFixed(2)}`);
-  return `${seconds.toFixed(2)} s${inside.length > 0 ? ` (${inside.join(", ")})` : ""}`;
 }
 
 function Outcome({ turn }) {
