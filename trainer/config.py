@@ -161,10 +161,6 @@ class SQLEnvArguments(EpisodeArguments):
     max_turn_length: int = field(default=256, metadata={"help": "Tokens that the policy may generate in one turn."})
     max_thinking_length: int | None = field(default=None, metadata={"help": THINKING_HELP})
     few_shot: int = field(default=0, metadata={"help": FEW_SHOT_HELP})
-    max_context_length: int | None = field(
-        default=None,
-        metadata={"help": "Tokens of prompt and completion together; default: what the model's config allows."},
-    )
     weight_sync: str = field(
         default="auto",
         metadata={

@@ -54,6 +54,7 @@ class Case:
     data: str = "half"
     """Of the questions with the answer 2."""
     attention_dropout: float = 0.0
+    context: int = 512
 
 
 FORMAT_UNPAID = (
@@ -76,9 +77,7 @@ CASES = {
     "no chance": Case(ALWAYS_TWO, 5, 64, "1e-4", (), {health.ALL_ALIKE, health.NO_ENTROPY}),
     "no weights": Case(EXPLORES, 1, 16, "1e-4", ("--reward_weights", *"0000"), {health.NO_SPREAD}),
     "short": Case(EXPLORES, 5, 16, "1e-4", ("--max_completion_length", "24"), {health.OUT_OF_TOKENS}),
-    "narrow": Case(
-        EXPLORES, 5, 16, "1e-4", ("--max_context_length", "90", "--step_budget", "6"), {health.TOKENS_UNTRAINED}
-    ),
+    "narrow": Case(EXPLORES, 5, 16, "1e-4", ("--step_budget", "6"), {health.TOKENS_UNTRAINED}, context=90),
     "far too fast": Case(EXPLORES, 2, 16, "1e10", (), {health.NOT_FINITE}),
     "too fast": Case(
         EXPLORES, 10, 16, "0.05", ("--beta", "0.001"), {health.KL_RUNS_AWAY, health.FORMAT_LOST}, others_follow=True
@@ -142,7 +141,7 @@ def train(random_policy: Callable[..., Qwen3ForCausalLM], tokenizer: PreTrainedT
     def run(case: Case) -> RunFolder:
         number = len(list(work.glob("run-*")))
         policy, output = work / f"policy-{number}", work / f"run-{number}"
-        model = random_policy(tokenizer)
+        model = random_policy(tokenizer, context=case.context)
         give_habits(model, tokenizer, case.habits)
         if case.attention_dropout:
             model.config.attention_dropout = case.attention_dropout

@@ -19,7 +19,7 @@ from trainer.results.summary_table import interval_text, percent
 
 FLAGS = [
     *("--data", "synthetic", "--eval_episodes", "8", "--step_budget", "6", "--max_turn_length", "16"),
-    *("--max_completion_length", "192", "--max_context_length", "500", "--max_steps", "2"),
+    *("--max_completion_length", "192", "--max_steps", "2"),
     *("--gradient_accumulation_steps", "1"),
     *("--per_device_train_batch_size", "4", "--num_generations", "4", "--learning_rate", "1e-3"),
     *("--lr_scheduler_type", "constant", "--save_strategy", "steps", "--save_steps", "1", "--report_to", "none"),

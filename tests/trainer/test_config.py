@@ -23,10 +23,10 @@ def parse(*argv: str) -> tuple[SQLEnvArguments, GRPOConfig, ModelConfig]:
 
 def test_flags_reach_the_arguments_of_each_kind() -> None:
     arguments, grpo, model = parse(
-        *("--data", "spider:x", "--max_context_length", "512", "--eval_episodes", "-1"),
+        *("--data", "spider:x", "--max_turn_length", "32", "--eval_episodes", "-1"),
         *("--num_generations", "4", "--model_name_or_path", "here"),
     )
-    assert (arguments.data, arguments.max_context_length, arguments.eval_episodes) == ("spider:x", 512, -1)
+    assert (arguments.data, arguments.max_turn_length, arguments.eval_episodes) == ("spider:x", 32, -1)
     assert grpo.num_generations == 4
     assert model.model_name_or_path == "here"
 

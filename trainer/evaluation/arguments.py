@@ -130,12 +130,6 @@ def build_parser() -> Parser:
     ):
         number = getattr(defaults, name)
         add(f"--{name}", type=whole_number(1), metavar="N", help=f"{what} (default: the run's, else {number:,})")
-    add(
-        "--max_context_length",
-        type=whole_number(1),
-        metavar="N",
-        help="tokens of prompt and completion together (default: the run's, else what the model's config allows)",
-    )
     add = parser.add_argument_group("where").add_argument
     add("--env", default=LOCAL, metavar="URLS", help=ENV_HELP)
     add("--env_token", metavar="TEXT", help=TOKEN_HELP)
@@ -198,7 +192,7 @@ _MODELS_OWN = {
         f"--{name}": name
         for name in (
             *("action_format", "few_shot", "max_thinking_length", "chat_template_kwargs", "temperature", "use_vllm"),
-            *("max_completion_length", "max_turn_length", "max_context_length", "vllm_server_base_url", "dtype"),
+            *("max_completion_length", "max_turn_length", "vllm_server_base_url", "dtype"),
         )
     },
 }

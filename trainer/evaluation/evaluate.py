@@ -298,7 +298,8 @@ def _saved_with(policy: str, console: Console) -> SavedPlay | None:
 
 def _chosen(args: argparse.Namespace, saved: SavedPlay | None) -> tuple[PlaySettings, Sequence[str]]:
     """Return how the flags and the policy's file have it played, and what to say of that."""
-    said = {name: value for name in SETTING_NAMES if (value := getattr(args, name)) is not None}
+    # The context is the model's, and has no flag.
+    said = {name: value for name in SETTING_NAMES if (value := vars(args).get(name)) is not None}
     inherited = PlaySettings() if saved is None else saved.settings
     comparable = said.get("data", inherited.data) == inherited.data and args.split is Split.EVAL
     if not comparable or inherited.eval_episodes == 0:

@@ -82,7 +82,7 @@ TRAIN_GROUPS: Mapping[str, str] = {
     "the policy": "model_name_or_path use_peft lora_r load_in_4bit output_dir resume_from_checkpoint",
     "questions and episodes": "data difficulty folds answer_mode action_format step_budget error_hints few_shot "
     "system_prompt curriculum",
-    "lengths, in tokens": "max_completion_length max_turn_length max_thinking_length max_context_length",
+    "lengths, in tokens": "max_completion_length max_turn_length max_thinking_length",
     "learning": "max_steps learning_rate num_generations per_device_train_batch_size gradient_accumulation_steps "
     "temperature beta loss_type reward_weights reward_weighting advantages refill oversample guided_starts seed",
     "evaluation": "eval_episodes eval_strategy eval_steps",

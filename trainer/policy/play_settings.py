@@ -36,7 +36,8 @@ class PlaySettingsError(SQLEnvError):
 class PlaySettings:
     """What makes an evaluation comparable with training, under the names of the flags; lengths are in tokens.
 
-    `max_context_length` None means what the model's config allows, `max_thinking_length` None what `ChatSettings` says.
+    `max_context_length` is what the model's config allowed in training, None where it was not trained yet;
+    `max_thinking_length` None means what `ChatSettings` says.
     `few_shot` is a number of worked episodes in the prompt, `eval_episodes` a number of questions, -1 all.
     """
 
@@ -140,8 +141,8 @@ class Settled:
 
 
 SETTING_NAMES = tuple(setting.name for setting in fields(PlaySettings))
-TRAIN_NAMES = tuple(name for name in SETTING_NAMES if name not in ("eval_episodes", "seed"))
-"""What training takes over: the number of evaluation questions and the seed are a run's own."""
+TRAIN_NAMES = tuple(name for name in SETTING_NAMES if name not in ("max_context_length", "eval_episodes", "seed"))
+"""What training takes over: the context is the model's, the number of evaluation questions and the seed the run's."""
 WARMUP_NAMES = tuple(
     name for name in TRAIN_NAMES if not name.startswith("max_") and name != "few_shot"
 )  # it plays episodes that a script has written, to their end

@@ -236,7 +236,6 @@ def play_settings(arguments: SQLEnvArguments, grpo: GRPOConfig) -> PlaySettings:
         step_budget=arguments.step_budget,
         error_hints=arguments.error_hints,
         max_completion_length=grpo.max_completion_length,
-        max_context_length=arguments.max_context_length,
         max_turn_length=arguments.max_turn_length,
         max_thinking_length=arguments.max_thinking_length,
         eval_episodes=arguments.eval_episodes,

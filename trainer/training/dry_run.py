@@ -252,14 +252,12 @@ class _Run:
         context = self._context(config)
         if prompt + turn > context:
             raise DryRunError(
-                f"the context of {context} tokens does not hold the prompt of {prompt} and a turn of {turn}; raise "
-                "--max_context_length or lower --max_turn_length"
+                f"the context of {context} tokens does not hold the prompt of {prompt} and a turn of {turn}; lower "
+                "--max_turn_length"
             )
         return prompt
 
     def _context(self, config: PretrainedConfig | None) -> int:
-        if self._arguments.max_context_length:
-            return self._arguments.max_context_length
         if config is None:
             return sum((self._grpo.max_completion_length, self._arguments.max_turn_length))
         return int(config.get_text_config(decoder=True).max_position_embeddings)

@@ -157,7 +157,7 @@ class RolloutSetup:
     def settings(self) -> RolloutSettings:
         """How episodes are played."""
         grpo, arguments = self.trainer.args, self.arguments
-        context = arguments.max_context_length or self.trainer.model.config.max_position_embeddings
+        context = self.trainer.model.config.max_position_embeddings
         return RolloutSettings(
             TokenBudget(grpo.max_completion_length, context, arguments.max_turn_length, self.chat.thought_length),
             temperature=grpo.temperature,

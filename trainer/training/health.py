@@ -134,7 +134,7 @@ OUT_OF_TOKENS = Symptom(
 TOKENS_UNTRAINED = Symptom(
     "much of what the policy generates is not trained",
     "a row or the context has no room for every turn, often because of thoughts, and the oldest turns are dropped",
-    "`--max_completion_length` times 2; a larger `--max_context_length`, and `sqlenv inference --max_model_len`; "
+    "`--max_completion_length` times 2; a larger `sqlenv inference --max_model_len`; "
     "a smaller `--step_budget` or `--max_thinking_length`; `--chat_template_kwargs '{\"enable_thinking\": false}'`",
 )
 

@@ -68,7 +68,6 @@ def test_the_defaults_are_those_of_training() -> None:
         "few_shot",
         "step_budget",
         "error_hints",
-        "max_context_length",
         "max_turn_length",
         "max_thinking_length",
     ):

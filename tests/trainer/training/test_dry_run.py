@@ -150,9 +150,9 @@ def test_everything_in_the_way_is_said_at_once(plan: Plan, tmp_path: Path) -> No
         ),
         (("--per_device_train_batch_size", "100000", "--num_generations", "8"), ["--per_device_train_batch_size"]),
         (
-            ("--max_context_length", "120", "--dry_run_gpu", "1"),
+            ("--max_turn_length", "2000", "--dry_run_gpu", "1"),
             [
-                "the context of 120 tokens does not hold the prompt of 81 and a turn of 64",
+                "the context of 2048 tokens does not hold the prompt of 81 and a turn of 2000",
                 "are needed, and a GPU with 1 GiB has 1.0",
             ],
         ),

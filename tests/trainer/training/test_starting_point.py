@@ -122,7 +122,9 @@ def warmed(*words: str) -> PlaySettings:
 
 def test_training_plays_as_its_policy_was_played(warm: Path, capsys: pytest.CaptureFixture[str]) -> None:
     own = PlaySettings(eval_episodes=400, seed=42)
-    assert trained("--model_name_or_path", str(warm)) == replace(SAVED, eval_episodes=400, seed=own.seed)
+    assert trained("--model_name_or_path", str(warm)) == replace(
+        SAVED, max_context_length=None, eval_episodes=400, seed=42
+    )
     (line,) = (line for line in capsys.readouterr().err.splitlines() if "taken over" in line)
     assert line.startswith("sqlenv train: ")
     assert "answer_mode sql" in line
@@ -151,7 +153,8 @@ def test_a_flag_or_a_key_wins_over_the_policy_and_is_said(
         "max_turn_length": 32,
         "custom_system_prompt": "Look.",
     }
-    expected = replace(SAVED, **changed, chat_template_kwargs={"opening": "x"}, eval_episodes=400, seed=42)
+    own = replace(SAVED, max_context_length=None, eval_episodes=400, seed=42)
+    expected = replace(own, **changed, chat_template_kwargs={"opening": "x"})
     assert settings == expected
     _, _, said = capsys.readouterr().err.partition("changed by flag or config: ")
     for words in (
