@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -126,7 +127,7 @@ def run(argv: Sequence[str]) -> int:
                         samples=args.samples,
                         vllm_urls=vllm_urls,
                         trust_remote_code=args.trust_remote_code,
-                        say=lambda line: console.print(Text(line, style="dim"), soft_wrap=True),
+                        say=lambda line: sys.stderr.write(f"sqlenv chat: {line}\n"),
                     )
                 )
         if args.web:

@@ -123,7 +123,7 @@ def test_a_model_plays_as_the_rollout_client_of_training_would(
         chat = ChatFormat(tokenizer)
         engine = HFEngine(model, stop_ids=chat.stop_ids, pad_id=0)
         requests = [
-            EpisodeRequest(q.question_id, derive_seed(5, i), q.db_id, "easy", "test")
+            EpisodeRequest(q.question_id, derive_seed(5, i), q.db_id, "easy", "test", gold_sql=q.gold_sql)
             for i, q in enumerate(pets.questions)
         ]
         episodes = await RolloutClient(engine, environments, chat, SETTINGS).play(requests)
