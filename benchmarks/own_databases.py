@@ -16,7 +16,6 @@ warm-ups stands for the other databases here. --quick does all of it on the tiny
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import sys
@@ -24,20 +23,25 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
 from rich.console import Console
 
-from benchmarks.real_model import QUICK, WIDTH, Experiment, publish, same_as_before
+from benchmarks.real_model import (
+    WIDTH,
+    Defaults,
+    Experiment,
+    experiment_parser,
+    publish,
+    read_asked,
+    same_as_before,
+)
 from benchmarks.real_model_recipe import Keys, RecipeError, on_data, read_recipe
 from benchmarks.real_model_table import ROWS, gather, print_tables
-from benchmarks.server_process import ROOT, ServerError
+from benchmarks.server_process import ServerError
 from env_server.data.loading import load_dataset
 from env_server.data.splits import split_queries
 from env_server.dataset import Dataset
 from env_server.errors import SQLEnvError
-from tests.small_model import SMALL_MODEL
 from trainer.results.summary_table import percent
-from trainer.tiny import BASE_CHECKPOINT
 
 RECIPE = Path("configs/real-model/own-databases.yaml")
 OWN, OTHER = "own", "other"
@@ -80,23 +84,19 @@ class OwnDatabases(Experiment):
         """Run what is left of all phases, in order. Raises PhaseError."""
         recipe, answers = self.recipe, f"answers:{self.data}"
         start = self._warm_up("warmup", self.model, on_data(recipe.warmup, self.other))
-        self._measure("before", start)
-        self._sampled("before_sampled", start)
+        self._measure("before", start, sampled=True)
         policy, minutes = self._grpo(start, answers)
-        self._measure("after_grpo", policy)
-        self._sampled("after_grpo_sampled", policy)
+        self._measure("after_grpo", policy, sampled=True)
         self._measure("after_rejection", self._reject(start, answers, minutes))
-        control = self._warm_up("control", start, on_data(recipe.control, self.other), minutes)
-        self._measure("after_control", control)
+        self._measure("after_control", self._control(start, on_data(recipe.control, self.other), minutes))
         self._measure("after_supervised", self._warm_up("supervised", start, {**recipe.warmup, "data": self.data}))
 
-    def _measure(self, name: str, policy: str) -> None:
+    def _measure(self, name: str, policy: str, *, sampled: bool = False) -> None:
+        """Evaluate a policy greedily, and on request also with several samples of each question."""
         with self._server(policy) as server:
             self._evaluate(name, policy, self.recipe.evaluation, server)
-
-    def _sampled(self, name: str, policy: str) -> None:
-        with self._server(policy) as server:
-            self._evaluate(name, policy, self._sampling, server)
+            if sampled:
+                self._evaluate(f"{name}_sampled", policy, self._sampling, server)
 
     def _reject(self, start: str, answers: str, minutes: float) -> str:
         """Play training questions, learn what was right in all rounds so far, and so on for the minutes."""
@@ -106,7 +106,7 @@ class OwnDatabases(Experiment):
         while minutes > 0:
             number = len(plays) + 1
             with self._server(policy) as server:
-                self._sample(f"play_{number}", policy, {**self._sampling, "data": answers}, server)
+                self._play(f"play_{number}", policy, {**self._sampling, "data": answers}, "train", server)
             plays.append(str(self.folder / f"play_{number}" / "out" / "episodes.jsonl"))
             minutes -= self.finished[f"play_{number}"].seconds / 60
             if minutes > 0 or number == 1:
@@ -123,47 +123,29 @@ class OwnDatabases(Experiment):
 
 def main() -> int:
     """Run what is left, print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="the folder of all phases; give it again to go on")
-    parser.add_argument("--data", help="spider:PATH or another data set with more databases than --databases")
+    defaults = Defaults(RECIPE, questions=-1, grpo_minutes=60.0)
+    data_help = "spider:PATH or another data set with more databases than --databases"
+    parser = experiment_parser(__doc__, "", data_help, defaults)
     parser.add_argument("--databases", type=int, help="that are one's own (default: 12, with --quick 3)")
-    parser.add_argument("--model", help="a checkpoint's folder (default: what make small-model prepares)")
-    parser.add_argument("--recipe", type=Path, help=f"default: {RECIPE}, with --quick {QUICK}")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--questions", type=int, help="of each evaluation (default: all held out, with --quick 24)")
-    parser.add_argument("--grpo_minutes", type=float, help="of GRPO, and of each rival (default: 60, with --quick 0.5)")
-    parser.add_argument("--quick", action="store_true", help="the tiny policy on synthetic data, a few minutes")
     args = parser.parse_args()
-    data, model = args.data or ("synthetic" if args.quick else ""), args.model
-    if not data:
-        parser.error("--data is needed: spider:PATH, or --quick")
-    model = str(model or (BASE_CHECKPOINT if args.quick else SMALL_MODEL))
-    file = args.recipe or ROOT / (QUICK if args.quick else RECIPE)
+    asked = read_asked(parser, args, defaults)
     console = Console(stderr=True, width=None if sys.stderr.isatty() else WIDTH)
     folder = args.out.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    asked = {
-        "recipe": yaml.safe_load(file.read_text(encoding="utf-8")),
-        "model": str(Path(model).resolve()) if Path(model).exists() else model,
-        "seed": args.seed,
-        "questions": args.questions or (24 if args.quick else -1),
-        "grpo_minutes": args.grpo_minutes or (0.5 if args.quick else 60.0),
-    }
     number = args.databases or (3 if args.quick else 12)
     try:
         recipe = read_recipe(asked["recipe"])
         if recipe.sampling is None:
             raise RecipeError("rejection sampling needs the sections sampling and replay")
-        same_as_before(folder, {**asked, "data": data, "databases": number})
-        own, other = write_folders(load_dataset(data), number, folder / "data")
+        same_as_before(folder, {**asked, "databases": number})
+        own, other = write_folders(load_dataset(asked["data"]), number, folder / "data")
         fields = {**asked, "recipe": recipe, "data": own, "other": other}
         experiment = OwnDatabases(folder, device=args.device, console=console, **fields)
         experiment.run()
     except (SQLEnvError, ServerError) as error:
         console.print(f"benchmarks.own_databases: {error}", markup=False, highlight=False, soft_wrap=True)
         return 1
-    asked |= {"data": data, "databases": number, "device": args.device}
+    asked |= {"databases": number, "device": args.device}
     result = {"benchmark": "own_databases", **asked, **gather(folder, experiment.finished)}
     after, before = (result["policies"][name]["success_rate"] for name in ("after_grpo", "before"))
     result["ratio"] = after / before if before else None

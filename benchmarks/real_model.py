@@ -38,7 +38,7 @@ from benchmarks.real_model_phases import (
     warm_up,
     with_parent,
 )
-from benchmarks.real_model_recipe import Recipe, RecipeError, on_data, read_recipe, words
+from benchmarks.real_model_recipe import Keys, Recipe, RecipeError, on_data, read_recipe, words
 from benchmarks.real_model_table import gather, print_tables
 from benchmarks.server_process import ROOT, SQLENV, ServerError, ServerProcess
 from env_server.errors import SQLEnvError
@@ -90,7 +90,7 @@ class Experiment:
         with self._server(warmed) as server:
             self._evaluate("after_warmup", warmed, self.recipe.evaluation, server)
             if self.recipe.sampling is not None:
-                self._sample("sampling", warmed, self.recipe.sampling, server)
+                self._play("sampling", warmed, self.recipe.sampling, "train", server)
         if self.recipe.replay is not None:
             own_play = str(self.folder / "sampling" / "out" / "episodes.jsonl")
             warmed = self._warm_up("replay", warmed, {**self.recipe.replay, "replay": [own_play]})
@@ -99,13 +99,7 @@ class Experiment:
         policy, minutes = self._grpo(warmed, self.data)
         with self._server(policy) as server:
             self._evaluate("after_grpo", policy, self.recipe.evaluation, server)
-        control = self._warm_up("control", warmed, self.recipe.control, minutes)
-        if took_all_steps(Phase(self.folder / "control").checkpoint):
-            had = self.finished["control"].minutes
-            said = (
-                f"WARNING: the control's steps were over after {had:.1f} of {minutes:.1f} minutes: less than GRPO had"
-            )
-            self.console.print(said, style="bold yellow", highlight=False)
+        control = self._control(warmed, self.recipe.control, minutes)
         with self._server(control) as server:
             self._evaluate("after_control", control, self.recipe.evaluation, server)
 
@@ -130,6 +124,17 @@ class Experiment:
             minutes += made.minutes
         return policy, minutes
 
+    def _control(self, policy: str, keys: Keys, minutes: float) -> str:
+        """Warm a policy up for as long as GRPO took; warn where that ended sooner of itself. Return the policy."""
+        control = self._warm_up("control", policy, keys, minutes)
+        if took_all_steps(Phase(self.folder / "control").checkpoint):
+            had = self.finished["control"].minutes
+            said = (
+                f"WARNING: the control's steps were over after {had:.1f} of {minutes:.1f} minutes: less than GRPO had"
+            )
+            self.console.print(said, style="bold yellow", highlight=False)
+        return control
+
     def _begin(self, name: str) -> Phase:
         phase = Phase(self.folder / name)
         if phase.finished is None:
@@ -143,9 +148,6 @@ class Experiment:
 
     def _evaluate(self, name: str, policy: str, keys: Mapping[str, Any], server: LazyServer | None = None) -> None:
         self._play(name, policy, {"episodes": self.questions, **keys}, "eval", server)
-
-    def _sample(self, name: str, policy: str, keys: Mapping[str, Any], server: LazyServer) -> None:
-        self._play(name, policy, keys, "train", server)
 
     def _play(self, name: str, policy: str, keys: Mapping[str, Any], split: str, server: LazyServer | None) -> None:
         phase = self._begin(name)
@@ -219,21 +221,40 @@ def publish(
     print(json.dumps(result))
 
 
-def main() -> int:
-    """Run what is left, print the table."""
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What an experiment does unless its flags say otherwise; with --quick on the tiny policy and synthetic data."""
+
+    recipe: Path
+    questions: int
+    grpo_minutes: float
+
+
+def experiment_parser(
+    description: str | None, epilog: str, data_help: str, defaults: Defaults
+) -> argparse.ArgumentParser:
+    """Return a parser with the flags of every experiment."""
     parser = argparse.ArgumentParser(
-        description=__doc__, epilog=ESTIMATES, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    asked = "all" if defaults.questions < 0 else defaults.questions
+    minutes = f"{defaults.grpo_minutes:g}"
     parser.add_argument("--out", type=Path, required=True, help="the folder of all phases; give it again to go on")
-    parser.add_argument("--data", help="spider:PATH or another data set with unseen databases in its eval split")
+    parser.add_argument("--data", help=data_help)
     parser.add_argument("--model", help="a checkpoint's folder (default: what make small-model prepares)")
-    parser.add_argument("--recipe", type=Path, help=f"default: {RECIPE}, with --quick {QUICK}")
+    parser.add_argument("--recipe", type=Path, help=f"default: {defaults.recipe}, with --quick {QUICK}")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--questions", type=int, help="of each evaluation (default: 330, with --quick 24)")
-    parser.add_argument("--grpo_minutes", type=float, help="of GRPO, all stages (default: 35, with --quick 0.5)")
+    parser.add_argument("--questions", type=int, help=f"of each evaluation (default: {asked}, with --quick 24)")
+    parser.add_argument(
+        "--grpo_minutes", type=float, help=f"of GRPO, all stages (default: {minutes}, with --quick 0.5)"
+    )
     parser.add_argument("--quick", action="store_true", help="the tiny policy on synthetic data, a few minutes")
-    args = parser.parse_args()
+    return parser
+
+
+def read_asked(parser: argparse.ArgumentParser, args: argparse.Namespace, defaults: Defaults) -> dict[str, Any]:
+    """Return what an experiment is to do, as its folder keeps it. Ends the process where flags do not fit."""
     for name in ("questions", "grpo_minutes"):
         if (number := getattr(args, name)) is not None and number <= 0:
             parser.error(f"--{name} must be positive, not {number}")
@@ -244,18 +265,27 @@ def main() -> int:
         model = str(BASE_CHECKPOINT if args.quick else SMALL_MODEL)
         if not Path(model).is_dir():
             parser.error(f"there is no {model}: make small-model prepares it, or name another --model")
-    file = args.recipe or ROOT / (QUICK if args.quick else RECIPE)
-    console = Console(stderr=True, width=None if sys.stderr.isatty() else WIDTH)
-    folder = args.out.resolve()
-    folder.mkdir(parents=True, exist_ok=True)
-    asked = {
+    file = args.recipe or ROOT / (QUICK if args.quick else defaults.recipe)
+    return {
         "recipe": yaml.safe_load(file.read_text(encoding="utf-8")),
         "model": str(Path(model).resolve()) if Path(model).exists() else model,
         "data": data,
         "seed": args.seed,
-        "questions": args.questions or (24 if args.quick else 330),
-        "grpo_minutes": args.grpo_minutes or (0.5 if args.quick else 35.0),
+        "questions": args.questions or (24 if args.quick else defaults.questions),
+        "grpo_minutes": args.grpo_minutes or (0.5 if args.quick else defaults.grpo_minutes),
     }
+
+
+def main() -> int:
+    """Run what is left, print the table."""
+    defaults = Defaults(RECIPE, questions=330, grpo_minutes=35.0)
+    data_help = "spider:PATH or another data set with unseen databases in its eval split"
+    parser = experiment_parser(__doc__, ESTIMATES, data_help, defaults)
+    args = parser.parse_args()
+    asked = read_asked(parser, args, defaults)
+    console = Console(stderr=True, width=None if sys.stderr.isatty() else WIDTH)
+    folder = args.out.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
     try:
         recipe = read_recipe(asked["recipe"])
         same_as_before(folder, asked)
