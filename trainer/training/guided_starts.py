@@ -31,6 +31,7 @@ from env_server.sql.pool import DatabasePool
 from env_server.types import ActionType, AnswerMode, SQLAction
 from trainer.rollout.episodes import Episode
 from trainer.rollout.players import as_shown_to_players, oracle_plan
+from trainer.training.learnt import Delayed
 
 FIRST_LEFT = 2
 """Steps that are left to the policy at first: as a rule, to ask the query and to answer."""
@@ -54,6 +55,10 @@ class GuidedResult:
     given: int
     solved: int
     played: int
+
+
+Results = tuple[Sequence[GuidedResult], Mapping[str, Actions]]
+"""Of a batch: its guided groups, and the policy's own ways."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,18 +100,13 @@ class GuidedStarts:
         self._dataset = dataset
         self._databases = databases
         self._answer_mode = answer_mode
-        self._lag = lag
-        self._known = Known({}, {})
-        self._recent: list[tuple[int, list[GuidedResult], dict[str, Actions]]] = []
-        """Batches whose results do not count yet."""
+        self._known: Delayed[Known, Results] = Delayed(
+            Known({}, {}), lambda known, results: learn(known, *results), lag
+        )
 
     def of(self, batch: int) -> Give:
         """Return what a batch's guided groups are given."""
-        known = self._known
-        for earlier, results, ways in self._recent:
-            if earlier < batch - self._lag:
-                known = learn(known, results, ways)
-        return partial(self._give, known)
+        return partial(self._give, self._known.state_of(batch))
 
     def _give(self, known: Known, question_id: str) -> Actions:
         question = self._dataset.question(question_id)
@@ -131,21 +131,23 @@ class GuidedStarts:
         merged: dict[str, Actions] = {}
         for part in ways:
             merged = dict(learn(Known({}, merged), (), part).ways)
-        self._recent.append((batch, list(results), merged))
-        # What the next batch to be begun may know is known to all after it.
-        while self._recent and self._recent[0][0] <= batch - self._lag:
-            self._known = learn(self._known, *self._recent.pop(0)[1:])
+        self._known.add(batch, (list(results), merged))
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps."""
-        recent = [[batch, [astuple(each) for each in results], _written(ways)] for batch, results, ways in self._recent]
-        return {"left": dict(self._known.left), "ways": _written(self._known.ways), "recent": recent}
+        known = self._known.state
+        recent = [
+            [batch, [astuple(each) for each in results], _written(ways)]
+            for batch, (results, ways) in self._known.pending
+        ]
+        return {"left": dict(known.left), "ways": _written(known.ways), "recent": recent}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what a checkpoint kept."""
-        self._known = Known(state["left"], _read(state["ways"]))
-        self._recent = [
-            (batch, [GuidedResult(*each) for each in results], _read(ways)) for batch, results, ways in state["recent"]
+        self._known.state = Known(state["left"], _read(state["ways"]))
+        self._known.pending = [
+            (batch, ([GuidedResult(*each) for each in results], _read(ways)))
+            for batch, results, ways in state["recent"]
         ]
 
 

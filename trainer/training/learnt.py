@@ -6,15 +6,18 @@ It is what came out of its episodes, where that draws the questions or weighs th
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from trainer.config import ConfigError
+
+S = TypeVar("S")
+R = TypeVar("R")
 
 
 class Learnt(Protocol):
@@ -25,6 +28,40 @@ class Learnt(Protocol):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what a checkpoint kept."""
+
+
+class Delayed(Generic[S, R]):
+    """A state that each batch's results update, as later batches may know it.
+
+    `lag`: the number of batches before one that may not have ended when it is started. `state_of` is a function of the
+    batches before those, however early or late the others end: the same on every rank, and in a run that resumes.
+    """
+
+    def __init__(self, initial: S, update: Callable[[S, R], S], lag: int) -> None:
+        self.state = initial
+        """What every batch to come may know."""
+        self.pending: list[tuple[int, R]] = []
+        """Batches whose results are not in `state` yet, with their results."""
+        self._update = update
+        self._lag = lag
+
+    def state_of(self, batch: int) -> S:
+        """Return what a batch may know."""
+        state = self.state
+        for earlier, results in self.pending:
+            if earlier < batch - self._lag:
+                state = self._update(state, results)
+        return state
+
+    def add(self, batch: int, results: R) -> None:
+        """Take the results of a batch; of batches in their order."""
+        self.pending.append((batch, results))
+        self.advance(batch)
+
+    def advance(self, batch: int) -> None:
+        """Fold in what the next batch to be started may know, now that a batch has ended."""
+        while self.pending and self.pending[0][0] <= batch - self._lag:
+            self.state = self._update(self.state, self.pending.pop(0)[1])
 
 
 @dataclass(frozen=True, slots=True)

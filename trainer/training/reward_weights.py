@@ -30,6 +30,8 @@ from dataclasses import astuple, dataclass
 from math import fsum, sqrt
 from typing import Any
 
+from trainer.training.learnt import Delayed
+
 RATE = 0.1
 """How far a factor goes towards its target with each batch: half of the way in seven batches."""
 LEAST = 0.1
@@ -64,37 +66,31 @@ class AdaptiveWeights:
 
     def __init__(self, base: Sequence[float], lag: int = 0) -> None:
         self._base = tuple(base)
-        self._lag = lag
-        self._followed = Followed((1.0,) * len(self._base))
-        self._recent: list[tuple[int, Measured]] = []
-        """Batches whose results do not count yet."""
+        self._followed = Delayed(Followed((1.0,) * len(self._base)), follow, lag)
 
     def of(self, batch: int) -> tuple[float, ...]:
         """Return the weights that a batch is judged and trained under."""
-        followed = self._followed
-        for earlier, measured in self._recent:
-            if earlier < batch - self._lag:
-                followed = follow(followed, measured)
-        return tuple(weight * factor for weight, factor in zip(self._base, followed.factors, strict=True))
+        factors = self._followed.state_of(batch).factors
+        return tuple(weight * factor for weight, factor in zip(self._base, factors, strict=True))
 
     def observe(self, batch: int, groups: Sequence[Columns]) -> None:
         """Learn what the groups of a batch came to; called once for each batch, in their order."""
         measured = measure(groups)
-        if measured is not None:
-            self._recent.append((batch, measured))
-        # What the next batch to be begun may know is known to all after it.
-        while self._recent and self._recent[0][0] <= batch - self._lag:
-            self._followed = follow(self._followed, self._recent.pop(0)[1])
+        if measured is None:
+            self._followed.advance(batch)
+        else:
+            self._followed.add(batch, measured)
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps."""
-        recent = [[batch, *map(list, astuple(measured))] for batch, measured in self._recent]
-        return {"factors": list(self._followed.factors), "least": list(self._followed.least), "recent": recent}
+        followed = self._followed.state
+        recent = [[batch, *map(list, astuple(measured))] for batch, measured in self._followed.pending]
+        return {"factors": list(followed.factors), "least": list(followed.least), "recent": recent}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what a checkpoint kept."""
-        self._followed = Followed(tuple(state["factors"]), tuple(state["least"]))
-        self._recent = [(batch, Measured(*map(tuple, measured))) for batch, *measured in state["recent"]]
+        self._followed.state = Followed(tuple(state["factors"]), tuple(state["least"]))
+        self._followed.pending = [(batch, Measured(*map(tuple, measured))) for batch, *measured in state["recent"]]
 
 
 def measure(groups: Sequence[Columns]) -> Measured | None:
