@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from env_server.reward import normalize_action
 from env_server.settings import RewardSettings
 from env_server.types import ActionType
 from trainer.rollout.episodes import Episode, Outcome
@@ -118,7 +119,7 @@ def groups_of(rows: Sequence[EpisodeSummary], generations: int) -> list[EpisodeG
 
 def _digest(episode: Episode) -> bytes:
     actions = [
-        f"{turn.action_type} {' '.join(turn.argument.split()).casefold()}"
+        normalize_action(turn.action_type, turn.argument)
         for turn in episode.turns
         if turn.action_type != ActionType.ANSWER
     ]
