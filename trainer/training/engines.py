@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from accelerate.utils import DistributedType
@@ -63,6 +63,7 @@ from trainer.rollout.client import LONGEST_TURN_S, RolloutSettings
 from trainer.rollout.transcript import TokenBudget
 from trainer.training.transport_choice import choose_weight_sync
 
+T = TypeVar("T")
 PROBE = "Which tables are there, and what is in them?"
 
 
@@ -231,18 +232,15 @@ def find_servers(
         await server.health(settings.health_timeout_s)
         await server.served_model()
 
-    failure = ""
-    if ranks.is_main:
+    def find() -> None:
         try:
             loop.run(ask_all(every_server(server_urls(grpo)), settings, ready))
         except EngineUnavailableError as error:
             rank = model_config.lora_r if model_config.use_peft else 0
             command = server_command(str(model_config.model_name_or_path), arguments.weight_sync, rank)
-            failure = f"{error}; start one with `{command}`"
-        except EngineError as error:
-            failure = str(error)
-    if failure := ranks.broadcast(failure):
-        raise InferenceError(failure)
+            raise EngineUnavailableError(f"{error}; start one with `{command}`") from error
+
+    _on_main(ranks, find)
 
 
 def server_command(model: str, weight_sync: str, rank: int) -> str:
@@ -343,14 +341,19 @@ def _transport(setup: RolloutSetup, engine: VLLMEngine) -> Transport:
 
 def _facts_of_servers(engine: VLLMEngine, setup: RolloutSetup) -> Sequence[Sequence[WorkerFacts]]:
     """Return what the servers' workers say of themselves, on every rank. Raises InferenceError."""
-    found: Sequence[Sequence[WorkerFacts]] = ()
-    failure = ""
-    if setup.ranks.is_main:
+    urls = [replica.url for replica in engine.fleet.replicas]
+    return _on_main(setup.ranks, lambda: setup.loop.run(ask_all(urls, engine.settings, ask)))
+
+
+def _on_main(ranks: Ranks, ask: Callable[[], T]) -> T:
+    """Ask servers on the main rank; return the answer, or raise InferenceError, on every rank. Collective."""
+    failure, answer = "", None
+    if ranks.is_main:
         try:
-            found = setup.loop.run(ask_all([r.url for r in engine.fleet.replicas], engine.settings, ask))
+            answer = ask()
         except EngineError as error:
             failure = str(error)
-    failure, found = setup.ranks.broadcast((failure, found))
+    failure, answer = ranks.broadcast((failure, answer))
     if failure:
         raise InferenceError(failure)
-    return found
+    return cast("T", answer)
