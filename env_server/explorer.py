@@ -7,7 +7,6 @@ names that DESCRIBE shows, and no others.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from difflib import SequenceMatcher
 from itertools import islice
@@ -19,13 +18,12 @@ from env_server.settings import DisplaySettings
 from env_server.sql.display import MAX_DESCRIBED_COLUMNS, MAX_NAME_CHARS, describe_table, sql_name
 from env_server.sql.lexer import folded, tokens
 from env_server.sql.schema import Schema, Table, quote_identifier, unquoted
+from env_server.sql.statements import MISSING_NAME
 
 MAX_HINTED_TABLES = 4
 """Tables of a query whose columns a hint lists."""
 MAX_COMPARED = 200
-"""Tables that are compared with a missing one; there is no room for as many."""
-_MISSING = re.compile(r"not found: no such (column|table): (.+)")
-"""SQLite's words, as `sql_error_text` shows them."""
+"""Tables that are compared with a missing one; the length of an error allows no more."""
 
 
 class Explorer:
@@ -63,13 +61,13 @@ class Explorer:
 
         The columns are those of the tables that the query names; where it names none, the tables are listed.
         """
-        missing = _MISSING.fullmatch(outcome.error)
+        missing = MISSING_NAME.fullmatch(outcome.error.removeprefix("not found: "))
         if missing is None:
             return outcome
-        distance = _distance_from(unquoted(missing[2].rpartition(".")[2]))
+        distance = _distance_from(unquoted(missing["name"].rpartition(".")[2]))
         columns = {
             table.name: sorted((column.name for column in table.columns[:MAX_DESCRIBED_COLUMNS]), key=distance)
-            for table in (self._named_in(sql) if missing[1] == "column" else ())
+            for table in (self._named_in(sql) if missing["kind"] == "column" else ())
         }
         if columns:
             # The table with the nearest name first: often not the one that the query takes it from.

@@ -43,6 +43,8 @@ _LOCAL_TIME = frozenset(("localtime", "utc"))
 
 _DATE_NAMES = ("date", "time", "julianday", "unixepoch")
 """What the name of every date function holds."""
+MISSING_NAME = re.compile(r"no such (?P<kind>column|table): (?P<name>.+)")
+"""SQLite's words for what a statement names and the database lacks; the name as it was written."""
 _DATE_CALL = re.compile(rf"(?:{'|'.join(_DATE_NAMES)})[\"`\]']?\s*\(", re.IGNORECASE)
 _FIRST_WORD = re.compile(r"[^\W\d]\w*")
 

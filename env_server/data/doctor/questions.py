@@ -20,12 +20,12 @@ from env_server.dataset import Dataset, Exclusion, ExclusionReason, Question, Sp
 from env_server.judging.verdict import judge_rows
 from env_server.sql.lexer import tokens
 from env_server.sql.schema import Schema
+from env_server.sql.statements import MISSING_NAME
 from env_server.test_suites.constants import QueryConstants, parse, read_constants
 from env_server.test_suites.guessability import Guessability
 
 FEW_TO_TRAIN = 8
 """A step of the shipped configs plays as many different questions."""
-_MISSING = re.compile(r"no such (?:column|table): (?:\w+\.)?(?P<name>.+)")
 _COMPUTED = (exp.Sum, exp.Avg, exp.Max, exp.Min, exp.Ordered, exp.Add, exp.Sub, exp.Mul, exp.Div)
 _COMPARED = (exp.GT, exp.GTE, exp.LT, exp.LTE, exp.EQ, exp.NEQ, exp.Between)
 _REASONS = {
@@ -163,12 +163,12 @@ def check_unasked(questions: Sequence[RawQuestion], survey: DatabaseSurvey, spec
 
 def _known_name(sql: str, detail: str, schema: Schema) -> tuple[str, str]:
     """Return the query with the name that was meant, and the words that say so; "" where none is near."""
-    missing = _MISSING.search(detail)
+    missing = MISSING_NAME.search(detail)
     if missing is None:
         return "", ""
     wrong = missing["name"].rpartition(".")[2]
     named = [table.name for table in schema.tables]
-    if "column" in missing[0]:
+    if missing["kind"] == "column":
         named = [column.name for table in schema.tables for column in table.columns]
     close = get_close_matches(wrong.casefold(), [name.casefold() for name in named], n=1, cutoff=0.7)
     if not close:
