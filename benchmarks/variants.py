@@ -107,13 +107,13 @@ def main() -> None:
         seconds.append(time.process_time() - began)
         judging.append(judging_seconds(suite, question.gold_sql))
         sizes.append(len(suite))
-        candidates = maker.candidates(question.gold_sql)
+        schema = pool.schema(question.db_id)
+        tree = parse(question.gold_sql, schema)
+        candidates = maker.candidates(question.gold_sql, tree)
         others = [
             each for each in islice(candidates, CANDIDATES, CANDIDATES + HELD_BACK) if not isinstance(each, Refusal)
         ]
-        schema = pool.schema(question.db_id)
         changed = near_misses(question.gold_sql, schema, random.Random(question.gold_sql), NEAR_MISSES)
-        tree = parse(question.gold_sql, schema)
         for kind, queries in (("near_misses", changed), ("mutants", () if tree is None else mutants(tree, schema))):
             alive = survivors(question, queries, pool)
             different = {query for database in others for query in database.rejected(alive)}

@@ -137,7 +137,7 @@ class SuiteMaker:
         untested = {probe for clause in clauses for probe in clause.probes}
         found: list[SuiteDatabase] = []
         refusals: Counter[Refusal] = Counter()
-        for made in islice(self.candidates(sql), CANDIDATES):
+        for made in islice(self.candidates(sql, tree), CANDIDATES):
             if isinstance(made, Refusal):
                 refusals[made] += 1
                 continue
@@ -152,10 +152,9 @@ class SuiteMaker:
             return Suite((), problem=problem.value)
         return Suite(tuple(found), tuple(c.text for c in clauses if not untested.isdisjoint(c.probes)))
 
-    def candidates(self, sql: str) -> Iterator[SuiteDatabase | Refusal]:
-        """Yield databases for a gold query without end, or say why one is no test database."""
+    def candidates(self, sql: str, tree: exp.Query | None) -> Iterator[SuiteDatabase | Refusal]:
+        """Yield databases for a gold query without end, or say why one is no test database. `tree`: it, parsed."""
         constants, queries = QueryConstants(), [sql]
-        tree = parse(sql, self._profile.schema)
         if tree is not None:
             constants = read_constants(tree, self._profile.schema)
             propagate(constants, self._profile.references())
