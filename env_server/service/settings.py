@@ -52,7 +52,7 @@ class ServiceSettings(BaseSettings):
     """steps in an episode"""
     error_hints: bool = False
     """whether the error of a query that names a missing table or column goes on with the names that there are,
-    and the last step is said to be for an ANSWER"""
+    and the observation before the last step says that only an ANSWER counts"""
     host: str = Field(default="127.0.0.1", min_length=1)
     """address to bind; 0.0.0.0 for every IPv4 address of this machine"""
     port: int = Field(default=8000, ge=0, le=65535)
