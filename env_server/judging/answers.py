@@ -149,10 +149,11 @@ def _without_wrapper(text: str) -> str | None:
 
 def _readings(text: str, width: int) -> Iterator[Table]:
     """Yield the readings of a text without wrappers."""
-    for items in (_json_items(text), _literal_items(text)):
-        table = None if items is None else _table(items, width)
-        if table is not None:
-            yield table
+    # What is JSON is read as such alone: in Python's notation, its null would be a bare word, and might be a text.
+    items = _json_items(text) or _literal_items(text)
+    table = None if items is None else _table(items, width)
+    if table is not None:
+        yield table
     lines = [line for line in text.split("\n") if line.strip()]
     if width == 1:
         yield ((Cell(text, quoted=False),),)

@@ -313,6 +313,13 @@ def test_value_verdict_agrees_with_brute_force(data: st.DataObject, ordered: boo
     assert judge_value(format_answer(other), gold(*rows, ordered=ordered)).correct == expected
 
 
+def test_null_in_json_is_never_a_text() -> None:
+    rows = [(None, None), (3, "NULL"), ("NULL", None)]
+    other = [(None, None), (3, None), ("NULL", None)]
+    assert judge_value(format_answer(rows), gold(*rows)).correct
+    assert not judge_value(format_answer(other), gold(*rows)).correct
+
+
 @given(st.text() | st.text(alphabet=NASTY), tables(VALUES), st.booleans())
 def test_judging_text_never_raises(answer: str, rows: list[Row], ordered: bool) -> None:
     assert judge_value(answer, gold(*rows, ordered=ordered)).reason
