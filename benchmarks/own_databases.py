@@ -126,13 +126,13 @@ def main() -> int:
     defaults = Defaults(RECIPE, questions=-1, grpo_minutes=60.0)
     data_help = "spider:PATH or another data set with more databases than --databases"
     parser = experiment_parser(__doc__, "", data_help, defaults)
-    parser.add_argument("--databases", type=int, help="that are one's own (default: 12, with --quick 3)")
+    parser.add_argument("--databases", type=int, help="that are one's own (default: 15, with --quick 3)")
     args = parser.parse_args()
     asked = read_asked(parser, args, defaults)
     console = Console(stderr=True, width=None if sys.stderr.isatty() else WIDTH)
     folder = args.out.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    number = args.databases or (3 if args.quick else 12)
+    number = args.databases or (3 if args.quick else 15)
     try:
         recipe = read_recipe(asked["recipe"])
         if recipe.sampling is None:
