@@ -62,7 +62,7 @@ from trainer.training.engines import RolloutSetup, find_servers, open_policy
 from trainer.training.evaluating import EvaluateAtStart, SQLEnvTrainer
 from trainer.training.grpo import build_trainer, stop_at_turns_ends, use_engine
 from trainer.training.guided_starts import GuidedStarts
-from trainer.training.health_watch import HealthWatch, watched
+from trainer.training.health import HealthMonitor, RunInfo
 from trainer.training.learnt import Kept, SaveLearnt
 from trainer.training.out_of_memory import memory_errors
 from trainer.training.provenance import provenance
@@ -196,8 +196,8 @@ class Training:
             log = self._open_log(stack) if self._ranks.is_main else None
             if log is not None:
                 trainer.add_callback(log)
-                run = watched(self._arguments, grpo, self._ranks.count)
-                trainer.add_callback(HealthWatch(self._folder, run, self._say))
+                run = RunInfo.of(self._arguments, grpo, self._ranks.count)
+                trainer.add_callback(HealthMonitor(self._folder, run, self._say))
             trainer.add_callback(StopAfterStep(self._stopping))
             learnt = []
             if adaptive is not None:

@@ -22,7 +22,7 @@ from env_server.dataset import Split
 from tests.integration.chromium import chromium, complaints_of, needs_chromium
 from tests.trainer.viewer.runs import evaluate, evaluate_alone, make_run, make_turn, played, train
 from trainer.report.report import write_report
-from trainer.results.run_files import HealthWarning, RunFolder
+from trainer.results.run_files import Alert, RunFolder
 
 pytestmark = needs_chromium
 
@@ -77,7 +77,7 @@ def fill(run: RunFolder, questions: list[tuple[str, str, str]]) -> None:
         questions[-1][0], "wrong", questions[-1][1], question=questions[-1][2], turns=gave_up, steps=1, reward=-0.02
     )
     evaluate(run, "after", [*after, lost], step=12)
-    run.add_warning(HealthWarning(4, "the policy stopped exploring", "entropy 0.01", "a cause", "a cure"))
+    run.add_alert(Alert(4, "the policy stopped exploring", "entropy 0.01", "a cause", "a cure"))
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +132,7 @@ def test_the_curves_of_all_runs_are_drawn(page: Page, server: str, complaints: l
     assert "second, training" in label
     card = page.locator(".source", has_text="first")
     expect(card).to_contain_text("step 12 of 10")
-    expect(card).to_contain_text("1 warning")
+    expect(card).to_contain_text("1 alert")
     drawn = page.evaluate(
         """() => { const canvas = document.querySelector("canvas");
           const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;

@@ -96,7 +96,7 @@ def write_report(run: Path) -> Path:
         "detail": detail,
         "missing": missing(played, metrics, episodes),
         "notes": [*not_finite(metrics), *failures(episodes)],
-        "warnings": folder.warnings(),
+        "alerts": folder.alerts(),
         "base_notes": base_notes(config.get("base_notes")),
         "pictures": pictures(learning, metrics),
         "metrics": metrics_table(metrics),

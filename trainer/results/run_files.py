@@ -3,7 +3,7 @@
     config.json                        what the run was started with
     metrics.jsonl                      one object per logged training step: "step" and numbers
     episodes.jsonl                     one training episode per line: "step" and an EpisodeRecord
-    health.jsonl                       what the run was warned of, one HealthWarning per line
+    health.jsonl                       the run's health alerts, one Alert per line
     evaluations/LABEL.json             the summary and what was evaluated; LABEL is step-000050 after the 50th step
     evaluations/LABEL.episodes.jsonl   its EpisodeRecords
     report.html
@@ -58,14 +58,14 @@ class TrainingEpisode:
 
 
 @dataclass(frozen=True, slots=True)
-class HealthWarning:
-    """Something that was wrong with the run at a step: what was seen, its figures, the likely cause, what helps."""
+class Alert:
+    """What a run health check found at a step: what is wrong, its figures, the likely cause, and the fix."""
 
     step: int
-    sign: str
-    seen: str
+    message: str
+    figures: str
     cause: str
-    cure: str
+    fix: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Evaluation:
 
 _RECORD = TypeAdapter(EpisodeRecord)
 _EVALUATION = TypeAdapter(Evaluation)
-_WARNING = TypeAdapter(HealthWarning)
+_ALERT = TypeAdapter(Alert)
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 ABOUT = ".evaluation.json"
 
@@ -177,7 +177,7 @@ class RunFolder:
 
     @property
     def health_path(self) -> Path:
-        """The warnings."""
+        """The alerts."""
         return self.path / "health.jsonl"
 
     @property
@@ -225,14 +225,14 @@ class RunFolder:
         """
         return _read(self.episodes_path, partial(_training_episode, turns))
 
-    def add_warning(self, warning: HealthWarning) -> None:
-        """Keep a warning."""
+    def add_alert(self, alert: Alert) -> None:
+        """Append an alert."""
         with JsonlWriter(self.health_path) as writer:
-            writer.write(asdict(warning))
+            writer.write(asdict(alert))
 
-    def warnings(self) -> list[HealthWarning]:
-        """Return the warnings in order; a missing file has none."""
-        return _read(self.health_path, _WARNING.validate_json)
+    def alerts(self) -> list[Alert]:
+        """Return the alerts in order; a missing file has none."""
+        return _read(self.health_path, _ALERT.validate_json)
 
     def go_on_from(self, step: int) -> None:
         """Cut off the lines after a step that training goes on from, and one that a killed process left half."""

@@ -238,7 +238,7 @@ class Library:
             "is_run": source.is_run,
             "files": [{"id": f.number, "label": f.label, "episodes": counts.get(f.number, 0)} for f in files],
             "evaluations": [],
-            "warnings": [],
+            "alerts": [],
             "trouble": trouble,
             "step": None,
             "max_steps": None,
@@ -247,7 +247,7 @@ class Library:
         try:
             about["evaluations"] = [curves.evaluation_point(e) for e in _evaluations(source)]
             if source.is_run:
-                about["warnings"] = [asdict(warning) for warning in source.run.warnings()]
+                about["alerts"] = [asdict(alert) for alert in source.run.alerts()]
                 config = source.run.config()
                 about["max_steps"] = config.get("grpo", {}).get("max_steps")
                 about["facts"] = _facts(config)

@@ -18,7 +18,7 @@ from tests.trainer.records import make_record
 from trainer.report.plots import TIMES
 from trainer.report.report import group_table, headline, metrics_table, mismatch, run, write_report
 from trainer.report.tables import Played
-from trainer.results.run_files import Evaluation, HealthWarning, RunFolder, RunFolderError
+from trainer.results.run_files import Alert, Evaluation, RunFolder, RunFolderError
 from trainer.results.statistics import summarize
 from trainer.rollout.episodes import EpisodeRecord, Turn
 
@@ -95,9 +95,7 @@ def make_run(path: Path, text: str = "") -> RunFolder:
     }
     folder = RunFolder.create(path, config)
     add_training(folder, name=f"reward_correctness{text}".replace("/", ""))
-    folder.add_warning(
-        HealthWarning(7, f"entropy is gone{text}", "0.001 nats", "the rate is too large", "`--beta 0.02`")
-    )
+    folder.add_alert(Alert(7, f"entropy is gone{text}", "0.001 nats", "the rate is too large", "`--beta 0.02`"))
     scores = {"random": 0, "before": 12, "control": 38, "after": 40, "oracle": 48}
     for order, (label, successes) in enumerate(scores.items()):
         add_evaluation(folder, label, make_episodes(successes, text=text), order)
@@ -167,7 +165,7 @@ def test_a_whole_run_has_every_part(whole: tuple[str, Page]) -> None:
         "Importance ratio over 12 steps: mean 1.000000, smallest 0.999990, largest 1.000010",
         "12 of 192 training episodes failed and were masked: Unreachable (12).",
         "Not finite at some steps, and left out of the curves: grad_norm (1).",
-        "Step 7: entropy is gone (0.001 nats). Likely cause: the rate is too large. What helps: --beta 0.02.",
+        "Step 7: entropy is gone (0.001 nats). Likely cause: the rate is too large. Fix: --beta 0.02.",
         "A step took 52 s on average: training 19%, push 17%, generation 15%,",
         "reward 0.08333 1 The weighted reward, which GRPO trains on",
         "rewards/reward_correctness/mean 0.08333 1 Mean of one reward function before its weight; all but",

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from tests.trainer.records import make_record
 from trainer.results.run_files import (
+    Alert,
     Evaluation,
-    HealthWarning,
     RunFolder,
     RunFolderError,
     read_about,
@@ -186,17 +186,17 @@ def test_a_label_is_a_plain_name(folder: RunFolder, label: str) -> None:
         folder.write_evaluation(make_evaluation(label, records), records)
 
 
-def test_warnings_are_kept_also_beyond_the_step_that_a_run_goes_on_from(folder: RunFolder) -> None:
-    assert folder.warnings() == []
-    warnings = [HealthWarning(step, f"sign {step}", "1 ± 2", "cause", "`--flag`") for step in (3, 7)]
-    for warning in warnings:
-        folder.add_warning(warning)
+def test_alerts_are_kept_also_beyond_the_step_that_a_run_goes_on_from(folder: RunFolder) -> None:
+    assert folder.alerts() == []
+    alerts = [Alert(step, f"sign {step}", "1 ± 2", "cause", "`--flag`") for step in (3, 7)]
+    for alert in alerts:
+        folder.add_alert(alert)
     folder.go_on_from(5)
-    assert folder.warnings() == warnings
+    assert folder.alerts() == alerts
     with folder.health_path.open("a") as file:
         file.write('{"step": 8}\n{"step"')
-    with pytest.raises(RunFolderError, match=r"health\.jsonl, line 3: sign: Field required"):
-        folder.warnings()
+    with pytest.raises(RunFolderError, match=r"health\.jsonl, line 3: message: Field required"):
+        folder.alerts()
 
 
 def test_episodes_in_a_file_of_their_own_have_beside_them_what_they_are_of(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The detectors: what each takes for a disease, and that neither ordinary noise nor a recorded healthy run is one."""
+"""Run health checks: what each alerts on, and that neither ordinary noise nor a recorded healthy run does."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from trainer.results.metrics import meaning
+from trainer.results.run_files import RunFolder
 from trainer.training import health
 from trainer.training.arguments import parse_arguments
-from trainer.training.health import SYMPTOMS, Symptom, Watched, diagnose, trend
+from trainer.training.health import CHECKS, Check, HealthMonitor, RunInfo, run_checks, trend
 
 Row = dict[str, float | None]
-RUN = Watched(episodes=64)
-SMALL = Watched(episodes=8)
+RUN = RunInfo(episodes=64)
+SMALL = RunInfo(episodes=8)
 HEALTHY: Row = {
     "loss": 0.1,
     "grad_norm": 0.3,
@@ -54,16 +56,16 @@ def rows(count: int, **changes: float | Sequence[float] | None) -> list[Row]:
     return made
 
 
-def signs(made: Sequence[Mapping[str, float | None]], run: Watched = RUN) -> list[Symptom]:
-    return [found.symptom for found in diagnose(made, run)]
+def alerts(made: Sequence[Mapping[str, float | None]], run: RunInfo = RUN) -> list[Check]:
+    return [check for check, _ in run_checks(made, run)]
 
 
 def test_nothing_is_concluded_from_nothing() -> None:
-    assert signs([]) == []
-    assert signs([{"loss": 0.1}] * 200) == [], "what is not logged is not judged"
+    assert alerts([]) == []
+    assert alerts([{"loss": 0.1}] * 200) == [], "what is not logged is not judged"
 
 
-DISEASES: list[tuple[Symptom, list[Row]]] = [
+ALERTS: list[tuple[Check, list[Row]]] = [
     (health.NOT_FINITE, rows(1, grad_norm=math.nan)),
     (health.NOT_FINITE, rows(1, loss=math.inf)),
     (health.NOT_FINITE, rows(1, entropy=None)),
@@ -72,7 +74,7 @@ DISEASES: list[tuple[Symptom, list[Row]]] = [
     (health.ALL_FAIL, rows(5, rollout__success_rate=0.05, rollout__no_signal=0.95)),
     (health.ALL_SUCCEED, rows(5, rollout__success_rate=1.0)),
     (health.ALL_SUCCEED, rows(5, rollout__success_rate=0.95, rollout__no_signal=0.95)),
-    (health.ALL_ALIKE, rows(5, rollout__no_signal=0.95)),
+    (health.ZERO_VARIANCE, rows(5, rollout__no_signal=0.95)),
     (health.FLAT, rows(100, reward=[0.4 + 0.1 * (-1) ** step for step in range(100)])),
     (health.NO_FORMAT, rows(5, rewards__reward_format__mean=0.07)),
     (health.FORMAT_LOST, rows(20, rewards__reward_format__mean=[0.95] * 10 + [0.62] * 10)),
@@ -80,26 +82,26 @@ DISEASES: list[tuple[Symptom, list[Row]]] = [
     (health.FORMAT_LOST, rows(5, rewards__reward_format__mean=[0.95] + [0.1] * 4)),
     (health.NO_ENTROPY, rows(5, entropy=0.02)),
     (health.NO_ENTROPY, rows(20, entropy=[1.0] * 10 + [0.05] * 10)),
-    (health.KL_RUNS_AWAY, rows(5, kl=1.5)),
+    (health.HIGH_KL, rows(5, kl=1.5)),
     (health.MISMATCH, rows(5, sampling__sampling_logp_difference__mean=0.2)),
     (health.MISMATCH, rows(5, sampling__importance_sampling_ratio__mean=0.6)),
-    (health.LARGE_UPDATES, rows(6, clip_ratio__region_mean=[0.0, 0.4, 0.5, 0.0, 0.4, 0.5])),
+    (health.CLIPPED, rows(6, clip_ratio__region_mean=[0.0, 0.4, 0.5, 0.0, 0.4, 0.5])),
     (health.SPIKES, rows(20, grad_norm=[0.3] * 15 + [4.0, 0.3, 0.3, 0.3, 9.0])),
     (health.LONGER, rows(20, completions__mean_length=[25.0] * 5 + [50.0] * 10 + [90.0] * 5)),
     (health.TURNS_CUT, rows(5, completions__clipped_ratio=0.25)),
     (health.OUT_OF_TOKENS, rows(5, rollout__out_of_tokens=0.25, completions__clipped_ratio=0.25)),
-    (health.TOKENS_UNTRAINED, rows(5, rollout__trained_token_share=0.7)),
+    (health.MASKED, rows(5, rollout__trained_token_share=0.7)),
 ]
 
 
-@pytest.mark.parametrize(("symptom", "made"), DISEASES)
-def test_each_disease_is_told_from_all_others(symptom: Symptom, made: list[Row]) -> None:
-    assert symptom in signs(made)
-    assert set(signs(made)) <= {symptom, health.FLAT}
+@pytest.mark.parametrize(("check", "made"), ALERTS)
+def test_each_check_alerts_alone(check: Check, made: list[Row]) -> None:
+    assert check in alerts(made)
+    assert set(alerts(made)) <= {check, health.FLAT}
 
 
-def test_every_symptom_has_a_case() -> None:
-    assert {symptom for symptom, _ in DISEASES} == set(SYMPTOMS)
+def test_every_check_has_a_case() -> None:
+    assert {check for check, _ in ALERTS} == set(CHECKS)
 
 
 NEARLY: list[list[Row]] = [
@@ -128,37 +130,37 @@ NEARLY: list[list[Row]] = [
 
 
 @pytest.mark.parametrize("made", NEARLY)
-def test_what_comes_near_is_none(made: list[Row]) -> None:
-    assert signs(made) == []
+def test_near_misses_raise_no_alert(made: list[Row]) -> None:
+    assert alerts(made) == []
 
 
 def test_small_steps_are_judged_together() -> None:
     """Eight episodes without a right one, five times over, happen at 5% in 13 of 100 runs."""
-    assert signs(rows(31, rollout__success_rate=0.0), SMALL) == []
-    assert signs(rows(32, rollout__success_rate=0.0), SMALL) == [health.ALL_FAIL]
-    assert signs(rows(7, rewards__reward_format__mean=0.4), SMALL) == []
+    assert alerts(rows(31, rollout__success_rate=0.0), SMALL) == []
+    assert alerts(rows(32, rollout__success_rate=0.0), SMALL) == [health.ALL_FAIL]
+    assert alerts(rows(7, rewards__reward_format__mean=0.4), SMALL) == []
 
 
 def test_float16_may_overflow_while_it_finds_its_scale() -> None:
-    float16 = Watched(episodes=64, float16=True)
+    float16 = RunInfo(episodes=64, float16=True)
     broken = rows(9, grad_norm=[math.inf] * 4 + [0.3] + [math.nan] * 4)
-    assert signs(broken, float16) == []
-    assert signs([*broken, *rows(1, grad_norm=math.inf)], float16) == [health.NOT_FINITE]
-    assert signs(broken) == [health.NOT_FINITE]
+    assert alerts(broken, float16) == []
+    assert alerts([*broken, *rows(1, grad_norm=math.inf)], float16) == [health.NOT_FINITE]
+    assert alerts(broken) == [health.NOT_FINITE]
 
 
 def test_a_reward_that_all_episodes_got_alike_is_no_matter_of_weights() -> None:
     alike = rows(5, reward_std=0.0, rewards__reward_correctness__std=0.0, rewards__reward_format__std=0.0)
-    assert signs(alike) == []
+    assert alerts(alike) == []
     unweighted = rows(5, reward_std=0.0, rollout__no_signal=1.0, rollout__success_rate=0.05)
-    assert signs(unweighted) == [health.NO_SPREAD], "it does not look like a policy that fails"
+    assert alerts(unweighted) == [health.NO_SPREAD], "it does not look like a policy that fails"
 
 
 def test_a_reward_is_flat_only_where_it_could_rise() -> None:
-    assert signs(rows(99, reward=0.4)) == []
-    assert signs(rows(100, reward=0.4, rollout__success_rate=0.95)) == []
-    assert signs(rows(100, reward=0.4), Watched(episodes=64, comparable=False)) == []
-    assert signs(rows(100, reward=[0.4 - 0.002 * step for step in range(100)])) == [health.FLAT]
+    assert alerts(rows(99, reward=0.4)) == []
+    assert alerts(rows(100, reward=0.4, rollout__success_rate=0.95)) == []
+    assert alerts(rows(100, reward=0.4), RunInfo(episodes=64, comparable=False)) == []
+    assert alerts(rows(100, reward=[0.4 - 0.002 * step for step in range(100)])) == [health.FLAT]
 
 
 @given(st.lists(st.floats(-1, 1), min_size=3, max_size=40), st.floats(-1, 1), st.floats(-1, 1))
@@ -203,14 +205,14 @@ def learning(seed: int, episodes: int, steps: int) -> list[Row]:
 @given(st.integers(0, 10_000), st.sampled_from([8, 16, 64]))
 def test_a_run_that_learns_is_silent_at_every_step(seed: int, episodes: int) -> None:
     made = learning(seed, episodes, 120)
-    assert [(end, found) for end in range(1, 121) if (found := diagnose(made[:end], Watched(episodes)))] == []
+    assert [(end, found) for end in range(1, 121) if (found := run_checks(made[:end], RunInfo(episodes)))] == []
 
 
 def test_a_recorded_healthy_run_is_silent() -> None:
     """All 60 steps of `sqlenv train --config configs/tiny.yaml`, what is judged of them."""
     recorded = json.loads((Path(__file__).parent / "healthy_run.json").read_text(encoding="utf-8"))
     made = [dict(zip(recorded["metrics"], row, strict=True)) for row in recorded["rows"]]
-    assert [(end, found) for end in range(1, len(made) + 1) if (found := diagnose(made[:end], RUN))] == []
+    assert [(end, found) for end in range(1, len(made) + 1) if (found := run_checks(made[:end], RUN))] == []
 
 
 def test_what_is_read_is_logged() -> None:
@@ -219,15 +221,76 @@ def test_what_is_read_is_logged() -> None:
 
 def test_the_documents_have_the_same_words() -> None:
     page = Path(__file__).parents[3] / "docs" / "training.md"
-    table = [f"| {symptom.sign} | {symptom.cause} | {symptom.cure} |" for symptom in SYMPTOMS]
-    assert "\n".join(["| warning | likely cause | what helps |", "|---|---|---|", *table]) in page.read_text("utf-8")
+    table = [f"| {check.message} | {check.cause} | {check.fix} |" for check in CHECKS]
+    assert "\n".join(["| alert | likely cause | fix |", "|---|---|---|", *table]) in page.read_text("utf-8")
 
 
-def test_what_helps_are_flags(tmp_path: Path) -> None:
+def test_fixes_are_flags(tmp_path: Path) -> None:
     """Each one that comes with a value is taken as it is; the others at least exist."""
-    quoted = [part for symptom in SYMPTOMS for part in re.findall(r"`(--[^`]*)`", symptom.cure)]
-    assert len(quoted) > len(SYMPTOMS)
+    quoted = [part for check in CHECKS for part in re.findall(r"`(--[^`]*)`", check.fix)]
+    assert len(quoted) > len(CHECKS)
     cpu = ["--model_name_or_path", "x", "--output_dir", str(tmp_path), "--use_cpu", "true", "--bf16", "false"]
     for flag, *values in map(shlex.split, quoted):
         arguments = parse_arguments([*cpu, flag, *values] if values else cpu)
         assert any(hasattr(kind, flag.removeprefix("--")) for kind in arguments), flag
+
+
+FAILING = {"loss": 0.1, "rollout/success_rate": 0.0, "rollout/no_signal": 0.875}
+
+
+class Run:
+    """A run that logs, is monitored, and resumes from its folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.folder = RunFolder.create(path, {})
+        self.said: list[str] = []
+        self._arguments = TrainingArguments(output_dir=str(path), use_cpu=True, bf16=False)
+        self.begin()
+
+    def begin(self) -> None:
+        self._monitor = HealthMonitor(self.folder, RUN, self.said.append)
+        self._monitor.on_train_begin(self._arguments, TrainerState(), TrainerControl())
+
+    def log(self, step: int, logs: dict[str, float | None]) -> None:
+        with self.folder.metrics_writer() as writer:
+            writer.write({"step": step, **logs})
+        self._monitor.on_log(self._arguments, TrainerState(global_step=step), TrainerControl(), logs=logs)
+
+
+def test_an_alert_is_shown_once_and_kept_also_when_the_run_is_resumed(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run")
+    for step in range(1, 4):
+        run.log(step, {"eval_success_rate": 0.0, "rollout/success_rate": 0.0, "rollout/no_signal": 1.0})  # no step
+        run.log(step, {**FAILING})
+    run.begin()
+    run.log(4, {**FAILING})
+    assert run.said == []
+    for step in (5, 6):
+        run.log(step, {**FAILING})
+    run.begin()
+    run.log(7, {**FAILING})
+    run.log(8, {**FAILING, "grad_norm": float("nan")})
+    run.log(9, {"train_loss": float("nan"), "grad_norm": float("nan")})
+    kept = run.folder.alerts()
+    assert [(alert.step, alert.message) for alert in kept] == [
+        (5, health.ALL_FAIL.message), (8, health.NOT_FINITE.message)
+    ]  # fmt: skip
+    assert [alert.fix for alert in kept] == [health.ALL_FAIL.fix, health.NOT_FINITE.fix]
+    for said, alert in zip(run.said, kept, strict=True):
+        assert said.startswith(f"warning at step {alert.step}: {alert.message} ({alert.figures})\n")
+
+
+@pytest.mark.parametrize(
+    ("flags", "ranks", "expected"),
+    [
+        ((), 1, RunInfo(episodes=64)),
+        (("--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "2"), 3, RunInfo(episodes=24)),
+        (("--num_iterations", "4"), 1, RunInfo(episodes=64)),
+        (("--steps_per_generation", "4"), 1, RunInfo(episodes=32)),
+        (("--curriculum", "20"), 1, RunInfo(episodes=64, comparable=False)),
+        (("--reward_weighting", "adaptive"), 1, RunInfo(episodes=64, comparable=False)),
+    ],
+)
+def test_the_flags_say_how_metrics_are_read(flags: tuple[str, ...], ranks: int, expected: RunInfo) -> None:
+    arguments, grpo, _ = parse_arguments(["--model_name_or_path", "x", "--use_cpu", "true", "--bf16", "false", *flags])
+    assert RunInfo.of(arguments, grpo, ranks) == expected

@@ -14,7 +14,7 @@ import pytest
 from env_server.cache import CACHE_VARIABLE
 from env_server.data.loading import load_dataset
 from tests.trainer.viewer.runs import evaluate, evaluate_alone, make_run, played, train
-from trainer.results.run_files import ABOUT, HealthWarning, RunFolder
+from trainer.results.run_files import ABOUT, Alert, RunFolder
 from trainer.viewer.app import create_app
 from trainer.viewer.index import Index, index_path
 from trainer.viewer.library import Library
@@ -84,14 +84,14 @@ def test_a_run_that_grows_is_seen_to(viewed: Viewed, run: RunFolder) -> None:
     version = viewed.get("state")["version"]
     before = viewed.get("curves", source="first")["success"]["rate"]
     train(run, 3, [played("d"), played("d", "wrong", given_steps=1)])
-    run.add_warning(HealthWarning(3, "reward spread near 0", "0.001", "a cause", "a cure"))
+    run.add_alert(Alert(3, "reward spread near 0", "0.001", "a cause", "a cure"))
     evaluate(run, "after", [played("a"), played("b", "wrong", "zoo")], step=3)
     viewed.library.catch_up()
     state = viewed.get("state")
     assert state["version"] != version
     (source,) = state["sources"]
     assert (source["step"], state["episodes"]) == (3, 10)
-    assert source["warnings"][0]["sign"] == "reward spread near 0"
+    assert source["alerts"][0]["message"] == "reward spread near 0"
     assert [one["label"] for one in source["evaluations"]] == ["before", "after"]
     assert viewed.get("curves", source="first")["series"]["kl"]["values"] == [0.1, 0.2]
     success = viewed.get("curves", source="first")["success"]

@@ -96,9 +96,9 @@ function SourceCard({ source, color, shown, toggle }) {
     <p class="note">${[steps, plural(total, "episode")].filter(Boolean).join(" · ")}</p>
     ${source.trouble.map((text) => html`<p class="bad">${text}</p>`)}
     <${Rates} played=${ends} />
-    ${source.warnings.length > 0 && html`<details><summary class="bad">${plural(source.warnings.length, "warning")}</summary>
-      ${source.warnings.map((one) => html`<p>Step ${one.step}: <b>${one.sign}</b> (${one.seen}). ${one.cause}. What helps:
-        ${" "}${one.cure.replaceAll("`", "")}.</p>`)}</details>`}
+    ${source.alerts.length > 0 && html`<details><summary class="bad">${plural(source.alerts.length, "alert")}</summary>
+      ${source.alerts.map((one) => html`<p>Step ${one.step}: <b>${one.message}</b> (${one.figures}). ${one.cause}. Fix:
+        ${" "}${one.fix.replaceAll("`", "")}.</p>`)}</details>`}
     ${source.facts && html`<details><summary class="note">about this run</summary><dl class="facts-list">
       <div><dt>folder</dt><dd>${source.path}</dd></div>
       ${source.facts.map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl></details>`}

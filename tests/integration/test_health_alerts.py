@@ -1,8 +1,7 @@
-"""Warnings about a run's health, each provoked by a real run of `sqlenv train` that has the disease.
+"""Run health checks, each provoked by a real run of `sqlenv train` with the fault.
 
-A few steps each, of a network of two layers that begins with habits: which word it says after which. One disease takes
-a hundred steps, more than a test has: of a reward that does not rise for long, tests/trainer/training/test_health.py
-has made-up logs alone.
+A few steps each, of a network of two layers that begins with habits: which token it writes after which. A reward that
+has stopped rising takes a hundred steps, more than a test has: tests/trainer/training/test_health.py has made-up logs.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from sqlenv import cli
 from tests.integration.training import surroundings_in
 from trainer.results.run_files import RunFolder
 from trainer.training import health
-from trainer.training.health import SYMPTOMS, Symptom
+from trainer.training.health import CHECKS, Check
 
 FLAGS = [
     *("--eval_episodes", "0", "--step_budget", "3", "--max_turn_length", "8", "--max_completion_length", "256"),
@@ -42,14 +41,14 @@ BABBLES: Habits = {}
 
 @dataclass(frozen=True)
 class Case:
-    """A run, and all that it is warned of, or at least."""
+    """A run, and all of its alerts, or some where `others_follow`."""
 
     habits: Habits
     steps: int
     episodes: int
     rate: str
     flags: tuple[str, ...]
-    warnings: set[Symptom]
+    alerts: set[Check]
     others_follow: bool = False
     data: str = "half"
     """Of the questions with the answer 2."""
@@ -74,15 +73,15 @@ CORRECTNESS_OVERWHELMS = ("--reward_weights", "1", "0", "0.1", "0", "--scale_rew
 CASES = {
     "no format": Case(BABBLES, 5, 64, "1e-4", (), {health.ALL_FAIL, health.NO_FORMAT, health.TURNS_CUT}),
     "all right": Case(ALWAYS_TWO, 5, 64, "1e-4", (), {health.ALL_SUCCEED}, data="all"),
-    "no chance": Case(ALWAYS_TWO, 5, 64, "1e-4", (), {health.ALL_ALIKE, health.NO_ENTROPY}),
+    "no chance": Case(ALWAYS_TWO, 5, 64, "1e-4", (), {health.ZERO_VARIANCE, health.NO_ENTROPY}),
     "no weights": Case(EXPLORES, 1, 16, "1e-4", ("--reward_weights", *"0000"), {health.NO_SPREAD}),
     "short": Case(EXPLORES, 5, 16, "1e-4", ("--max_completion_length", "24"), {health.OUT_OF_TOKENS}),
-    "narrow": Case(EXPLORES, 5, 16, "1e-4", ("--step_budget", "6"), {health.TOKENS_UNTRAINED}, context=90),
+    "narrow": Case(EXPLORES, 5, 16, "1e-4", ("--step_budget", "6"), {health.MASKED}, context=90),
     "far too fast": Case(EXPLORES, 2, 16, "1e10", (), {health.NOT_FINITE}),
     "too fast": Case(
-        EXPLORES, 10, 16, "0.05", ("--beta", "0.001"), {health.KL_RUNS_AWAY, health.FORMAT_LOST}, others_follow=True
+        EXPLORES, 10, 16, "0.05", ("--beta", "0.001"), {health.HIGH_KL, health.FORMAT_LOST}, others_follow=True
     ),
-    "too fast on one batch": Case(EXPLORES, 8, 16, "0.05", ("--num_iterations", "4"), {health.LARGE_UPDATES}),
+    "too fast on one batch": Case(EXPLORES, 8, 16, "0.05", ("--num_iterations", "4"), {health.CLIPPED}),
     "steps are paid": Case(
         ANSWERS, 10, 64, "0.02", FORMAT_UNPAID, {health.FORMAT_LOST, health.LONGER}, others_follow=True
     ),
@@ -160,31 +159,31 @@ def train(random_policy: Callable[..., Qwen3ForCausalLM], tokenizer: PreTrainedT
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_a_run_with_a_disease_is_told_of_it(case: Case, train: Train, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fault_alerts(case: Case, train: Train, capsys: pytest.CaptureFixture[str]) -> None:
     folder = train(case)
-    signs = [warning.sign for warning in folder.warnings()]
-    expected = {symptom.sign for symptom in case.warnings}
-    assert expected <= set(signs)
-    assert case.others_follow or expected == set(signs)
-    assert len(signs) == len(set(signs))
+    messages = [alert.message for alert in folder.alerts()]
+    expected = {check.message for check in case.alerts}
+    assert expected <= set(messages)
+    assert case.others_follow or expected == set(messages)
+    assert len(messages) == len(set(messages))
     said, report = capsys.readouterr().out, folder.report_path.read_text(encoding="utf-8")
-    for warning in folder.warnings():
-        assert f"warning at step {warning.step}: {warning.sign} (" in said
-        assert f"Step {warning.step}: <b>{warning.sign}</b>" in report
+    for alert in folder.alerts():
+        assert f"warning at step {alert.step}: {alert.message} (" in said
+        assert f"Step {alert.step}: <b>{alert.message}</b>" in report
 
 
-def test_every_warning_has_its_run() -> None:
-    provoked = {symptom for case in CASES.values() for symptom in case.warnings}
-    assert provoked == set(SYMPTOMS) - {health.FLAT}
+def test_every_check_has_its_run() -> None:
+    provoked = {check for case in CASES.values() for check in case.alerts}
+    assert provoked == set(CHECKS) - {health.FLAT}
 
 
 def test_a_run_that_learns_is_silent(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
     folder = train(Case(EXPLORES, 16, 64, "1e-2", (), set()))
     rates = [row["rollout/success_rate"] for row in folder.metrics()]
     assert sum(rates[-4:]) > sum(rates[:4]) + 0.4
-    assert folder.warnings() == []
+    assert folder.alerts() == []
     assert "warning" not in capsys.readouterr().out
-    assert "warned" not in folder.report_path.read_text(encoding="utf-8")
+    assert "health alert" not in folder.report_path.read_text(encoding="utf-8")
 
 
 def test_a_group_whose_smaller_rewards_alone_differ_has_no_signal(train: Train) -> None:
