@@ -56,7 +56,7 @@ def control(minutes: float, episodes: int, folder: Path) -> dict[str, Any]:
     sqlenv(
         *("warmup", "--model_name_or_path", str(BASE_CHECKPOINT), "--data", "synthetic"),
         *("--max_minutes", str(minutes), "--num_train_epochs", "1000", "--output_dir", str(folder)),
-        *("--use_cpu", "true", "--bf16", "false", "--gradient_checkpointing", "false", "--torch_threads", "1"),
+        *("--use_cpu", "true", "--bf16", "false", "--gradient_checkpointing", "false"),
         *("--per_device_train_batch_size", "16", "--train_sampling_strategy", "group_by_length"),
         *("--learning_rate", "0.001", "--lr_scheduler_type", "constant_with_warmup"),
         *("--warmup_steps", "20", "--save_strategy", "no", "--report_to", "none", "--max_length", "512"),

@@ -110,7 +110,7 @@ class OwnDatabases(Experiment):
             plays.append(str(self.folder / f"play_{number}" / "out" / "episodes.jsonl"))
             minutes -= self.finished[f"play_{number}"].seconds / 60
             if minutes > 0 or number == 1:
-                keys = {**self.recipe.replay, "data": answers, "replay": plays}
+                keys = {**self.recipe.replay, "data": answers, "rejection_sampling": plays}
                 policy = self._warm_up(f"rejection_{number}", start, keys, max(minutes, 0.1))
                 minutes -= self.finished[f"rejection_{number}"].seconds / 60
         return policy

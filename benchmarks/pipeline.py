@@ -57,7 +57,6 @@ def train(args: argparse.Namespace, server: ServerProcess, staleness: int, folde
         "save_strategy": "no",
         "report_to": "none",
         "logging_steps": 1,
-        "torch_threads": 1,
         "seed": args.seed,
     }
     switches = ("--use_vllm", "true", "--use_cpu", "true", "--bf16", "false", "--staleness", str(staleness))

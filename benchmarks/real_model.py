@@ -93,7 +93,7 @@ class Experiment:
                 self._play("sampling", warmed, self.recipe.sampling, "train", server)
         if self.recipe.replay is not None:
             own_play = str(self.folder / "sampling" / "out" / "episodes.jsonl")
-            warmed = self._warm_up("replay", warmed, {**self.recipe.replay, "replay": [own_play]})
+            warmed = self._warm_up("replay", warmed, {**self.recipe.replay, "rejection_sampling": [own_play]})
             with self._server(warmed) as server:
                 self._evaluate("after_replay", warmed, self.recipe.evaluation, server)
         policy, minutes = self._grpo(warmed, self.data)

@@ -1,6 +1,8 @@
-"""Does --refill make batches teach, and does the success that a run logs stay true? Where most groups teach nothing.
+"""Does --dynamic_sampling leave fewer groups without signal, and does the success that a run logs stay unbiased?
 
-    python -m benchmarks.refill [--batches 40] [--refill 4]
+Where most groups have none.
+
+    python -m benchmarks.refill [--batches 40] [--dynamic_sampling 4]
 
 Real batches, rollout client, environments and judging on the synthetic data set; the policy is scripted, so that its
 success is known: of the questions, 30% are never solved, 30% always, the others by the toss of a coin. So 60% of the
@@ -137,11 +139,13 @@ def main() -> None:
     """Play both, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batches", type=int, default=40)
-    parser.add_argument("--refill", type=float, default=4.0)
+    parser.add_argument("--dynamic_sampling", type=float, default=4.0)
     args = parser.parse_args()
     dataset = load_dataset("synthetic")
-    results = {name: play(dataset, value, args.batches) for name, value in (("without", 0.0), ("with", args.refill))}
-    print(json.dumps({"benchmark": "refill", "batches": args.batches, "refill": args.refill, **results}))
+    results = {
+        name: play(dataset, value, args.batches) for name, value in (("without", 0.0), ("with", args.dynamic_sampling))
+    }
+    print(json.dumps({"benchmark": "refill", "batches": args.batches, "refill": args.dynamic_sampling, **results}))
 
 
 if __name__ == "__main__":

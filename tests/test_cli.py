@@ -260,7 +260,7 @@ def test_a_slip_of_the_pen_is_one_line_that_says_what_was_meant(
         (["train"], "--num_generations"),
         (["evaluate"], "--policy"),
         (["compare"], "--png"),
-        (["warmup"], "--replay"),
+        (["warmup"], "--rejection_sampling"),
         (["report"], "--png"),
         (["play"], "--question_id"),
         (["data"], "inspect"),

@@ -189,18 +189,18 @@ class SQLEnvArguments(EpisodeArguments):
             "rollouts and training take turns. 1: the next batch is played while this one is trained on."
         },
     )
-    refill: float = field(
+    dynamic_sampling: float = field(
         default=0.0,
         metadata={
-            "help": "Groups that are all right or all wrong have no signal: they are replaced by further "
-            "questions', up to so many for each group of a batch (0: none are)."
+            "help": "Replace groups without signal (all right or all wrong) by further questions', up to this many "
+            "for each group of a batch, as in DAPO (0: none)."
         },
     )
-    oversample: int = field(
+    rollout_downsampling: int = field(
         default=1,
         metadata={
-            "help": "Play so many times --num_generations episodes of each question, and train on those whose rewards "
-            "differ most: more to learn from where training takes longer than playing."
+            "help": "Play this many times --num_generations episodes of each question, and train on those whose "
+            "rewards differ most, as in PODS: more to learn from where training takes longer than rollouts."
         },
     )
     guided_starts: bool = field(
@@ -222,20 +222,6 @@ class SQLEnvArguments(EpisodeArguments):
         metadata={
             "help": "Whether --reward_weights are what every batch is weighed by ('fixed'), or the most ('adaptive'): "
             "then the weight of a reward sinks as its episodes differ less, in relation to correctness."
-        },
-    )
-    curriculum: int = field(
-        default=0,
-        metadata={
-            "help": "Batches over which hard and extra hard questions come in, after easy and medium ones (0: all from "
-            "the start)."
-        },
-    )
-    torch_threads: int = field(
-        default=0,
-        metadata={
-            "help": "Threads of torch on a CPU (0: torch's own choice). The sum order, and so the last bits of "
-            "a result, depend on it."
         },
     )
     eval_episodes: int = field(
@@ -266,11 +252,11 @@ class SQLEnvArguments(EpisodeArguments):
         ):
             if getattr(self, name) not in choices:
                 raise ConfigError(f"--{name} must be one of {list(choices)}, not {getattr(self, name)!r}")
-        positive = ("step_budget", "max_concurrency", "max_turn_length", "oversample")
+        positive = ("step_budget", "max_concurrency", "max_turn_length", "rollout_downsampling")
         for name in positive:
             if getattr(self, name) <= 0:
                 raise ConfigError(f"--{name} must be positive, not {getattr(self, name)}")
-        for name in ("few_shot", "max_thinking_length", "staleness", "refill", "curriculum"):
+        for name in ("few_shot", "max_thinking_length", "staleness", "dynamic_sampling"):
             if (getattr(self, name) or 0) < 0:
                 raise ConfigError(f"--{name} must not be negative, not {getattr(self, name)}")
         if self.dry_run_gpu is not None and (not self.dry_run or self.dry_run_gpu <= 0):
@@ -292,39 +278,38 @@ class WarmupArguments(EpisodeArguments):
             "it is evaluated on the first one, unless sqlenv evaluate is told another."
         },
     )
-    explore: float = field(
+    noisy_expert_fraction: float = field(
         default=0.0,
         metadata={
-            "help": "Share of the episodes that take another way than the shortest: tables in any order, samples, "
-            "values looked up, parts of the query first, and mistakes that are seen and mended. Mistakes are shown and "
-            "not learned."
+            "help": "Fraction of the demonstrations that do not take the shortest way: tables in any order, samples, "
+            "values looked up, parts of the query first, and mistakes that are seen and fixed. Mistakes are masked."
         },
     )
     max_episodes: int = field(
         default=2_000,
         metadata={
             "help": "Episodes to play on each data set, spread evenly over its databases (-1: every question; 0: none, "
-            "with --replay)."
+            "with --rejection_sampling)."
         },
     )
-    replay: list[str] | None = field(
+    rejection_sampling: list[str] | None = field(
         default=None,
         metadata={
-            "help": "Files with episodes that a policy played on training questions of --data (of `sqlenv evaluate "
-            "--split train --temperature 1 --samples 8 --episodes_out FILE`, or a run's episodes.jsonl): those that "
-            "were right, and not by luck, are played again and learned too."
+            "help": "Files with episodes that a policy sampled on training questions of --data (of `sqlenv evaluate "
+            "--split train --temperature 1 --samples 8 --episodes_out FILE`, or a run's episodes.jsonl): those whose "
+            "answer is right, and no false positive, are trained on too."
         },
     )
     correct_mistakes: bool = field(
         default=False,
         metadata={
-            "help": "With --replay, learn from the episodes that were wrong, too: they are played again up to their "
-            "first failed action, and the oracle goes on from there. Own actions are shown and not learned."
+            "help": "With --rejection_sampling, learn from wrong episodes, too: each is played again up to its first "
+            "failed action, and the oracle goes on from there (DAgger). The policy's own actions are masked."
         },
     )
-    replay_per_question: int = field(
+    samples_per_question: int = field(
         default=4,
-        metadata={"help": "The most episodes of one question that --replay takes, and the most that are corrected."},
+        metadata={"help": "Episodes of one question that --rejection_sampling takes at most, and corrects at most."},
     )
     chat_template_kwargs: dict[str, Any] | str | None = field(
         default=None,
@@ -336,21 +321,20 @@ class WarmupArguments(EpisodeArguments):
             "help": "Stop after this many minutes of training, over all starts of one that is resumed (0: no limit)."
         },
     )
-    torch_threads: int = field(default=0, metadata={"help": "Threads of torch on a CPU (0: torch's own choice)."})
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.explore <= 1.0:
-            raise ConfigError(f"--explore is a share and must lie in [0, 1], not {self.explore}")
+        if not 0.0 <= self.noisy_expert_fraction <= 1.0:
+            raise ConfigError(f"--noisy_expert_fraction must lie in [0, 1], not {self.noisy_expert_fraction}")
         super().__post_init__()
-        if self.step_budget <= 0 or self.replay_per_question <= 0:
-            raise ConfigError("--step_budget and --replay_per_question must be positive")
-        if self.max_episodes < -1 or (self.max_episodes == 0 and not self.replay):
-            raise ConfigError("--max_episodes must be positive, -1 for all questions, or 0 beside --replay")
-        if self.correct_mistakes and not self.replay:
-            raise ConfigError("--correct_mistakes goes with --replay, whose episodes it corrects")
-        for file in self.replay or ():
+        if self.step_budget <= 0 or self.samples_per_question <= 0:
+            raise ConfigError("--step_budget and --samples_per_question must be positive")
+        if self.max_episodes < -1 or (self.max_episodes == 0 and not self.rejection_sampling):
+            raise ConfigError("--max_episodes must be positive, -1 for all questions, or 0 beside --rejection_sampling")
+        if self.correct_mistakes and not self.rejection_sampling:
+            raise ConfigError("--correct_mistakes goes with --rejection_sampling, whose episodes it corrects")
+        for file in self.rejection_sampling or ():
             if not Path(file).is_file():
-                raise ConfigError(f"--replay {file}: there is no such file")
+                raise ConfigError(f"--rejection_sampling {file}: there is no such file")
         if isinstance(self.chat_template_kwargs, str):
             self.chat_template_kwargs = _json_object("--chat_template_kwargs", self.chat_template_kwargs)
         if self.max_minutes < 0:

@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from torch import nn
 from trl import GRPOConfig, ModelConfig
@@ -66,7 +65,7 @@ from trainer.training.health import HealthMonitor, RunInfo
 from trainer.training.learnt import Kept, SaveLearnt
 from trainer.training.out_of_memory import memory_errors
 from trainer.training.provenance import provenance
-from trainer.training.questions import QuestionFilter, question_order
+from trainer.training.questions import EpochOrder, QuestionFilter
 from trainer.training.reward_weights import AdaptiveWeights
 from trainer.training.run_log import RunLog, episode_lines
 from trainer.training.saving import policy_kept, require_saved_in, writes_in_one_line
@@ -90,8 +89,6 @@ def train(argv: Sequence[str], stopping: Stopping) -> Ranks:
     """
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experimental, and TRL is pinned
     arguments, grpo, model_config = parse_arguments(argv)
-    if arguments.torch_threads:
-        torch.set_num_threads(arguments.torch_threads)
     ranks = Ranks.of(grpo)
     ranks.silence_others()
     console = Console(quiet=not ranks.is_main)
@@ -168,7 +165,7 @@ class Training:
                 find_servers(arguments, grpo, self._model_config, self._ranks, loop)
             environments.prepare([*self._questions, *self._evaluations.questions])
             lag = BatchShape.of(grpo).lag(self._arguments.staleness)
-            order = question_order(self._arguments, grpo, self._questions)
+            order = EpochOrder([q.question_id for q in self._questions], grpo.seed, shuffle=grpo.shuffle_dataset)
             filled = BatchSettings.of(arguments)
             adaptive = self._adaptive_weights(lag)
             rewards = self._env_settings.reward

@@ -24,7 +24,7 @@ FLAGS = [
     *("--data", "synthetic", "--eval_episodes", "0", "--step_budget", "4", "--max_turn_length", "12"),
     *("--max_completion_length", "96", "--per_device_train_batch_size", "8", "--gradient_accumulation_steps", "1"),
     *("--num_generations", "4", "--learning_rate", "1e-2", "--lr_scheduler_type", "constant", "--logging_steps", "1"),
-    *("--use_cpu", "true", "--bf16", "false", "--gradient_checkpointing", "false", "--torch_threads", "1"),
+    *("--use_cpu", "true", "--bf16", "false", "--gradient_checkpointing", "false"),
     *("--report_to", "none", "--seed", "3", "--beta", "0.1", "--reward_weights", "1", "1", "1", "1"),
 ]
 EACH_STEP = ("--save_strategy", "steps", "--save_steps", "1")

@@ -26,7 +26,7 @@ FLAGS = [
     *("--eval_episodes", "0", "--step_budget", "3", "--max_turn_length", "8", "--max_completion_length", "256"),
     *("--gradient_accumulation_steps", "1", "--num_generations", "8", "--lr_scheduler_type", "constant"),
     *("--warmup_steps", "0", "--report_to", "none", "--save_strategy", "no", "--seed", "3"),
-    *("--use_cpu", "true", "--bf16", "false", "--gradient_checkpointing", "false", "--torch_threads", "1"),
+    *("--use_cpu", "true", "--bf16", "false", "--gradient_checkpointing", "false"),
 ]
 Habits = Mapping[str, Mapping[str, float]]
 """After a token, what is added to the logits of others."""

@@ -27,7 +27,7 @@ FLAGS = [
     *("--data", "synthetic", "--eval_episodes", "0", "--step_budget", "4", "--max_turn_length", "16"),
     *("--max_completion_length", "192", "--max_steps", "2", "--per_device_train_batch_size", "4"),
     *("--gradient_accumulation_steps", "2", "--num_generations", "4", "--save_strategy", "no"),
-    *("--use_cpu", "true", "--bf16", "false", "--torch_threads", "1", "--seed", "3"),
+    *("--use_cpu", "true", "--bf16", "false", "--seed", "3"),
 ]
 BITSANDBYTES = ROOT / ".venv-bitsandbytes"
 """Where `make bitsandbytes` puts it: apart, for PEFT imports it wherever it is installed."""

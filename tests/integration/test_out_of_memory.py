@@ -23,7 +23,7 @@ FLAGS = [
     *("--max_completion_length", "128", "--max_steps", "2", "--per_device_train_batch_size", "8"),
     *("--gradient_accumulation_steps", "2", "--num_generations", "4", "--learning_rate", "1e-3"),
     *("--lr_scheduler_type", "constant", "--logging_steps", "1", "--report_to", "none", "--save_strategy", "no"),
-    *("--use_cpu", "true", "--bf16", "false", "--gradient_checkpointing", "false", "--torch_threads", "1"),
+    *("--use_cpu", "true", "--bf16", "false", "--gradient_checkpointing", "false"),
     *("--optim", "adamw_torch", "--seed", "3"),
 ]
 

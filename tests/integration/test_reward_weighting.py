@@ -24,7 +24,7 @@ FLAGS = [
     *("--max_turn_length", "32", "--max_completion_length", "256", "--step_budget", "6", "--max_steps", "4"),
     *("--per_device_train_batch_size", "16", "--gradient_accumulation_steps", "1", "--num_generations", "4"),
     *("--learning_rate", "1e-3", "--lr_scheduler_type", "constant", "--logging_steps", "1", "--report_to", "none"),
-    *("--use_cpu", "true", "--bf16", "false", "--gradient_checkpointing", "false", "--torch_threads", "1"),
+    *("--use_cpu", "true", "--bf16", "false", "--gradient_checkpointing", "false"),
     *("--seed", "3", "--save_strategy", "steps", "--save_steps", "2", "--reward_weighting", "adaptive"),
 ]
 NAMES = [f"reward_weights/{name}" for name in ("correctness", "progress", "operational", "format")]

@@ -19,7 +19,7 @@ from trainer.results.run_files import RunFolder
 from trainer.tiny import BASE_CHECKPOINT
 
 QUICK = [
-    *("--use_cpu", "true", "--bf16", "false", "--gradient_checkpointing", "false", "--torch_threads", "1"),
+    *("--use_cpu", "true", "--bf16", "false", "--gradient_checkpointing", "false"),
     *("--report_to", "none", "--max_steps", "1", "--gradient_accumulation_steps", "1", "--save_strategy", "no"),
 ]
 PROMPT = "Explore the database, then answer with a query."

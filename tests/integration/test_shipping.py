@@ -23,7 +23,7 @@ FLAGS = [
     *("--gradient_accumulation_steps", "1"),
     *("--per_device_train_batch_size", "4", "--num_generations", "4", "--learning_rate", "1e-3"),
     *("--lr_scheduler_type", "constant", "--save_strategy", "steps", "--save_steps", "1", "--report_to", "none"),
-    *("--use_cpu", "true", "--bf16", "false", "--gradient_checkpointing", "false", "--torch_threads", "1"),
+    *("--use_cpu", "true", "--bf16", "false", "--gradient_checkpointing", "false"),
     *(
         "--eval_strategy",
         "steps",

@@ -37,7 +37,6 @@ SHARED: dict[str, Any] = {
     "use_cpu": True,
     "bf16": False,
     "gradient_checkpointing": False,
-    "torch_threads": 1,
     "logging_steps": 1,
     "report_to": "none",
     "save_strategy": "steps",

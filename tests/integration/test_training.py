@@ -41,7 +41,7 @@ FLAGS = [
     *("--gradient_accumulation_steps", "1"),
     *("--num_generations", "4", "--learning_rate", "1e-3", "--lr_scheduler_type", "constant"),
     *("--vllm_importance_sampling_mode", "token_truncate", "--logging_steps", "1", "--report_to", "none"),
-    *("--use_cpu", "true", "--bf16", "false", "--gradient_checkpointing", "false", "--torch_threads", "1"),
+    *("--use_cpu", "true", "--bf16", "false", "--gradient_checkpointing", "false"),
     *("--seed", "3"),
 ]
 NO_CHECKPOINTS = ("--save_strategy", "no")

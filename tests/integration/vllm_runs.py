@@ -12,7 +12,7 @@ FLAGS = [
     *("--gradient_accumulation_steps", "1"),
     *("--per_device_train_batch_size", "8", "--num_generations", "4", "--learning_rate", "1e-3"),
     *("--lr_scheduler_type", "constant", "--logging_steps", "1", "--report_to", "none", "--use_cpu", "true"),
-    *("--bf16", "false", "--gradient_checkpointing", "false", "--torch_threads", "1", "--seed", "3"),
+    *("--bf16", "false", "--gradient_checkpointing", "false", "--seed", "3"),
 ]
 NO_CHECKPOINTS = ("--save_strategy", "no")
 LORA = ("--use_peft", "true", "--lora_r", "8", "--lora_dropout", "0", "--lora_target_modules", "q_proj", "v_proj")

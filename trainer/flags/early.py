@@ -72,6 +72,10 @@ def look(command: Command, argv: Sequence[str]) -> list[str]:
         sys.exit(0)
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         _refuse(command, argv)
+    words, _ = _words(argv)
+    variables = _read("".join(words[CONFIG])).get("env") if CONFIG in words else None
+    if isinstance(variables, dict):  # set here, since torch reads OMP_NUM_THREADS when it is imported
+        os.environ.update({name: str(value) for name, value in variables.items()})
     return list(argv)
 
 

@@ -81,22 +81,23 @@ WARMUP_TRL: Mapping[str, TRLFlag] = {
 TRAIN_GROUPS: Mapping[str, str] = {
     "the policy": "model_name_or_path use_peft lora_r load_in_4bit output_dir resume_from_checkpoint",
     "questions and episodes": "data difficulty folds answer_mode action_format step_budget error_hints few_shot "
-    "system_prompt curriculum",
+    "system_prompt",
     "lengths, in tokens": "max_completion_length max_turn_length max_thinking_length",
     "learning": "max_steps learning_rate num_generations per_device_train_batch_size gradient_accumulation_steps "
-    "temperature beta loss_type reward_weights reward_weighting advantages refill oversample guided_starts seed",
+    "temperature beta loss_type reward_weights reward_weighting advantages dynamic_sampling "
+    "rollout_downsampling guided_starts seed",
     "evaluation": "eval_episodes eval_strategy eval_steps",
     "environments": "env_server env_token max_concurrency",
     "vLLM servers": "use_vllm vllm_server_base_url staleness weight_sync weight_sync_dir",
-    "the run": "dry_run dry_run_gpu use_cpu torch_threads save_steps report_to push_to_hub",
+    "the run": "dry_run dry_run_gpu use_cpu save_steps report_to push_to_hub",
 }
 WARMUP_GROUPS: Mapping[str, str] = {
     "the policy": "model_name_or_path use_peft lora_r output_dir resume_from_checkpoint",
-    "what is learned": "data difficulty folds max_episodes explore replay correct_mistakes "
-    "replay_per_question answer_mode action_format step_budget error_hints system_prompt chat_template_kwargs",
+    "what is learned": "data difficulty folds max_episodes noisy_expert_fraction rejection_sampling correct_mistakes "
+    "samples_per_question answer_mode action_format step_budget error_hints system_prompt chat_template_kwargs",
     "learning": "learning_rate num_train_epochs max_minutes per_device_train_batch_size "
     "gradient_accumulation_steps max_length seed",
-    "the run": "use_cpu torch_threads save_strategy report_to push_to_hub",
+    "the run": "use_cpu save_strategy report_to push_to_hub",
 }
 
 _METAVARS = {"int": "N", "float": "X", "bool": "BOOL", "str": "TEXT"}
@@ -107,7 +108,7 @@ _NAMED = {
     "env_server": "URLS",
     "system_prompt": "FILE",
     "weight_sync_dir": "FOLDER",
-    "replay": "FILE",
+    "rejection_sampling": "FILE",
     "chat_template_kwargs": "JSON",
     "dry_run_gpu": "GIB",
 }
@@ -136,7 +137,7 @@ runs set. --help-all lists all; each works, or says why it does not.
 _WARMUP_EXAMPLES = """\
 examples:
   sqlenv warmup --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct --use_peft true
-  sqlenv warmup --model_name_or_path runs/warm --replay own.jsonl
+  sqlenv warmup --model_name_or_path runs/warm --rejection_sampling own.jsonl
 """
 
 

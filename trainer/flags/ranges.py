@@ -55,10 +55,11 @@ RANGES: Mapping[str, Range] = _ranges(
     ),
     not_negative=(
         _NOT_NEGATIVE,
-        "learning_rate weight_decay max_grad_norm warmup_steps eval_delay beta epsilon epsilon_high refill max_minutes",
+        "learning_rate weight_decay max_grad_norm warmup_steps eval_delay beta epsilon epsilon_high "
+        "dynamic_sampling max_minutes",
     ),
     steps=(Range(-1, whole=True), "max_steps"),
-    shares=(_SHARE, "min_p explore"),
+    shares=(_SHARE, "min_p noisy_expert_fraction"),
     below_one=(_BELOW_ONE, "adam_beta1 adam_beta2 lora_dropout"),
     top_p=(Range(0, 1, open_low=True), "top_p"),
     seeds=(_SEED, "seed data_seed"),

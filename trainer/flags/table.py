@@ -142,10 +142,6 @@ def _is(other: str, value: str) -> tuple[str, Callable[[Mapping[str, Any]], bool
     return f"--{other} {value}", lambda values: bool(values[other] == value)
 
 
-def _asks_hard(difficulty: str | None) -> bool:
-    return difficulty is None or "hard" in difficulty or "extra" in difficulty
-
-
 _NEEDS = (
     Need("lora_r lora_alpha lora_target_modules lora_target_parameters lora_modules_to_save", *_on("use_peft")),
     Need("use_rslora use_dora", *_on("use_peft")),
@@ -266,7 +262,6 @@ TRAIN_FLAGS = FlagTable(
             "--load_best_model_at_end or --save_strategy best",
             lambda values: values["load_best_model_at_end"] or values["save_strategy"] == "best",
         ),
-        Need("curriculum", "hard or extra questions in --difficulty", lambda values: _asks_hard(values["difficulty"])),
         Need("env_token", "--env", lambda values: values["env_server"] != "local"),
     ),
     choices={
@@ -321,8 +316,8 @@ WARMUP_FLAGS = FlagTable(
         Need("hub_always_push", *_on("push_to_hub")),
         Need("lora_dropout", *_on("use_peft")),
         Need("packing_strategy", *_on("packing")),
-        Need("explore", "episodes to play (--max_episodes)", lambda values: values["max_episodes"] != 0),
-        Need("replay_per_question", *_on("replay")),
+        Need("noisy_expert_fraction", "episodes to play (--max_episodes)", lambda values: values["max_episodes"] != 0),
+        Need("samples_per_question", *_on("rejection_sampling")),
     ),
     choices={"loss_type": ("nll", "dft", "chunked_nll"), "save_strategy": ("no", "steps", "epoch")},
 )

@@ -55,7 +55,7 @@ MEANINGS = {
     "rollout/trained_token_share": "Share of the policy's tokens that are trained; those of dropped turns are not.",
     "rollout/no_signal": "Share of groups all right or all wrong, which teach no answer; the others are mixed.",
     "rollout/exploration_entropy": "Entropy of a group's actions before ANSWER: 0 all alike, 1 no two alike.",
-    "rollout/replaced": "Groups without signal that were replaced, or tried in vain (--refill, --guided_starts).",
+    "rollout/replaced": "Groups without signal that were replaced, or not (--dynamic_sampling, --guided_starts).",
     "rollout/guided_share": "Share of the trained episodes that began with given steps (--guided_starts).",
     "rollout/guided_success": "Success of the episodes with given steps; those count in no other success rate.",
     "rollout/given_steps": "Mean number of steps that such an episode was given; it falls as they succeed.",

@@ -139,13 +139,11 @@ def _run_stage(
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Undo what a stage leaves in the process: its memory, threads and precision, the runs of its trackers."""
-    threads = torch.get_num_threads()
+    """Undo what a stage leaves in the process: its memory and precision, the runs of its trackers."""
     try:
         with closing_runs(), same_precision():
             yield
     finally:
-        torch.set_num_threads(threads)
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

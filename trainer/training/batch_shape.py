@@ -67,8 +67,8 @@ class BatchSettings:
         """The settings that flags ask for."""
         return cls(
             arguments.staleness,
-            arguments.refill,
-            arguments.oversample,
+            arguments.dynamic_sampling,
+            arguments.rollout_downsampling,
             arguments.advantages == "turn",
             arguments.guided_starts,
         )
@@ -107,8 +107,8 @@ def check_batches(grpo: GRPOConfig, settings: BatchSettings) -> None:
             f"{grpo.multi_objective_aggregation} scales each one for itself; leave one of them out"
         )
     of_groups = {
-        "--refill": settings.refill > 0,
-        "--oversample": settings.oversample > 1,
+        "--dynamic_sampling": settings.refill > 0,
+        "--rollout_downsampling": settings.oversample > 1,
         "--guided_starts": settings.guided_starts,
         "--advantages turn": settings.turn_advantages,
     }

@@ -56,7 +56,7 @@ ALL_SUCCEED = Check("nearly every episode succeeds", "these questions have becom
 ZERO_VARIANCE = Check(
     "nearly every group has zero variance",
     "the policy explores too little, so a question is always solved or never",
-    "`--temperature 1`; `--num_generations 16`; `--refill 3`",
+    "`--temperature 1`; `--num_generations 16`; `--dynamic_sampling 3`",
 )
 FLAT = Check(
     "the reward has stopped rising",
@@ -149,7 +149,7 @@ class RunInfo:
     def of(cls, arguments: SQLEnvArguments, grpo: GRPOConfig, ranks: int) -> RunInfo:
         """What the flags say."""
         shape = BatchShape.of(grpo)
-        comparable = not arguments.curriculum and arguments.reward_weighting == "fixed"
+        comparable = arguments.reward_weighting == "fixed"
         return cls(shape.rows * shape.batches_per_step * ranks, grpo.fp16, comparable)
 
 

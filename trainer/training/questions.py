@@ -1,27 +1,22 @@
 """Which questions a batch asks, and which stand ready to replace those without signal.
 
-`EpochOrder` is TRL's own: every question once in an epoch, shuffled anew in each. `CurriculumOrder` begins with easy
-and medium questions. Both are functions of the seed and the batch's number, so that every rank, and a run that resumes,
-draws the same.
+`EpochOrder` is TRL's own: every question once in an epoch, shuffled anew in each. It is a function of the seed and the
+batch's number, so that every rank, and a run that resumes, draws the same.
 """
 
 from __future__ import annotations
 
-import math
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from trl import GRPOConfig
 from trl.trainer.utils import RepeatSampler
 
 from env_server.dataset import Dataset, Hardness, Question, Split
-from trainer.config import ConfigError, EpisodeArguments, SQLEnvArguments
+from trainer.config import ConfigError, EpisodeArguments
 from trainer.rollout.client import derive_seed
-
-EASY = (Hardness.EASY, Hardness.MEDIUM)
 
 
 class QuestionOrder(Protocol):
@@ -62,31 +57,6 @@ class EpochOrder:
         while True:
             epoch = list(sampler)
             yield from (epoch[start : start + count] for start in range(0, len(epoch), count))
-
-
-class CurriculumOrder:
-    """Draws without putting a question into a batch twice.
-
-    Over `ramp_batches`, hard and extra questions come in, from none to as many as there are.
-    """
-
-    def __init__(self, questions: Sequence[Question], seed: int, ramp_batches: int) -> None:
-        self._questions = tuple(questions)
-        self._seed = seed
-        self._ramp_batches = ramp_batches
-
-    def draw(self, batch: int, count: int) -> Sequence[str]:
-        """See `QuestionOrder`."""
-        chance = random.Random(derive_seed(self._seed, "questions", batch))
-        ramp = min(1.0, batch / self._ramp_batches)
-        # Efraimidis and Spirakis (2006): the largest of log(u) / w are a weighted sample without replacement.
-        keys = {q.question_id: _key(chance.random(), 1.0 if q.hardness in EASY else ramp) for q in self._questions}
-        return sorted(keys, key=lambda question_id: keys[question_id], reverse=True)
-
-
-def _key(chance: float, weight: float) -> tuple[float, float]:
-    """The larger, the earlier; questions without weight come last, in the order of chance."""
-    return (math.log(max(chance, 5e-324)) / weight, chance) if weight > 0 else (-math.inf, chance)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +100,3 @@ ALL_QUESTIONS = QuestionFilter()
 def fold_of(db_id: str, count: int) -> int:
     """The fold of a database, 1 to `count`."""
     return 1 + derive_seed("fold", db_id) % count
-
-
-def question_order(arguments: SQLEnvArguments, grpo: GRPOConfig, questions: Sequence[Question]) -> QuestionOrder:
-    """Return the order that the flags ask for."""
-    if arguments.curriculum:
-        return CurriculumOrder(questions, grpo.seed, arguments.curriculum)
-    return EpochOrder([q.question_id for q in questions], grpo.seed, shuffle=grpo.shuffle_dataset)

@@ -43,16 +43,15 @@ _LOG = logging.getLogger(__name__)
 OF_A_RUN = (
     *(
         "staleness",
-        "refill",
-        "oversample",
+        "dynamic_sampling",
+        "rollout_downsampling",
         "guided_starts",
         "reward_weighting",
         "advantages",
-        "curriculum",
         "difficulty",
         "folds",
     ),
-    *("torch_threads", "dry_run"),
+    "dry_run",
 )
 """Flags about what `sqlenv train` has beside the rollout client: when batches are played, of which questions."""
 

@@ -119,7 +119,7 @@ def replay(
                         learned.add(question)
         replayed.questions.update(question.hardness for question in learned)
     if not replayed.conversations:
-        raise ConfigError(f"--replay: nothing to learn from {len(records):,} episodes: {replayed}")
+        raise ConfigError(f"--rejection_sampling: nothing to learn from {len(records):,} episodes: {replayed}")
     return replayed
 
 

@@ -16,7 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 import trl.trainer.utils
 from datasets import Dataset as HubDataset
 from rich.console import Console
@@ -149,8 +148,6 @@ def warm_up(argv: Sequence[str], stopping: Stopping) -> Ranks:
     Returns the ranks, still connected.
     """
     arguments, sft, model_config = parse_warmup_arguments(argv, str(__doc__))
-    if arguments.torch_threads:
-        torch.set_num_threads(arguments.torch_threads)
     ranks = Ranks.of(sft)
     ranks.silence_others()
     console = Console(file=sys.stderr, quiet=not ranks.is_main)
@@ -186,16 +183,16 @@ def _warm_up(
                 answer_mode=answer_mode,
                 settings=arguments.environment,
                 limit=arguments.max_episodes,
-                explore=arguments.explore,
+                explore=arguments.noisy_expert_fraction,
                 kept=kept,
             )
-        if arguments.replay:
+        if arguments.rejection_sampling:
             replayed = replay(
-                arguments.replay,
+                arguments.rejection_sampling,
                 sources,
                 answer_mode,
                 arguments.environment,
-                arguments.replay_per_question,
+                arguments.samples_per_question,
                 kept,
                 arguments.correct_mistakes,
             )

@@ -48,7 +48,7 @@ def test_train_refuses_it(name: str, value: str) -> None:
         parse_arguments(argv)
 
 
-@pytest.mark.parametrize(("name", "value"), [*BAD, ("explore", "nan"), ("max_minutes", "inf")])
+@pytest.mark.parametrize(("name", "value"), [*BAD, ("noisy_expert_fraction", "nan"), ("max_minutes", "inf")])
 def test_warmup_refuses_it(name: str, value: str) -> None:
     argv = ["--model_name_or_path", str(BASE_CHECKPOINT), "--use_cpu", "true", f"--{name}", value]
     with pytest.raises(ConfigError, match=rf"^--{name} must be "):

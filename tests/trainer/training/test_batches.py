@@ -595,8 +595,8 @@ def test_what_cannot_be_kept_is_refused(grpo: GRPOConfig, filled: BatchSettings,
 @pytest.mark.parametrize(
     ("filled", "flag"),
     [
-        (BatchSettings(refill=1), "--refill"),
-        (BatchSettings(oversample=2), "--oversample"),
+        (BatchSettings(refill=1), "--dynamic_sampling"),
+        (BatchSettings(oversample=2), "--rollout_downsampling"),
         (BatchSettings(guided_starts=True), "--guided_starts"),
     ],
 )

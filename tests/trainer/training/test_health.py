@@ -287,7 +287,6 @@ def test_an_alert_is_shown_once_and_kept_also_when_the_run_is_resumed(tmp_path: 
         (("--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "2"), 3, RunInfo(episodes=24)),
         (("--num_iterations", "4"), 1, RunInfo(episodes=64)),
         (("--steps_per_generation", "4"), 1, RunInfo(episodes=32)),
-        (("--curriculum", "20"), 1, RunInfo(episodes=64, comparable=False)),
         (("--reward_weighting", "adaptive"), 1, RunInfo(episodes=64, comparable=False)),
     ],
 )

@@ -1,4 +1,4 @@
-"""The order of questions: TRL's own, or a curriculum's; the same on every rank and after every restart."""
+"""The order of questions: TRL's own, the same on every rank and after every restart."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trl.trainer.utils import RepeatSampler
 
 from env_server.dataset import Dataset, Gold, Hardness, Question, Split
 from trainer.config import ConfigError, EpisodeArguments
-from trainer.training.questions import CurriculumOrder, EpochOrder, QuestionFilter, fold_of
+from trainer.training.questions import EpochOrder, QuestionFilter, fold_of
 
 HARDNESS = [Hardness.EASY, Hardness.MEDIUM, Hardness.HARD, Hardness.EXTRA]
 
@@ -41,17 +41,6 @@ def test_epochs_are_trls_wherever_a_run_begins(count: int, groups: int, seed: in
 def test_replacements_differ_from_batch_to_batch() -> None:
     order = EpochOrder([f"q{i}" for i in range(100)], 0)
     assert order.draw(0, 4)[4:10] != order.draw(1, 4)[4:10]
-
-
-def test_hard_questions_come_in_over_the_first_batches() -> None:
-    order = CurriculumOrder(questions(80), 0, ramp_batches=20)
-    hard = [sum(int(q[1:]) % 4 >= 2 for q in order.draw(batch, 16)[:16]) for batch in range(200)]
-    assert hard[0] == 0
-    assert 0 < sum(hard[:10]) < 0.6 * sum(hard[25:35])
-    assert sum(hard[20:]) / (180 * 16) == pytest.approx(0.5, abs=0.05)
-    again = CurriculumOrder(questions(80), 0, ramp_batches=20)
-    assert again.draw(7, 16) == order.draw(7, 16), "whatever was drawn before"
-    assert sorted(order.draw(0, 16)) == sorted(q.question_id for q in questions(80))
 
 
 def dataset_of(asked: Sequence[Question]) -> Dataset:

@@ -56,7 +56,7 @@ def test_a_stock_trainer_trains_on_our_rows(
         assert entry["sampling/importance_sampling_ratio/max"] == pytest.approx(1.0, abs=1e-4)
 
 
-@pytest.mark.parametrize("flag", ["staleness", "refill", "oversample", "curriculum"])
+@pytest.mark.parametrize("flag", ["staleness", "dynamic_sampling", "rollout_downsampling"])
 def test_flags_that_it_cannot_honour_are_refused(pets: Dataset, flag: str) -> None:
     with pytest.raises(ConfigError, match=f"--{flag}: only `sqlenv train` honours it"):
         RolloutFunction(pets, SQLEnvArguments(**{flag: 2}))  # type: ignore[arg-type]

@@ -41,7 +41,7 @@ SMALL = 20_000
 """Bytes that a file may have: those of weights have more, those of settings fewer."""
 BOTH = [
     *("--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "1", "--step_budget", "4"),
-    *("--logging_steps", "1", "--report_to", "none", "--use_cpu", "true", "--bf16", "false", "--torch_threads", "1"),
+    *("--logging_steps", "1", "--report_to", "none", "--use_cpu", "true", "--bf16", "false"),
     *("--gradient_checkpointing", "false", "--save_strategy", "no"),
 ]
 FLAGS = {

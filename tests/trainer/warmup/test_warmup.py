@@ -57,7 +57,7 @@ FEW = [
     *("--gradient_accumulation_steps", "1", "--save_strategy", "no", "--report_to", "none"),
 ]
 LORA = ["--use_peft", "true", "--lora_r", "4", "--learning_rate", "0.01"]
-ON_CPU = ["--use_cpu", "true", "--bf16", "false", "--gradient_checkpointing", "false", "--torch_threads", "1"]
+ON_CPU = ["--use_cpu", "true", "--bf16", "false", "--gradient_checkpointing", "false"]
 
 
 def act(action_type: str, argument: str) -> SQLAction:
@@ -244,7 +244,7 @@ def test_the_command_trains_a_policy_the_same_twice_and_then_further(cache: None
     again, _ = warm_up(tmp_path / "again", *base)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
 
-    other = ("--explore", "0.5", "--answer_mode", "sql", "--step_budget", "9", "--error_hints", "true")
+    other = ("--noisy_expert_fraction", "0.5", "--answer_mode", "sql", "--step_budget", "9", "--error_hints", "true")
     shop = plant(Planted(Kind.EMPTY_TABLE), tmp_path)
     further, same = warm_up(
         tmp_path / "further", "--model_name_or_path", str(tmp_path / "new"), "--data", f"{shop},synthetic", *other
@@ -335,7 +335,16 @@ def test_what_a_policy_played_right_is_learned(cache: None, tmp_path: Path, caps
 
     learned, _ = warm_up(
         tmp_path / "second",
-        *("--model_name_or_path", base, "--replay", str(file), "--max_episodes", "0", "--learning_rate", "0.01"),
+        *(
+            "--model_name_or_path",
+            base,
+            "--rejection_sampling",
+            str(file),
+            "--max_episodes",
+            "0",
+            "--learning_rate",
+            "0.01",
+        ),
     )
     said = capsys.readouterr().err
     assert f"of {len(right)} questions are played again" in said
@@ -402,9 +411,9 @@ def test_generation_stops_where_turns_end(random_policy: Callable[..., Qwen3ForC
     ("flags", "complaint"),
     [
         ((), "--model_name_or_path"),
-        (("--explore", "-1"), "--explore"),
-        (("--replay_per_question", "0"), "--replay_per_question"),
-        (("--replay", "/no/such.jsonl"), "/no/such.jsonl"),
+        (("--noisy_expert_fraction", "-1"), "--noisy_expert_fraction"),
+        (("--samples_per_question", "0"), "--samples_per_question"),
+        (("--rejection_sampling", "/no/such.jsonl"), "/no/such.jsonl"),
         (("--config", "/no/such.yaml"), "/no/such.yaml"),
         (("--answer_mode", "yes"), "--answer_mode"),
         (("--max_episodes", "0"), "--max_episodes"),
