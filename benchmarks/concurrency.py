@@ -34,7 +34,8 @@ from typing import Any
 from benchmarks.simulated import LONG_SCRIPT, ScriptedPolicy, SimulatedEngine
 from env_server.types import ActionType, RewardComponents, SQLAction, SQLObservation, Verdict
 from trainer.chat.format import ChatFormat
-from trainer.policy.loading import resolve_policy, tokenizer_of
+from trainer.models import tokenizer_of
+from trainer.policy import resolve_policy
 from trainer.rollout.client import EpisodeRequest, RolloutClient, RolloutSettings
 from trainer.rollout.environments import EnvironmentSession
 from trainer.rollout.episodes import Episode, Outcome

@@ -39,8 +39,8 @@ from env_server.types import ActionType, SQLAction, SQLObservation
 from inference.engine import Engine
 from inference.vllm.engine import VLLMEngine
 from trainer.chat.format import ChatFormat
-from trainer.evaluation.evaluate import in_process_engine
-from trainer.policy.loading import load_policy
+from trainer.engines import in_process_engine
+from trainer.models import load_policy
 from trainer.rollout.client import RolloutClient, RolloutSettings, request_for
 from trainer.rollout.environments import Environments, EnvironmentSession, LocalEnvironments
 from trainer.rollout.episodes import Outcome

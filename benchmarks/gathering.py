@@ -38,7 +38,8 @@ from env_server.data.loading import load_dataset
 from env_server.dataset import Split, in_turn
 from env_server.settings import RewardSettings
 from trainer.chat.format import ChatFormat
-from trainer.policy.loading import resolve_policy, tokenizer_of
+from trainer.models import tokenizer_of
+from trainer.policy import resolve_policy
 from trainer.ranks import Ranks
 from trainer.rollout.client import RolloutClient, RolloutSettings, request_for
 from trainer.rollout.environments import LocalEnvironments

@@ -38,7 +38,7 @@ from env_server.types import AnswerMode
 from inference.hf.engine import KV_CACHE_BYTES, HFEngine
 from tests.small_model import SMALL_MODEL
 from trainer.chat.format import ChatFormat
-from trainer.policy.loading import load_policy
+from trainer.models import load_policy
 from trainer.rollout.client import RolloutClient, RolloutSettings, derive_seed, request_for
 from trainer.rollout.environments import LocalEnvironments
 from trainer.rollout.episodes import Episode, Outcome

@@ -33,12 +33,12 @@ from pydantic import TypeAdapter
 
 from benchmarks.server_process import SQLENV
 from env_server.errors import SQLEnvError
-from trainer.policy.play_settings import SETTINGS_FILE
+from trainer.policy import SETTINGS_FILE
 from trainer.results.fresh_folder import final_state, last_checkpoint
 from trainer.results.json_writing import replace_json
 from trainer.results.run_files import RunFolder, read_records
 from trainer.rollout.episodes import EpisodeRecord
-from trainer.warmup.warmup import MINUTES_FILE
+from trainer.warmup import MINUTES_FILE
 
 TICK_S = 2.0
 """How often a command is looked at."""

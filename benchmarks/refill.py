@@ -37,9 +37,10 @@ from env_server.dataset import Dataset, Question, Split
 from env_server.judging.answers import format_answer
 from env_server.settings import EnvSettings
 from env_server.types import ActionType, AnswerMode
+from trainer.chat.actions import format_action
 from trainer.chat.format import ChatFormat
-from trainer.chat.parsing import format_action
-from trainer.policy.loading import resolve_policy, tokenizer_of
+from trainer.models import tokenizer_of
+from trainer.policy import resolve_policy
 from trainer.ranks import Ranks
 from trainer.rollout.background import RolloutLoop
 from trainer.rollout.client import RolloutClient, RolloutSettings

@@ -52,7 +52,7 @@ from inference.engine import Engine
 from inference.vllm.engine import VLLMEngine
 from inference.weights.probe import token_logprobs
 from trainer.chat.format import ChatFormat
-from trainer.policy.loading import load_policy
+from trainer.models import load_policy
 from trainer.rollout.episodes import TokenRow
 from trainer.tiny import BASE_CHECKPOINT
 

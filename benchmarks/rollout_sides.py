@@ -31,7 +31,7 @@ from env_server.types import ActionType, SQLAction, SQLObservation, SQLState
 from inference.engine import Completion, Engine, Sampling, Session
 from trainer.chat.format import ChatFormat
 from trainer.chat.prompts import SYSTEM_PROMPT
-from trainer.chat.text_calls import text_as_calls
+from trainer.chat.tools import text_as_calls
 from trainer.rollout.client import EpisodeRequest, RolloutClient, RolloutSettings, derive_seed, request_for
 from trainer.rollout.environments import EnvironmentSession, LocalEnvironments
 from trainer.rollout.episodes import TokenRow

@@ -32,7 +32,8 @@ from env_server.data.loading import load_dataset
 from env_server.dataset import Split, in_turn
 from env_server.types import SQLAction, SQLObservation
 from trainer.chat.format import ChatFormat
-from trainer.policy.loading import resolve_policy, tokenizer_of
+from trainer.models import tokenizer_of
+from trainer.policy import resolve_policy
 from trainer.rollout.client import RolloutClient, RolloutSettings, request_for
 from trainer.rollout.environments import Environments, EnvironmentSession
 from trainer.rollout.episodes import Episode

@@ -26,8 +26,8 @@ from inference.engine import (
     Session,
     check_request,
 )
+from trainer.chat.actions import format_action
 from trainer.chat.format import ChatFormat
-from trainer.chat.parsing import format_action
 from trainer.rollout.environments import LocalEnvironments
 from trainer.rollout.players import OraclePlayer, play
 

@@ -47,8 +47,7 @@ from trainer.rollout.players import OraclePlayer, play
 from trainer.tiny import BASE_CHECKPOINT
 from trainer.training.grpo import use_engine
 from trainer.training.out_of_memory import HalvingTrainer
-from trainer.warmup.data import IGNORED
-from trainer.warmup.training import WarmupTrainer
+from trainer.warmup import IGNORED, WarmupTrainer
 
 GROUP = 8
 SIDES = ("stock", "ours")

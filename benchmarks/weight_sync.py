@@ -41,7 +41,7 @@ from inference.weights.proof import Evidence
 from inference.weights.push import WeightPusher
 from inference.weights.transport import Transport
 from trainer.chat.renderer import ChatRenderer
-from trainer.policy.loading import load_policy
+from trainer.models import load_policy
 from trainer.tiny import BASE_CHECKPOINT
 
 TIMEOUT_S = 120.0

@@ -157,9 +157,9 @@ def _compare(argv: Sequence[str]) -> int:
 
 
 def _export(argv: Sequence[str]) -> int:
-    from trainer.shipping import command
+    from trainer.cli import export
 
-    return command.run(argv)
+    return export.run(argv)
 
 
 def _warmup(argv: Sequence[str]) -> int:
@@ -168,7 +168,7 @@ def _warmup(argv: Sequence[str]) -> int:
 
         argv = look(Command.WARMUP, argv)
         _loading("warmup", argv)
-        from trainer.warmup import warmup
+        from trainer import warmup
 
     return warmup.run(argv)
 
@@ -186,13 +186,13 @@ def _view(argv: Sequence[str]) -> int:
 
 
 def _play(argv: Sequence[str]) -> int:
-    from trainer.interactive import play
+    from trainer.cli import play
 
     return play.run(argv)
 
 
 def _chat(argv: Sequence[str]) -> int:
-    from trainer.interactive import chat
+    from trainer.cli import chat
 
     return chat.run(argv)
 

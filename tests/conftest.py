@@ -194,7 +194,7 @@ def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
     """Forks processes that train: what they import takes each of them more than six seconds of a core."""
     from tests.fork_server import ForkServer
 
-    preload = ["torch.distributed.launcher.api", "trainer.train", "trainer.warmup.warmup"]
+    preload = ["torch.distributed.launcher.api", "trainer.train", "trainer.warmup"]
     # Arrow's allocator would keep a thread.
     single = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
     environment = {**os.environ, **single, "PYTHONPATH": str(TESTS.parent)}

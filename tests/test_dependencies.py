@@ -22,25 +22,12 @@ ROOMS = {
     "env_server": ["top", "sql", "judging", "test_suites", "core", "data", "service", "client"],
     "inference": ["top", "in_vllm", "hf", "vllm", "launch", "weights"],
     "trainer": [
-        *(
-            "top",
-            "chat",
-            "policy",
-            "tiny",
-            "rollout",
-            "results",
-            "evaluation",
-            "report",
-            "comparison",
-            "shipping",
-            "flags",
-            "interactive",
-        ),
-        *("viewer", "training", "warmup", "core", "stages"),
+        *("top", "chat", "policy", "models", "tiny", "rollout", "engines", "results", "evaluation", "report"),
+        *("comparison", "export", "flags", "cli", "viewer", "training", "demos", "warmup", "core", "stages"),
     ],
 }
-"""The rooms of each package from the bottom up: a room imports those before it, and never one after it. "top" are the
-modules beside the rooms that all of them use, "core" those that use the rooms."""
+"""The rooms of each package, folders and modules, from the bottom up: a room imports those before it, and never one
+after it. "top" are the other modules, which all rooms use, "core" those that use the rooms."""
 
 CORE = {
     "env_server": ("environment", "episodes", "explorer", "outcomes", "reward", "progress", "scores", "factory"),
@@ -101,7 +88,7 @@ def modules_of(package: str) -> dict[str, Path]:
 
 def room_of(module: str, modules: dict[str, Path]) -> str:
     package, name = module.split(".")[:2]
-    if modules[f"{package}.{name}"].name == "__init__.py":
+    if modules[f"{package}.{name}"].name == "__init__.py" or name in ROOMS[package]:
         return name
     return "core" if name in CORE[package] else "top"
 

@@ -26,8 +26,8 @@ SECRETS = ("--env_token", "--hub_token")
 class NextCommand:
     """What a run says of how to go on from a checkpoint, and where there is none."""
 
-    go_on: str
-    again: str
+    resume_command: str
+    restart_command: str
 
     @classmethod
     def of(cls, command: str, argv: Sequence[str]) -> NextCommand:

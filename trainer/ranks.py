@@ -76,7 +76,7 @@ class Ranks:
         """True on the rank that writes the run's folder and speaks."""
         return self.index == 0
 
-    def silence_others(self) -> None:
+    def log_on_rank_0(self) -> None:
         """Keep libraries from talking on the other ranks, errors apart."""
         if not self.is_main:
             logging.set_verbosity_error()
@@ -112,7 +112,7 @@ class Ranks:
         return self.gather([value])[0]
 
     @contextmanager
-    def one_goes_first(self) -> Iterator[None]:
+    def local_main_process_first(self) -> Iterator[None]:
         """Let one rank of each machine through the block before its others, which find what it cached.
 
         Collective: every rank calls it. One that fails in the block does not reach the barrier.
@@ -160,7 +160,7 @@ def require_whole_model(accelerator: Accelerator) -> None:
 
 
 @contextmanager
-def ending_together(command: str) -> Iterator[None]:
+def abort_together(command: str) -> Iterator[None]:
     """On several ranks, end this process where the block raises; see promise 3. A process that is alone just raises."""
     try:
         yield

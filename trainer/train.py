@@ -6,7 +6,7 @@ model/ and report.html.
 
 On several ranks (`accelerate launch`, `torchrun`) each plays and trains on its part of a batch, and plays its part of
 an evaluation. Rank 0 alone writes and speaks. SIGTERM and Ctrl-C stop a run so that it can go on later; see
-`trainer.stopping`.
+`trainer.signals`.
 """
 
 from __future__ import annotations
@@ -30,16 +30,18 @@ from env_server.types import AnswerMode
 from inference.adapters import RUN_MODEL
 from trainer.chat.format import ChatFormat, ChatSettings
 from trainer.config import SQLEnvArguments, token_of
+from trainer.engines import RolloutSetup, find_servers, open_policy
 from trainer.evaluation.evaluate import choose_questions
 from trainer.evaluation.run_evaluation import RunEvaluations
+from trainer.export.checkpoint import publish
+from trainer.export.hub import Destination
 from trainer.flags.combinations import context_advice
+from trainer.models import SavePlaySettings, load_tokenizer
 from trainer.next_command import NextCommand, what_next
-from trainer.policy.checkpoint_settings import SavePlaySettings
-from trainer.policy.loading import load_tokenizer
-from trainer.policy.play_settings import PlaySettings
-from trainer.ranks import Ranks, ending_together
+from trainer.policy import PlaySettings
+from trainer.ranks import Ranks, abort_together
 from trainer.report.report import write_report
-from trainer.results.fresh_folder import taken_back
+from trainer.results.fresh_folder import remove_on_failure
 from trainer.results.run_files import RunFolder, versions
 from trainer.results.statistics import EvaluationSummary
 from trainer.results.summary_table import difficulty_table, summary_table
@@ -49,15 +51,12 @@ from trainer.rollout.environments import AnyEnvironments, open_environments
 from trainer.rollout.episodes import Episode
 from trainer.rollout.examples import Examples
 from trainer.rollout.rewards import all_weights
-from trainer.shipping.export import publish
-from trainer.shipping.hub import Destination
-from trainer.stopping import StopAfterStep, Stopping
+from trainer.signals import StopAfterStep, StopSignals
 from trainer.tiny import BASE_NOTES
 from trainer.training.arguments import advise, departures, parse_arguments, play_settings, require_questions
 from trainer.training.batch_shape import BatchSettings, BatchShape
 from trainer.training.batches import Batches
 from trainer.training.dry_run import dry_run
-from trainer.training.engines import RolloutSetup, find_servers, open_policy
 from trainer.training.evaluating import EvaluateAtStart, SQLEnvTrainer
 from trainer.training.grpo import build_trainer, stop_at_turns_ends, use_engine
 from trainer.training.guided_starts import GuidedStarts
@@ -77,20 +76,20 @@ Evaluate = Callable[[str, str], EvaluationSummary | None]
 
 def run(argv: Sequence[str]) -> int:
     """Parse the arguments, then evaluate, train, evaluate and report; returns the exit status. Raises SQLEnvError."""
-    with ending_together("sqlenv train"), Stopping("sqlenv train", NextCommand.of("sqlenv train", argv)) as stopping:
+    with abort_together("sqlenv train"), StopSignals("sqlenv train", NextCommand.of("sqlenv train", argv)) as stopping:
         train(argv, stopping).disconnect()
     return stopping.status
 
 
-def train(argv: Sequence[str], stopping: Stopping) -> Ranks:
-    """`run` within the `with` block of a `Stopping`, which knows afterwards whether the run came to its end.
+def train(argv: Sequence[str], stopping: StopSignals) -> Ranks:
+    """`run` within the `with` block of a `StopSignals`, which knows afterwards whether the run came to its end.
 
     Returns the ranks, still connected.
     """
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experimental, and TRL is pinned
     arguments, grpo, model_config = parse_arguments(argv)
     ranks = Ranks.of(grpo)
-    ranks.silence_others()
+    ranks.log_on_rank_0()
     console = Console(quiet=not ranks.is_main)
     if arguments.dry_run:
         dry_run(arguments, grpo, model_config, console)
@@ -111,7 +110,7 @@ class Training:
         departures: Mapping[str, Any],
         ranks: Ranks,
         console: Console,
-        stopping: Stopping,
+        stopping: StopSignals,
     ) -> None:
         self._arguments = arguments
         self._grpo = grpo
@@ -130,7 +129,7 @@ class Training:
         self._env_settings = arguments.environment
         self._say = partial(console.print, highlight=False, soft_wrap=True)
         self._folder = RunFolder(Path(grpo.output_dir))
-        with ranks.one_goes_first():
+        with ranks.local_main_process_first():
             self._dataset = load_dataset(arguments.data, answer_mode=self._answer_mode)
         self._examples = Examples.play(self._dataset, arguments.few_shot, self._answer_mode, arguments.step_budget)
         asked = QuestionFilter.of(arguments).asked(self._dataset, arguments.data)
@@ -158,7 +157,7 @@ class Training:
         grpo, arguments = self._grpo, self._arguments
         with ExitStack() as stack:
             if self._ranks.is_main and not grpo.resume_from_checkpoint:
-                stack.enter_context(taken_back(self._folder.path, lambda: not self._folder.has_trained))
+                stack.enter_context(remove_on_failure(self._folder.path, lambda: not self._folder.has_trained))
             environments = stack.enter_context(closing(self._open_environments()))
             loop = stack.enter_context(RolloutLoop())
             if self._use_vllm:

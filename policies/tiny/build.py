@@ -30,10 +30,11 @@ from env_server.factory import EnvironmentFactory
 from env_server.settings import EnvSettings, JudgingSettings
 from policies.tiny.stumbling import StumblingPlayer
 from policies.tiny.tokenizer import build_tokenizer
+from trainer.chat.actions import format_action
 from trainer.chat.format import ChatFormat, Conversation
-from trainer.chat.parsing import format_action
+from trainer.demos.demonstrations import play_demonstrations
 from trainer.evaluation.evaluate import choose_questions, excluded_by_reason, play_model
-from trainer.policy.loading import load_policy
+from trainer.models import load_policy
 from trainer.results.statistics import EvaluationSummary, summarize
 from trainer.results.summary_table import interval_text, percent
 from trainer.rollout.client import RolloutSettings
@@ -42,8 +43,7 @@ from trainer.rollout.episodes import Episode, record
 from trainer.rollout.players import OraclePlayer, as_shown_to_players, play
 from trainer.rollout.transcript import TokenBudget
 from trainer.tiny import BASE_CHECKPOINT, BASE_NOTES
-from trainer.warmup.data import encode, play_demonstrations
-from trainer.warmup.training import WarmupTrainer
+from trainer.warmup import WarmupTrainer, encode
 
 CLEAN_DATA = "scrambled:0,scrambled:1,synthetic"
 MIXED_DATA = "synthetic"

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from env_server.dataset import Question
 from env_server.types import ActionType, SQLAction, SQLObservation
+from trainer.demos.noisy_expert import damage
 from trainer.rollout.players import mentioned_tables, table_names
-from trainer.warmup.nearby import damage
 
 GUESS = ""
 """Stands for an answer that is made up from what was seen last: one of its cells."""

@@ -39,11 +39,11 @@ from benchmarks.server_process import ROOT
 from env_server.data.loading import load_dataset
 from env_server.dataset import Split
 from tests.integration.training import surroundings_in
-from trainer.policy.play_settings import SETTINGS_FILE
+from trainer.policy import SETTINGS_FILE
 from trainer.results.run_files import RunFolder
 from trainer.tiny import BASE_CHECKPOINT
 from trainer.training.arguments import parse_arguments, parse_warmup_arguments
-from trainer.warmup.warmup import MINUTES_FILE
+from trainer.warmup import MINUTES_FILE
 
 RECIPES = [ROOT / "configs" / "real-model" / name for name in ("recipe.yaml", "own-databases.yaml", "quick.yaml")]
 QUICK: Mapping[str, Any] = yaml.safe_load((ROOT / "configs/real-model/quick.yaml").read_text(encoding="utf-8"))

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.docker.kubernetes import FOLDER
-from trainer.policy.play_settings import SETTINGS_FILE
+from trainer.policy import SETTINGS_FILE
 from trainer.results.run_files import RunFolder
 
 TRAIN = FOLDER / "base" / "train.sh"

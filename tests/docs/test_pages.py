@@ -15,7 +15,7 @@ from env_server.dataset import Dataset
 from env_server.environment import SQLEnvironment
 from env_server.factory import EnvironmentFactory
 from sqlenv import cli
-from trainer.chat.parsing import parse_action
+from trainer.chat.actions import parse_action
 from trainer.chat.prompts import first_message, observation_message
 
 ROOT = Path(__file__).parents[2]

@@ -25,7 +25,7 @@ from inference.hf.engine import HFEngine
 from sqlenv import cli
 from trainer.rollout.client import EpisodeRequest, RolloutClient
 from trainer.rollout.episodes import Episode
-from trainer.stopping import Reaction, StopRequest
+from trainer.signals import Reaction, StopRequest
 
 
 def watch_saving() -> None:

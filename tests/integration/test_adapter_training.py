@@ -17,7 +17,7 @@ from env_server.data.loading import load_dataset
 from inference.adapters import Place, find_policy
 from sqlenv import cli
 from tests.integration.training import save_policy, surroundings_in
-from trainer.policy.loading import load_policy
+from trainer.models import load_policy
 from trainer.results.run_files import RunFolder
 
 FLAGS = [

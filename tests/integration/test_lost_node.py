@@ -23,7 +23,7 @@ from env_server.cache import CACHE_VARIABLE
 from tests.docker.kubernetes import FOLDER, command, manifests, needs_kubectl, pod_templates
 from tests.integration.test_training import FLAGS
 from tests.integration.training import save_policy
-from trainer.policy.play_settings import SETTINGS_FILE
+from trainer.policy import SETTINGS_FILE
 from trainer.results.run_files import RunFolder
 
 pytestmark = needs_kubectl

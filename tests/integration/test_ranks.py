@@ -27,7 +27,7 @@ from tests.integration.test_training import FLAGS, NO_CHECKPOINTS, token_exact, 
 from tests.integration.training import save_policy
 from trainer.chat.format import ChatFormat
 from trainer.evaluation.evaluate import choose_questions, play_model
-from trainer.policy.loading import load_policy
+from trainer.models import load_policy
 from trainer.results.run_files import RunFolder
 from trainer.rollout.client import RolloutSettings
 from trainer.rollout.environments import LocalEnvironments

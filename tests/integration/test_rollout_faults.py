@@ -20,7 +20,8 @@ from env_server.settings import EnvSettings
 from env_server.types import AnswerMode
 from tests.integration.service import write_data
 from trainer.chat.format import ChatFormat
-from trainer.policy.loading import resolve_policy, tokenizer_of
+from trainer.models import tokenizer_of
+from trainer.policy import resolve_policy
 from trainer.rollout.client import EpisodeRequest, RolloutClient, RolloutSettings
 from trainer.rollout.environments import Environments, LocalEnvironments
 from trainer.rollout.episodes import Episode

@@ -13,7 +13,7 @@ from env_server.data.loading import load_dataset
 from sqlenv import cli
 from tests.integration.training import save_policy, surroundings_in
 from tests.trainer.fake_hub import TOKEN, pointed_at, running_hub
-from trainer.policy.play_settings import SETTINGS_FILE
+from trainer.policy import SETTINGS_FILE
 from trainer.results.run_files import RunFolder
 from trainer.results.summary_table import interval_text, percent
 

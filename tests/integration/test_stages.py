@@ -24,7 +24,7 @@ from tests.fork_server import ForkServer
 from tests.integration.test_ranks import DEADLINE_S, FORKED
 from tests.integration.test_training import comparable
 from tests.integration.training import surroundings_in
-from trainer.policy.play_settings import SETTINGS_FILE
+from trainer.policy import SETTINGS_FILE
 from trainer.results.run_files import RunFolder
 from trainer.stages.plan import read_plan
 from trainer.stages.run import known_flags
@@ -85,7 +85,7 @@ SAVES_LAST = """
 import os, sys, time
 from pathlib import Path
 from sqlenv import cli
-from trainer.warmup.training import WarmupTrainer
+from trainer.warmup import WarmupTrainer
 
 done, *command = sys.argv[1:]
 save = WarmupTrainer.save_model

@@ -20,14 +20,14 @@ from typing import Any
 import pytest
 from transformers import Qwen3ForCausalLM
 
-import trainer.stopping
+import trainer.signals
 from sqlenv import cli
 from tests.integration.test_training import FLAGS, NO_CHECKPOINTS, STOPPING
 from tests.integration.training import save_policy, surroundings_in
 from trainer.results.run_files import RunFolder
 from trainer.rollout.client import RolloutClient
 from trainer.rollout.episodes import Episode
-from trainer.stopping import Stopping
+from trainer.signals import StopSignals
 
 Tell = Callable[..., None]
 PRESSED = "sqlenv train: stopping after this step; Ctrl-C again stops at once"
@@ -71,9 +71,9 @@ def tell(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tell]:
         play, numbers = RolloutClient.play, count(1)
 
         heard = threading.Event()
-        on_signal = Stopping._on_signal
+        on_signal = StopSignals._on_signal
 
-        def hear(self: Stopping, number: int, frame: FrameType | None) -> None:
+        def hear(self: StopSignals, number: int, frame: FrameType | None) -> None:
             try:
                 on_signal(self, number, frame)
             finally:
@@ -89,7 +89,7 @@ def tell(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tell]:
                 await asyncio.Event().wait()
             return await play(self, *args, **kwargs)
 
-        monkeypatch.setattr(Stopping, "_on_signal", hear)
+        monkeypatch.setattr(StopSignals, "_on_signal", hear)
         monkeypatch.setattr(RolloutClient, "play", told)
 
     yield tell
@@ -154,7 +154,7 @@ def test_a_second_signal_ends_a_step_at_once_and_leaves_whole_files(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(trainer.stopping, "ECHO_S", 0.0)
+    monkeypatch.setattr(trainer.signals, "ECHO_S", 0.0)
     tell(2, *signals)
     assert train("--eval_episodes", "0") == status
     assert capfd.readouterr().err.splitlines()[-len(said) :] == said

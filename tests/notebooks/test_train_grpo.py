@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from env_server.cache import CACHE_VARIABLE
-from trainer.policy.play_settings import SETTINGS_FILE, read_play
+from trainer.policy import SETTINGS_FILE, read_play
 
 nbformat = pytest.importorskip("nbformat")
 nbclient = pytest.importorskip("nbclient")

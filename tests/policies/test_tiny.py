@@ -19,7 +19,7 @@ from policies.tiny.build import MuonAdamW, Stage, build_model, mixed_play, texts
 from policies.tiny.stumbling import StumblingPlayer
 from policies.tiny.tokenizer import END, build_tokenizer
 from trainer.chat.renderer import ChatRenderer
-from trainer.policy.loading import load_policy
+from trainer.models import load_policy
 from trainer.rollout.players import play
 from trainer.tiny import BASE_CHECKPOINT, BASE_NOTES
 

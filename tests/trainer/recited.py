@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from env_server.dataset import Question
 from env_server.environment import SQLEnvironment
-from trainer.chat.parsing import parse_action
+from trainer.chat.actions import parse_action
 from trainer.rollout.episodes import Episode, EpisodeRecord, TokenRow, outcome_of, record, turn_of
 
 

@@ -16,7 +16,7 @@ RESUME = ["--resume_from_checkpoint", "true"]
 
 def lines(*words: str) -> tuple[list[str], list[str]]:
     after = NextCommand.of("sqlenv train", words)
-    return shlex.split(after.go_on), shlex.split(after.again)
+    return shlex.split(after.resume_command), shlex.split(after.restart_command)
 
 
 @pytest.fixture(autouse=True)
@@ -48,9 +48,9 @@ def test_tokens_are_not_shown(given: list[str]) -> None:
 
 def test_it_is_called_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["/somewhere/sqlenv/__main__.py", "warmup"])
-    assert NextCommand.of("sqlenv warmup", []).again == "python -m sqlenv warmup"
+    assert NextCommand.of("sqlenv warmup", []).restart_command == "python -m sqlenv warmup"
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert NextCommand.of("sqlenv warmup", []).again == "(under the same launcher) python -m sqlenv warmup"
+    assert NextCommand.of("sqlenv warmup", []).restart_command == "(under the same launcher) python -m sqlenv warmup"
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_the_program_is_named_so_that_a_shell_finds_it(
     (tmp_path / "bin" / "sqlenv").touch(0o755)
     monkeypatch.setenv("PATH", str(tmp_path / path) if path else "")
     monkeypatch.setattr("sys.argv", [called])
-    assert NextCommand.of("sqlenv train", ["--seed", "1"]).again == f"{named} train --seed 1"
+    assert NextCommand.of("sqlenv train", ["--seed", "1"]).restart_command == f"{named} train --seed 1"
     first, second = what_next(["view", "runs/my run"], ["chat", "x"]).splitlines()
     assert shlex.split(first) == ["next", *named.split(), "view", "runs/my run"]
     assert shlex.split(second) == [*named.split(), "chat", "x"]

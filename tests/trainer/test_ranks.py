@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from benchmarks.server_process import ROOT
 from env_server.errors import SQLEnvError
 from trainer.config import ConfigError
-from trainer.ranks import Ranks, ending_together, require_whole_model
+from trainer.ranks import Ranks, abort_together, require_whole_model
 
 WAIT_S = 120.0
 
@@ -29,15 +29,15 @@ from pathlib import Path
 import torch
 from transformers import TrainerControl, TrainerState, TrainingArguments
 from trainer.next_command import NextCommand
-from trainer.ranks import Ranks, ending_together
-from trainer.stopping import StopAfterStep, Stopping
+from trainer.ranks import Ranks, abort_together
+from trainer.signals import StopAfterStep, StopSignals
 
 folder = Path(sys.argv[1])
 arguments = TrainingArguments(output_dir=str(folder), use_cpu=True, bf16=False)
-with ending_together("sqlenv train"):
+with abort_together("sqlenv train"):
     ranks = Ranks.of(arguments)
     assert ranks.is_main == (ranks.index == 0)
-    with ranks.one_goes_first():
+    with ranks.local_main_process_first():
         found = (folder / "cache").exists()
         (folder / "cache").write_text("whole")
     mine = ranks.share("abcde")
@@ -47,7 +47,7 @@ with ending_together("sqlenv train"):
     torch.load(folder / f"tensor-{ranks.index}", map_location=arguments.device)
 
     for told_at in (3, 5):
-        with Stopping("steps", NextCommand("", "")) as stopping:
+        with StopSignals("steps", NextCommand("", "")) as stopping:
             stopping.begin_training(ranks)
             callback, control = StopAfterStep(stopping), TrainerControl()
             for step in range(1, 6):
@@ -87,7 +87,7 @@ def test_the_shares_of_all_ranks_are_the_whole_in_order_and_even(items: list[int
 
 def test_a_process_that_is_alone_waits_for_nobody() -> None:
     ranks = Ranks()
-    with ranks.one_goes_first():
+    with ranks.local_main_process_first():
         assert ranks.is_main
     assert ranks.gather(["a", "b"]) == ["a", "b"]
     assert ranks.gather_on_main("ab") == ["ab"]
@@ -119,7 +119,7 @@ def test_the_rank_that_fails_first_says_why_and_the_one_that_it_takes_down_is_si
 
 
 def test_alone_an_error_is_just_raised() -> None:
-    with pytest.raises(SQLEnvError, match="wrong"), ending_together("sqlenv train"):
+    with pytest.raises(SQLEnvError, match="wrong"), abort_together("sqlenv train"):
         raise SQLEnvError("wrong")
 
 

@@ -16,13 +16,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from env_server.types import AnswerMode, SQLAction, SQLObservation
-from trainer.chat.parsing import ParsedAction, format_action, parse_action, parse_call
+from trainer.chat.actions import ParsedAction, format_action, parse_action, parse_call
 from trainer.chat.prompts import observation_message, system_prompt
+from trainer.chat.reasoning import is_thinking
 from trainer.chat.renderer import ChatRenderer
 from trainer.chat.template import TemplateUseError
-from trainer.chat.thoughts import is_thinking
-from trainer.chat.tool_calls import READERS
-from trainer.chat.tools import Schema, call_of, tool_schemas
+from trainer.chat.tools import READERS, Schema, call_of, tool_schemas
 from trainer.config import ActionFormat, EpisodeArguments, SQLEnvArguments
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ class Conversation:
 
     opening: str
     turns: tuple[tuple[SQLAction, str], ...]
-    unlearned: frozenset[int] = frozenset()
+    masked_turns: frozenset[int] = frozenset()
     """Turns, by number, that a warm-up shows without learning to take them: mistakes, from which others recover."""
 
 
@@ -115,7 +114,7 @@ class ChatFormat:
         budget = settings.max_thinking_length
         if budget is None:
             budget = THINKING_TOKENS if self.renderer.thinks else None
-        elif budget == 0 and not self.renderer.opened_thought:
+        elif budget == 0 and not self.renderer.opened_reasoning:
             budget = None  # there is no thought to close
         self.thinking_tokens = budget
         self.closing_ids = tuple(self.renderer.closing_ids)
@@ -127,7 +126,7 @@ class ChatFormat:
         return self.renderer.stop_ids
 
     @property
-    def thought_length(self) -> int:
+    def reasoning_length(self) -> int:
         """The most tokens that a turn has beside its words: a thought and what closes it; 0 without thoughts."""
         return 0 if self.thinking_tokens is None else self.thinking_tokens + len(self.closing_ids)
 
@@ -149,7 +148,7 @@ class ChatFormat:
 
     def text_of(self, token_ids: Sequence[int]) -> str:
         """Return a turn as it is read: with the tag of the thought that the template opened, if it did."""
-        return self.renderer.opened_thought + self.renderer.decode_turn(token_ids)
+        return self.renderer.opened_reasoning + self.renderer.decode_turn(token_ids)
 
     def parse(self, text: str) -> ParsedAction:
         """Find the action in a turn's text. Never raises."""
@@ -169,7 +168,7 @@ class ChatFormat:
             turn = self.turn_ids(action)
             heard = self.renderer.observation_ids(reply, closed=True) if reply else []
             ids += [*turn, *heard]
-            learned += [number not in conversation.unlearned] * len(turn) + [False] * len(heard)
+            learned += [number not in conversation.masked_turns] * len(turn) + [False] * len(heard)
         return ids, learned
 
     def _opening(self, opening: str) -> list[dict[str, str]]:

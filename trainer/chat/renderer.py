@@ -16,17 +16,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from trainer.chat.controls import Controls, Piece
+from trainer.chat.reasoning import TAGS, tags_of
+from trainer.chat.special_tokens import Piece, SpecialTokenEncoder
 from trainer.chat.template import (
     Template,
     TemplateUseError,
     TurnText,
     call_texts,
-    opened_thought,
+    opened_reasoning,
     result_text,
     turn_text,
 )
-from trainer.chat.thoughts import TAGS, tags_of
 from trainer.chat.tools import Schema, ToolCall
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class ChatRenderer:
     """Renders an episode into token ids by appending.
 
     `stop_ids` are the tokens at which generation of a turn stops: the template's end-of-turn tokens first, then
-    the tokenizer's EOS where it is another one. `opened_thought` is the tag of the thought that the template opens
+    the tokenizer's EOS where it is another one. `opened_reasoning` is the tag of the thought that the template opens
     for the model ("" for none), `thinks` whether a turn may begin with one.
     """
 
@@ -61,25 +61,27 @@ class ChatRenderer:
         self._calls = call_texts(self._template, result) if tools else {}
         tags = tags_of(self._template.source)
         called = "".join(before + after for before, after, _ in self._calls.values())
-        self._controls = Controls(tokenizer, user.all + result.all + called + (tags.closing if tags else ""))
+        self._special_tokens = SpecialTokenEncoder(
+            tokenizer, user.all + result.all + called + (tags.closing if tags else "")
+        )
         self._user, self._result = self._split(user), self._split(result)
         self._style = result.style
         self._has_system_role = self._template.renders(["system", "user"])
-        self.opened_thought = opened_thought(user.after)
-        self.thinks = bool(self.opened_thought) or (tags is not None and tags.closing not in user.after)
+        self.opened_reasoning = opened_reasoning(user.after)
+        self.thinks = bool(self.opened_reasoning) or (tags is not None and tags.closing not in user.after)
         self._closing = f"\n{(tags or TAGS[0]).closing}\n\n"
         ends = [before[0] for before, _ in (self._result, self._user)]
         eos = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys(int(end) for end in (*ends, *eos)))
         marks = " ".join(tag for each in TAGS for tag in (each.opening, each.closing))
         kept = {index for index, token in tokenizer.added_tokens_decoder.items() if token.content in marks}
-        kept |= {piece for piece in self._controls.split(called) if isinstance(piece, int)}
+        kept |= {piece for piece in self._special_tokens.split(called) if isinstance(piece, int)}
         self._unspoken = (frozenset(tokenizer.all_special_ids) - kept) | set(self.stop_ids)
 
     @property
     def closing_ids(self) -> list[int]:
         """The ids that close a thought in the model's place."""
-        return self._controls.encode(self._controls.split(self._closing))
+        return self._special_tokens.encode(self._special_tokens.split(self._closing))
 
     def prompt_ids(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Return the ids of a conversation, up to where the model begins to speak.
@@ -91,19 +93,19 @@ class ChatRenderer:
         shown = messages if self._has_system_role else _system_folded(messages)
         pieces: list[Piece] = []
         for text in self._template.parts([message["role"] for message in shown]):
-            pieces += [shown[text]["content"]] if isinstance(text, int) else self._controls.split(text)
-        return self._controls.encode(pieces)
+            pieces += [shown[text]["content"]] if isinstance(text, int) else self._special_tokens.split(text)
+        return self._special_tokens.encode(pieces)
 
     def turn_ids(self, text: str) -> list[int]:
         """Return the ids of a turn that a demonstration says in the model's place, closed."""
-        return self._controls.encode([*self._without_thought(), text, self.stop_ids[0]])
+        return self._special_tokens.encode([*self._without_thought(), text, self.stop_ids[0]])
 
     def call_ids(self, call: ToolCall) -> list[int]:
         """Return the ids of a turn that a demonstration says in the model's place: a call, in the model's format."""
         before, argument, after = self._call(call)
-        split = self._controls.split
+        split = self._special_tokens.split
         pieces = [*self._without_thought(), *split(before), argument, *split(after), self.stop_ids[0]]
-        return self._controls.encode(pieces)
+        return self._special_tokens.encode(pieces)
 
     def call_text(self, call: ToolCall) -> str:
         """Return a call as the model is to write it, without the end of its turn."""
@@ -115,12 +117,12 @@ class ChatRenderer:
         `closed` says that the turn's own ids end with one of `stop_ids`.
         """
         before, after = self._user
-        return self._controls.encode([*before[closed:], text, *after])
+        return self._special_tokens.encode([*before[closed:], text, *after])
 
     def observation_ids(self, text: str, *, closed: bool) -> list[int]:
         """Return the ids that follow an action: the same with its result, which with tools is the tool's message."""
         before, after = self._result
-        return self._controls.encode([*before[closed:], self._style.write(text), *after])
+        return self._special_tokens.encode([*before[closed:], self._style.write(text), *after])
 
     def decode_turn(self, token_ids: Sequence[int]) -> str:
         """Return the model's words: no special tokens but those of thoughts and calls."""
@@ -128,17 +130,17 @@ class ChatRenderer:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def _split(self, turn: TurnText) -> tuple[list[Piece], list[Piece]]:
-        before = self._controls.split(turn.before)
+        before = self._special_tokens.split(turn.before)
         if not before or isinstance(before[0], str):
             raise TemplateUseError(
                 "the chat template does not end the model's turn with a special token, so that generation could "
                 f"not stop: the turn is followed by {turn.before!r}"
             )
-        return before, self._controls.split(turn.after)
+        return before, self._special_tokens.split(turn.after)
 
     def _without_thought(self) -> list[Piece]:
         """What a demonstration says first: it closes the thought that the template has opened."""
-        return self._controls.split(self._closing) if self.opened_thought else []
+        return self._special_tokens.split(self._closing) if self.opened_reasoning else []
 
     def _call(self, call: ToolCall) -> tuple[str, str, str]:
         before, after, style = self._calls[call.name]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import TemplateError
 
 from env_server.errors import SQLEnvError
-from trainer.chat.thoughts import TAGS, is_thinking, spoken
+from trainer.chat.reasoning import TAGS, is_thinking, strip_reasoning
 from trainer.chat.tools import Schema
 
 if TYPE_CHECKING:
@@ -179,11 +179,11 @@ def call_texts(template: Template, result: TurnText) -> dict[str, tuple[str, str
         if not head.startswith(result.header) or end < 0:
             raise TemplateUseError(f"the chat template writes a call otherwise than words: {head!r}; {_USE_TEXT}")
         # Some templates show that nothing was thought before the call.
-        found[name] = spoken(head[len(result.header) :]).lstrip(), rest[:end], style
+        found[name] = strip_reasoning(head[len(result.header) :]).lstrip(), rest[:end], style
     return found
 
 
-def opened_thought(after: str) -> str:
+def opened_reasoning(after: str) -> str:
     """Return the tag of the thought that the template opens where the model begins to speak, or ""."""
     return next((tags.opening for tags in TAGS if after.rstrip().endswith(tags.opening) and is_thinking(after)), "")
 

@@ -20,7 +20,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from env_server.sql.lexer import tokens
-from trainer.chat.thoughts import spoken
+from trainer.chat.reasoning import strip_reasoning
 
 SYSTEM_PROMPT = (
     "You write SQL for a SQLite database. You are shown its schema and a question. Reply with one SELECT statement "
@@ -47,7 +47,7 @@ def schema_prompt(statements: Sequence[str], question: str) -> str:
 
 def query_in(text: str) -> str | None:
     """Return the query in a reply; None when there is none."""
-    said = spoken(text)
+    said = strip_reasoning(text)
     for fenced in _fenced(said):
         if found := _ANY_START.search(fenced):
             return _statement(fenced[found.start() :], fenced=True)

@@ -25,7 +25,7 @@ from trainer.config import (
     ActionFormat,
     prompt_in,
 )
-from trainer.policy.play_settings import PlaySettings
+from trainer.policy import PlaySettings
 from trainer.rollout.environments import LOCAL
 from trainer.rollout.text_to_sql import TEXT_TO_SQL_STEPS
 

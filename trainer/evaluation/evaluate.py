@@ -10,7 +10,7 @@ import argparse
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing
+from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,7 @@ from trainer.chat.text_to_sql import SYSTEM_PROMPT
 from trainer.config import ActionFormat, ConfigError, token_of
 from trainer.evaluation.arguments import SCRIPTED, VLLM_URL, EvaluationProtocol, build_parser, check, without_effect
 from trainer.evaluation.luck import Luck, luck_line, measure_luck
-from trainer.policy.play_settings import SETTING_NAMES, PlaySettings, SavedPlay, saved_play, settle
+from trainer.policy import SETTING_NAMES, PlaySettings, SavedPlay, saved_play, settle
 from trainer.results.exploration import exploration_lines, explore
 from trainer.results.failure_kinds import count_failures
 from trainer.results.run_files import Evaluation, write_episodes
@@ -43,7 +43,6 @@ from trainer.rollout.episodes import Episode, EpisodeRecord, record
 from trainer.rollout.examples import Examples
 from trainer.rollout.players import OraclePlayer, Player, RandomPlayer, play, with_sql
 from trainer.rollout.text_to_sql import TextToSQL
-from trainer.rollout.transcript import TokenBudget
 
 if TYPE_CHECKING:
     # Where a model plays, its packages are imported: they take seconds, and the scripted players need none of them.
@@ -82,36 +81,6 @@ def play_scripted(
     return episodes
 
 
-def token_budget(chosen: PlaySettings, context: int, chat: ChatFormat) -> TokenBudget:
-    """Return the bounds of an episode of a model that takes `context` tokens."""
-    return TokenBudget(
-        chosen.max_completion_length,
-        chosen.max_context_length or context,
-        chosen.max_turn_length,
-        chat.thought_length,
-    )
-
-
-def in_process_engine(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    chat: ChatFormat,
-    settings: RolloutSettings,
-    generation_context: Callable[[], AbstractContextManager[PreTrainedModel]] | None = None,
-) -> HFEngine:
-    """An engine on a model in this process, with room for every episode in flight; arguments as `HFEngine`'s."""
-    from inference.hf.engine import HFEngine
-
-    return HFEngine(
-        model,
-        stop_ids=chat.stop_ids,
-        pad_id=chat.stop_ids[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
-        max_batch=settings.max_concurrency,
-        max_context=settings.budget.max_context,
-        generation_context=generation_context,
-    )
-
-
 def play_model(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -123,6 +92,8 @@ def play_model(
     chat: ChatFormat,
 ) -> list[Episode]:
     """Play the questions with a model in this process."""
+    from trainer.engines import in_process_engine
+
     engine = in_process_engine(model, tokenizer, chat, settings)
     return play_on(engine, chat, environments, questions, settings, seed, on_episode)
 
@@ -318,8 +289,8 @@ def _open_policy(
     """
     import torch
 
-    from trainer.policy.loading import load_policy
-    from trainer.policy.served import ServedPolicy
+    from trainer.engines import ServedPolicy, in_process_engine, token_budget
+    from trainer.models import load_policy
 
     def settings(context: int, chat: ChatFormat) -> RolloutSettings:
         return RolloutSettings(

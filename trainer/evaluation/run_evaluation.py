@@ -27,7 +27,7 @@ from trainer.rollout.client import RolloutClient, derive_seed, request_for
 from trainer.rollout.environments import AnyEnvironments
 from trainer.rollout.episodes import Episode, EpisodeRecord, Outcome, record
 from trainer.rollout.failures import Failures, check_failures
-from trainer.stopping import Stopping
+from trainer.signals import StopSignals
 
 LABELS = ("random", "before", "after", "oracle")
 """The evaluations of a run in the order of the comparison table."""
@@ -94,7 +94,7 @@ class RunEvaluations:
         return self._judge(_About(label, policy, step), self._play(label, client, loop))
 
     def during_training(
-        self, step: int, client: RolloutClient, loop: RolloutLoop, stopping: Stopping
+        self, step: int, client: RolloutClient, loop: RolloutLoop, stopping: StopSignals
     ) -> EvaluationSummary | None:
         """Play after a step, unless the run is to stop: then leave it, on all ranks, and return None.
 
@@ -142,7 +142,7 @@ class RunEvaluations:
             yield lambda episode: progress.advance(episode.correct)
 
     def _play(
-        self, label: str, client: RolloutClient, loop: RolloutLoop, stopping: Stopping | None = None
+        self, label: str, client: RolloutClient, loop: RolloutLoop, stopping: StopSignals | None = None
     ) -> list[EpisodeRecord]:
         """Play, and return the episodes of all ranks; those of a rank that was told to stop are missing.
 
@@ -211,7 +211,7 @@ def _causes(records: Sequence[EpisodeRecord]) -> list[str]:
     return [r.failure for r in records if r.outcome == Outcome.FAILED]
 
 
-async def _unless_stopped(playing: Coroutine[Any, Any, list[Episode]], stopping: Stopping) -> list[Episode]:
+async def _unless_stopped(playing: Coroutine[Any, Any, list[Episode]], stopping: StopSignals) -> list[Episode]:
     """Play, or return nothing when the run is asked to stop meanwhile; an end at once goes through."""
     play = asyncio.create_task(playing)
     loop = asyncio.get_running_loop()

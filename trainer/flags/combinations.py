@@ -17,8 +17,8 @@ from trl import GRPOConfig, ModelConfig
 
 from env_server.settings import EnvSettings
 from trainer.config import ConfigError, SQLEnvArguments
+from trainer.export.hub import Destination
 from trainer.rollout.rewards import REWARD_FUNCTIONS, REWARD_NAMES, all_weights, most_without_answer
-from trainer.shipping.hub import Destination
 
 PROMPT_TOKENS = 350
 """The rules, a question and the names of the tables, with a usual tokenizer."""

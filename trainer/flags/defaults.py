@@ -110,7 +110,7 @@ def train_defaults(given: Mapping[str, Any], machine: Machine) -> dict[str, Any]
         "scale_rewards": "batch",
         # transformers wants evaluation batches to fill with these; each question is played once (`evaluating`).
         "num_generations_eval": 1,
-        # One push, of the policy when it is trained; see `trainer.shipping.hub`.
+        # One push, of the policy when it is trained; see `trainer.export.hub`.
         "hub_strategy": "end",
         # Servers are the only way here.
         "vllm_mode": "server",

@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlenv.parser import Parser
 from trainer.config import SQLEnvArguments, WarmupArguments
-from trainer.policy.play_settings import TRAIN_NAMES, WARMUP_NAMES
+from trainer.policy import TRAIN_NAMES, WARMUP_NAMES
 
 
 @dataclass(frozen=True, slots=True)

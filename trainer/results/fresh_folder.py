@@ -25,7 +25,7 @@ from typing import Any
 
 from inference.adapters import RUN_MODEL, STAGES_FILE, PolicyNameError, saved_policy
 from trainer.config import ConfigError
-from trainer.policy.play_settings import SETTINGS_FILE
+from trainer.policy import SETTINGS_FILE
 from trainer.results.run_files import RunFolder
 
 OUTPUT, RESUME = "output_dir", "resume_from_checkpoint"
@@ -99,18 +99,18 @@ def final_state(folder: Path) -> dict[str, Any] | None:
 def last_checkpoint(folder: Path) -> Path | None:
     """The newest checkpoint of a run that is whole: one that a killed process left half is passed over."""
     steps = {path: path.name.removeprefix(CHECKPOINT) for path in folder.glob(f"{CHECKPOINT}*")}
-    # The file is the last that a checkpoint gets; see `trainer.policy.checkpoint_settings`.
+    # The file is the last that a checkpoint gets; see `trainer.models`.
     whole = [path for path, step in steps.items() if step.isdecimal() and (path / SETTINGS_FILE).is_file()]
     return max(whole, key=lambda path: int(steps[path]), default=None)
 
 
-def came_to_nothing(folder: Path) -> bool:
+def left_nothing(folder: Path) -> bool:
     """Whether a warm-up has left nothing to go on with: neither a checkpoint nor a policy."""
     return last_checkpoint(folder) is None and not (folder / SETTINGS_FILE).is_file()
 
 
 @contextmanager
-def taken_back(folder: Path, came_to_nothing: Callable[[], bool]) -> Iterator[None]:
+def remove_on_failure(folder: Path, left_nothing: Callable[[], bool]) -> Iterator[None]:
     """Remove what the block has put into the folder, when it ends early and has come to nothing.
 
     What was there before stays, and so do folders above that were. Raises what the block raises.
@@ -120,7 +120,7 @@ def taken_back(folder: Path, came_to_nothing: Callable[[], bool]) -> Iterator[No
     try:
         yield
     except BaseException:
-        if came_to_nothing():
+        if left_nothing():
             _remove(folder, before, made)
         raise
 

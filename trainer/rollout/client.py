@@ -31,8 +31,8 @@ from env_server.errors import SQLEnvError
 from env_server.open_files import SPARE_FILES, allow_open_files
 from env_server.types import ActionType, SQLAction, SQLObservation
 from inference.engine import Completion, ContextOverflowError, Engine, EngineError, Sampling, Session
+from trainer.chat.actions import ParsedAction
 from trainer.chat.format import ChatFormat
-from trainer.chat.parsing import ParsedAction
 from trainer.chat.prompts import first_message
 from trainer.rollout.collector import rare_collections
 from trainer.rollout.environments import Environments, EnvironmentSession

@@ -18,8 +18,8 @@ from env_server.judging.answers import format_answer
 from env_server.sql.pool import Databases
 from env_server.sql.spelling import as_shown
 from env_server.types import ActionType, AnswerMode, SQLAction, SQLObservation, SQLState
+from trainer.chat.actions import format_action
 from trainer.chat.format import Conversation
-from trainer.chat.parsing import format_action
 from trainer.chat.prompts import first_message, observation_message
 from trainer.rollout.episodes import Episode, TokenRow, Turn, outcome_of, turn_of
 

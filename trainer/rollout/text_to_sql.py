@@ -26,8 +26,8 @@ from env_server.sql.pool import DatabasePool
 from env_server.sql.schema import read_statements
 from env_server.types import ActionType, AnswerMode, SQLAction
 from inference.engine import Completion, ContextOverflowError
+from trainer.chat.actions import format_action
 from trainer.chat.format import ChatFormat
-from trainer.chat.parsing import format_action
 from trainer.chat.text_to_sql import query_in, schema_prompt
 from trainer.rollout.client import Flight, derive_seed
 from trainer.rollout.episodes import Episode, Outcome, outcome_of, turn_of

@@ -33,7 +33,7 @@ from env_server.dataset import Dataset, Question
 from env_server.errors import EpisodeOverError, SQLEnvError
 from env_server.settings import EnvSettings, RewardSettings
 from env_server.types import ActionType, AnswerMode, SQLAction, SQLObservation
-from trainer.chat.parsing import format_action, parse_action
+from trainer.chat.actions import format_action, parse_action
 from trainer.chat.prompts import first_message, observation_message, system_prompt
 from trainer.config import ActionFormat
 from trainer.rollout.environments import LOCAL, open_environments

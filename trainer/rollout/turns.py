@@ -52,7 +52,7 @@ async def generate_turn(generate: Generate, chat: ChatFormat, max_words: int, ro
         ids = (*first.token_ids[:kept], *chat.closing_ids)
         logprobs = (*first.logprobs[:kept], *(None,) * closing)
         return _turn(await generate(ids, words, 1), ids, logprobs, first.policy_version)
-    if chat.renderer.opened_thought and room > closing:
+    if chat.renderer.opened_reasoning and room > closing:
         words = min(max_words, room - closing)
         return _turn(await generate(chat.closing_ids, words, 0), chat.closing_ids, (None,) * closing)
     return _turn(await generate((), words, 0))

@@ -27,22 +27,21 @@ import torch
 from rich.console import Console
 
 from env_server.errors import SQLEnvError
-from trainer import train
+from trainer import train, warmup
 from trainer.config import SQLEnvArguments, WarmupArguments
 from trainer.flags.config_file import read_config
 from trainer.flags.given import split_config
 from trainer.flags.table import TRAIN_FLAGS, WARMUP_FLAGS, FlagTable
 from trainer.next_command import NextCommand
-from trainer.ranks import Ranks, ending_together
-from trainer.results.fresh_folder import RunKind, came_to_nothing, find_output, last_checkpoint, taken_back
+from trainer.ranks import Ranks, abort_together
+from trainer.results.fresh_folder import RunKind, find_output, last_checkpoint, left_nothing, remove_on_failure
+from trainer.signals import StopSignals
 from trainer.stages.checks import Checks, same_precision, write_config
 from trainer.stages.plan import RESUME, STAGES, Kind, KnownFlags, Plan, Stage, StageError, read_plan, split_flags
 from trainer.stages.progress import FinishedStage, clear, read_finished, write_finished
 from trainer.stages.summary import rows_of, table, write_page
-from trainer.stopping import Stopping
 from trainer.training.arguments import advise
 from trainer.training.trackers import closing_runs
-from trainer.warmup import warmup
 
 
 def run(argv: Sequence[str]) -> int:
@@ -53,9 +52,9 @@ def run(argv: Sequence[str]) -> int:
     written = read_config(config)
     if STAGES not in written:
         return train.run(argv)
-    go_on = NextCommand.of("sqlenv train", argv).go_on
+    go_on = NextCommand.of("sqlenv train", argv).resume_command
     after = NextCommand(go_on, go_on)
-    with ending_together("sqlenv train"), Stopping("sqlenv train", after) as stopping:
+    with abort_together("sqlenv train"), StopSignals("sqlenv train", after) as stopping:
         known = known_flags()
         flags = {flag.name: flag.value for flag in split_flags(words, known)}
         output = find_output(RunKind.STAGES, {**written, **flags, "config": config})
@@ -88,7 +87,7 @@ def _run(plan: Plan, after: NextCommand) -> int:
         if plan.dry_run:
             return 0
         first = plan.folder(plan.stages[0])
-        with taken_back(plan.output_dir, lambda: ranks.is_main and not finished and came_to_nothing(first)):
+        with remove_on_failure(plan.output_dir, lambda: ranks.is_main and not finished and left_nothing(first)):
             if left:
                 _make_ready(plan, finished, left, ranks)
             for stage in left:
@@ -130,7 +129,7 @@ def _run_stage(
     if checkpoint is not None:
         argv += [f"--{RESUME}", str(checkpoint)]
     try:
-        with _alone(), Stopping(stage.kind.command, after, plan.title(stage)) as stopping:
+        with _alone(), StopSignals(stage.kind.command, after, plan.title(stage)) as stopping:
             (warmup.warm_up if stage.kind is Kind.WARMUP else train.train)(argv, stopping)
     except SQLEnvError as error:
         raise StageError(f"{plan.title(stage)}: {error}") from error

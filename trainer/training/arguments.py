@@ -22,19 +22,20 @@ from env_server.dataset import Question
 from env_server.types import AnswerMode
 from inference.adapters import width_of
 from trainer.config import ActionFormat, ConfigError, SQLEnvArguments, WarmupArguments, config_errors, prompt_in
+from trainer.engines import check_vllm_flags
 from trainer.flags.combinations import check_combinations, check_mappings, check_quantisation, check_trackers
 from trainer.flags.defaults import Machine, train_defaults, warmup_defaults
 from trainer.flags.given import FlagParser, read_given
 from trainer.flags.ranges import check_ranges
 from trainer.flags.table import TRAIN_FLAGS, WARMUP_FLAGS
-from trainer.policy.loading import resolve_policy
-from trainer.policy.play_settings import (
+from trainer.policy import (
     SETTINGS_FILE,
     TRAIN_NAMES,
     WARMUP_NAMES,
     PlaySettings,
     SavedPlay,
     read_play,
+    resolve_policy,
     saved_play,
     settle,
 )
@@ -42,7 +43,6 @@ from trainer.results.fresh_folder import Output, RunKind, find_output
 from trainer.rollout.players import with_sql
 from trainer.rollout.rewards import REWARD_NAMES, all_weights
 from trainer.training.batch_shape import BatchSettings, check_batches
-from trainer.training.engines import check_vllm_flags
 from trainer.training.evaluating import settle_evaluation
 from trainer.training.starting_point import implied_flags, starting_line
 

@@ -43,19 +43,18 @@ from inference.weights.device_facts import Sender, WorkerFacts, allocator_settin
 from trainer.chat.format import ChatFormat, ChatSettings
 from trainer.chat.prompts import first_message
 from trainer.config import SQLEnvArguments, token_of
-from trainer.policy.loading import base_config, load_tokenizer, resolve_policy
-from trainer.policy.served import is_served
+from trainer.engines import choose_weight_sync, is_served, server_command, server_urls
+from trainer.export.hub import Destination
+from trainer.models import base_config, load_tokenizer
+from trainer.policy import resolve_policy
 from trainer.results.run_files import RunFolder
 from trainer.rollout.environments import open_environments
 from trainer.rollout.examples import Examples
-from trainer.shipping.hub import Destination
 from trainer.training.arguments import require_questions
-from trainer.training.engines import server_command, server_urls
 from trainer.training.memory import GIB, Estimate, estimate, shape_of, shapes_of
 from trainer.training.memory_plan import bits_of, device_of, load_of, memory_table, remedy
 from trainer.training.prerequisites import DryRunError, compiler, unprepared
 from trainer.training.questions import QuestionFilter
-from trainer.training.transport_choice import choose_weight_sync
 
 SERVER_S = 60.0
 """For a server's answer; what it says of its settings takes it seconds."""
@@ -247,7 +246,7 @@ class _Run:
         for line in chat.lines:
             self._plan.say("thinking", line)
         prompt = len(chat.prompt_ids(first_message(observation)))
-        turn = arguments.max_turn_length + chat.thought_length
+        turn = arguments.max_turn_length + chat.reasoning_length
         self._plan.say("template", f"the prompt of the longest question is {prompt} tokens, a turn at most {turn}")
         context = self._context(config)
         if prompt + turn > context:

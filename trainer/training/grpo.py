@@ -20,9 +20,8 @@ from env_server.dataset import Question
 from trainer.chat.format import ChatFormat
 from trainer.config import ConfigError
 from trainer.flags.combinations import check_optimizer
-from trainer.policy.generation_settings import repair_generation_settings
-from trainer.policy.loading import PolicyError, init_kwargs, load_to_continue, resolve_policy
-from trainer.policy.quantisation import keep_gradients
+from trainer.models import init_kwargs, keep_gradients, load_to_continue, repair_generation_settings
+from trainer.policy import PolicyError, resolve_policy
 from trainer.rollout.rewards import ALL_REWARDS, all_weights
 from trainer.training.arguments import advise
 from trainer.training.batches import Batches, prompt_of

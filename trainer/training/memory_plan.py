@@ -17,7 +17,7 @@ from trl import GRPOConfig, ModelConfig
 
 from inference.launch.plan import SHARED_GPU, WeightSyncMode
 from trainer.config import SQLEnvArguments
-from trainer.training.engines import server_urls
+from trainer.engines import server_urls
 from trainer.training.memory import GIB, Estimate, Load, ModelShape, estimate
 from trainer.training.out_of_memory import smaller_batch
 

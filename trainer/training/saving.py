@@ -31,7 +31,7 @@ from transformers import TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, IntervalStrategy, SaveStrategy
 
 from env_server.errors import SQLEnvError
-from trainer.results.fresh_folder import taken_back
+from trainer.results.fresh_folder import remove_on_failure
 
 UNWRITABLE = frozenset(
     getattr(errno, name)
@@ -239,7 +239,7 @@ def _is_used(folder: Path) -> bool:
 def _attempt(write: Callable[[Path], object], folder: Path) -> str | None:
     """Return why the write failed, None where it did not; a failed one leaves nothing behind."""
     try:
-        with taken_back(folder, lambda: True):
+        with remove_on_failure(folder, lambda: True):
             write(folder)
     except Exception as error:
         if (reason := write_failure(error)) is None:

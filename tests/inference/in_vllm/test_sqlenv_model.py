@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from inference.in_vllm.sqlenv_model import identity
 from inference.weights.device_facts import WorkerFacts, same_contents
-from trainer.policy.served import is_served
+from trainer.engines import is_served
 from trainer.tiny import BASE_CHECKPOINT
 
 SERVED = WorkerFacts(**identity(str(BASE_CHECKPOINT)))

@@ -6,8 +6,8 @@ import pytest
 
 from env_server.types import AnswerMode, SQLAction
 from tests.trainer.chat.families import family_tokenizer, template_names
+from trainer.chat.actions import ParsedAction
 from trainer.chat.format import THINKING_TOKENS, ChatFormat, ChatSettings
-from trainer.chat.parsing import ParsedAction
 from trainer.chat.template import TemplateUseError
 from trainer.config import ActionFormat
 
@@ -136,7 +136,7 @@ def test_templates_that_know_of_thoughts_get_a_budget_for_them(
     name: str, variables: dict[str, bool], opened: str, budget: int | None
 ) -> None:
     chat = ChatFormat(family_tokenizer(name), ChatSettings(chat_template_kwargs=variables))
-    assert (chat.renderer.opened_thought, chat.thinking_tokens) == (opened, budget)
+    assert (chat.renderer.opened_reasoning, chat.thinking_tokens) == (opened, budget)
 
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_5_think", "qwen3_6", "nemotron_3_nano", "glm4moe"])
@@ -147,7 +147,7 @@ def test_thinking_is_off_where_the_template_has_a_switch_and_nobody_chose(
     tokenizer = family_tokenizer(name)
     chat = ChatFormat(tokenizer, ChatSettings(action_format=action_format, chat_template_kwargs={"other": 1}))
     assert chat.settings.chat_template_kwargs == {"other": 1, "enable_thinking": False}
-    assert (chat.thinking_tokens, chat.renderer.opened_thought) == (None, "")
+    assert (chat.thinking_tokens, chat.renderer.opened_reasoning) == (None, "")
     assert len(chat.lines) == 1
     again = ChatFormat(tokenizer, chat.settings)
     assert (again.settings, again.lines) == (chat.settings, ())

@@ -10,7 +10,7 @@ from typing import Any
 
 from inference.adapters import RUN_MODEL
 from tests.trainer.records import make_record
-from trainer.policy.play_settings import PlaySettings
+from trainer.policy import PlaySettings
 from trainer.results.run_files import Evaluation, RunFolder, write_episodes
 from trainer.results.statistics import summarize
 from trainer.rollout.episodes import EpisodeRecord

@@ -22,16 +22,17 @@ from policies.tiny.tokenizer import build_tokenizer
 from tests.env_server.serving import running_server
 from trainer.chat.format import ChatFormat, ChatSettings
 from trainer.chat.prompts import first_message
+from trainer.engines import in_process_engine
 from trainer.evaluation.evaluate import (
     choose_questions,
     excluded_by_reason,
-    in_process_engine,
     play_model,
     play_on,
     play_scripted,
     summary_json,
 )
-from trainer.policy.loading import PolicyError, load_policy
+from trainer.models import load_policy
+from trainer.policy import PolicyError
 from trainer.results.statistics import summarize
 from trainer.rollout.client import EpisodeRequest, RolloutClient, RolloutSettings, derive_seed
 from trainer.rollout.environments import LocalEnvironments

@@ -30,7 +30,7 @@ from trainer.rollout.background import RolloutLoop
 from trainer.rollout.client import RolloutClient, RolloutSettings
 from trainer.rollout.environments import LocalEnvironments
 from trainer.rollout.transcript import TokenBudget
-from trainer.stopping import Stopping
+from trainer.signals import StopSignals
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ class Evaluating:
         settings = RolloutSettings(TokenBudget(60, 512, 8), temperature=0.0)
         return RolloutClient(engine, self.environments, ChatFormat(self._tokenizer), settings)
 
-    def during(self, step: int, stopping: Stopping, happen: Callable[[], None] | None = None) -> bool:
+    def during(self, step: int, stopping: StopSignals, happen: Callable[[], None] | None = None) -> bool:
         return self.evaluations.during_training(step, self.client(happen), self.loop, stopping) is not None
 
     def files(self) -> set[str]:
@@ -121,13 +121,13 @@ def evaluating(
 
 
 @pytest.fixture
-def training() -> Iterator[Stopping]:
-    with Stopping("sqlenv train", NextCommand("", "")) as stopping:
+def training() -> Iterator[StopSignals]:
+    with StopSignals("sqlenv train", NextCommand("", "")) as stopping:
         stopping.begin_training(Ranks())
         yield stopping
 
 
-def test_evaluations_during_training_stand_beside_the_others(evaluating: Evaluating, training: Stopping) -> None:
+def test_evaluations_during_training_stand_beside_the_others(evaluating: Evaluating, training: StopSignals) -> None:
     evaluating.evaluations.policy("before", "base", 0, evaluating.client(), evaluating.loop)
     assert evaluating.during(2, training)
     assert evaluating.during(10, training)
@@ -142,7 +142,7 @@ def test_evaluations_during_training_stand_beside_the_others(evaluating: Evaluat
     assert "+0.0 points against before (" in evaluating.said.getvalue()
 
 
-def test_what_is_known_is_told_and_taken_over(evaluating: Evaluating, training: Stopping) -> None:
+def test_what_is_known_is_told_and_taken_over(evaluating: Evaluating, training: StopSignals) -> None:
     evaluations = evaluating.evaluations
     assert evaluations.known(0) is None
     evaluations.policy("before", "base", 0, evaluating.client(), evaluating.loop)
@@ -157,7 +157,7 @@ def test_what_is_known_is_told_and_taken_over(evaluating: Evaluating, training: 
     assert evaluating.folder.evaluation_episodes("after") == evaluating.folder.evaluation_episodes(kept.label)
 
 
-def test_a_run_that_goes_on_from_a_step_forgets_what_came_after(evaluating: Evaluating, training: Stopping) -> None:
+def test_a_run_that_goes_on_from_a_step_forgets_what_came_after(evaluating: Evaluating, training: StopSignals) -> None:
     for step in (2, 4, 6):
         evaluating.during(step, training)
     evaluating.evaluations.go_on_from(4)
@@ -165,7 +165,7 @@ def test_a_run_that_goes_on_from_a_step_forgets_what_came_after(evaluating: Eval
     assert len(evaluating.files()) == 4
 
 
-def test_an_evaluation_is_left_when_the_run_is_to_stop(evaluating: Evaluating, training: Stopping) -> None:
+def test_an_evaluation_is_left_when_the_run_is_to_stop(evaluating: Evaluating, training: StopSignals) -> None:
     assert not evaluating.during(2, training, lambda: os.kill(os.getpid(), signal.SIGTERM))
     assert evaluating.files() == set()
     assert training.agreed()
@@ -173,7 +173,7 @@ def test_an_evaluation_is_left_when_the_run_is_to_stop(evaluating: Evaluating, t
     assert evaluating.evaluations.policy("after", "model", 2, evaluating.client(), evaluating.loop) is not None
 
 
-def test_an_end_at_once_is_none_of_an_evaluations_business(evaluating: Evaluating, training: Stopping) -> None:
+def test_an_end_at_once_is_none_of_an_evaluations_business(evaluating: Evaluating, training: StopSignals) -> None:
     # A shell starts its background jobs with the signal ignored.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -195,7 +195,7 @@ class LeftByThePeer(Ranks):
 
 
 def test_what_one_rank_has_left_is_kept_by_none(
-    tmp_path: Path, pets: Dataset, engine: HFEngine, tokenizer: PreTrainedTokenizerBase, training: Stopping
+    tmp_path: Path, pets: Dataset, engine: HFEngine, tokenizer: PreTrainedTokenizerBase, training: StopSignals
 ) -> None:
     evaluating = Evaluating(tmp_path / "run", pets, engine, tokenizer, LeftByThePeer())
     assert not evaluating.during(2, training)

@@ -11,8 +11,8 @@ import pytest
 from peft import LoraConfig
 
 from sqlenv import cli
-from trainer.policy.play_settings import SETTINGS_FILE
-from trainer.results.fresh_folder import taken_back
+from trainer.policy import SETTINGS_FILE
+from trainer.results.fresh_folder import remove_on_failure
 from trainer.tiny import BASE_CHECKPOINT
 from trainer.training.arguments import parse_arguments, parse_warmup_arguments
 
@@ -173,7 +173,7 @@ def begin(folder: Path, error: type[BaseException]) -> None:
 
 
 def fail_in(folder: Path, *, nothing: bool = True, error: type[BaseException] = ValueError) -> None:
-    with pytest.raises(error), taken_back(folder, lambda: nothing):
+    with pytest.raises(error), remove_on_failure(folder, lambda: nothing):
         begin(folder, error)
 
 
@@ -202,7 +202,7 @@ def test_folders_above_that_were_there_stay(tmp_path: Path) -> None:
 
 def test_what_came_to_something_stays_and_so_does_what_succeeds(tmp_path: Path) -> None:
     fail_in(tmp_path / "failed", nothing=False)
-    with taken_back(tmp_path / "done", lambda: True):
+    with remove_on_failure(tmp_path / "done", lambda: True):
         (tmp_path / "done").mkdir()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["done", "failed"]
     assert (tmp_path / "failed" / "config.json").exists()

@@ -22,8 +22,7 @@ from policies.tiny.tokenizer import build_tokenizer
 from tests.env_server.serving import Die, running_server
 from tests.trainer.chat.families import family_tokenizer
 from trainer.chat.prompts import first_message, observation_message
-from trainer.chat.text_calls import text_as_calls
-from trainer.chat.tools import tool_schemas
+from trainer.chat.tools import text_as_calls, tool_schemas
 from trainer.config import ActionFormat
 from trainer.rollout.episodes import Outcome
 from trainer.rollout.remote_environments import RemoteSettings

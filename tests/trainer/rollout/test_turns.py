@@ -16,9 +16,9 @@ from inference.engine import Completion, FinishReason, Sampling
 from inference.hf.engine import HFEngine
 from tests.logprobs import logprobs_of
 from tests.trainer.chat.families import family_tokenizer
+from trainer.chat.actions import ParsedAction
 from trainer.chat.format import ChatFormat, ChatSettings
-from trainer.chat.parsing import ParsedAction
-from trainer.policy.play_settings import PlaySettings
+from trainer.policy import PlaySettings
 from trainer.rollout.client import EpisodeRequest, RolloutClient, RolloutSettings
 from trainer.rollout.environments import LocalEnvironments
 from trainer.rollout.transcript import TokenBudget
@@ -52,7 +52,7 @@ class Script:
 
 
 async def turn(chat: ChatFormat, script: Script, room: int | None = None) -> tuple[GeneratedTurn, str, ParsedAction]:
-    found = await generate_turn(script, chat, WORDS, WORDS + chat.thought_length if room is None else room)
+    found = await generate_turn(script, chat, WORDS, WORDS + chat.reasoning_length if room is None else room)
     text = chat.text_of(found.token_ids)
     assert len(found.token_ids) == len(found.logprobs)
     assert found.policy_version == 7
@@ -114,7 +114,7 @@ async def test_no_thought_at_all() -> None:
 
 
 @given(
-    st.integers(1, WORDS + OPENED.thought_length),
+    st.integers(1, WORDS + OPENED.reasoning_length),
     st.lists(st.sampled_from(["<think>", "</think>", "a ", "ANSWER 3", "<|im_end|>"]), max_size=30).map("".join),
     st.booleans(),
     st.sampled_from([CHAT, OPENED]),
@@ -135,7 +135,7 @@ async def test_rows_with_thoughts_are_token_exact(
     chat = ChatFormat(tokenizer, ChatSettings(max_thinking_length=6, custom_system_prompt="Explore."))
     environments = LocalEnvironments(pets, EnvSettings(step_budget=3), threads=1)
     engine = HFEngine(model, stop_ids=chat.stop_ids, pad_id=0, linger_s=0.0, max_context=4_096)
-    budget = TokenBudget(1_500, 3_000, 5, chat.thought_length)
+    budget = TokenBudget(1_500, 3_000, 5, chat.reasoning_length)
     client = RolloutClient(engine, environments, chat, RolloutSettings(budget))
     (episode,) = await client.play([EpisodeRequest("cats", seed=1)])
     await engine.aclose()
@@ -196,7 +196,7 @@ async def test_by_default_a_template_that_thinks_leaves_no_generated_token_untra
     chat = ChatFormat(family_tokenizer("qwen3"), ChatSettings(chat_template_kwargs=variables))
     play = PlaySettings()
     engine = Thinker(chat, ["QUERY SELECT name FROM pets"] * (turns - 1) + ["ANSWER 3"])
-    budget = TokenBudget(play.max_completion_length, 32_768, play.max_turn_length, chat.thought_length)
+    budget = TokenBudget(play.max_completion_length, 32_768, play.max_turn_length, chat.reasoning_length)
     with closing(LocalEnvironments(pets, EnvSettings(step_budget=turns), threads=1)) as environments:
         client = RolloutClient(engine, environments, chat, RolloutSettings(budget))
         (episode,) = await client.play([EpisodeRequest("cats", seed=1)])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from inference.adapters import Place, PolicyNameError, find_policy
-from trainer.policy.play_settings import SETTINGS_FILE
+from trainer.policy import SETTINGS_FILE
 from trainer.results.fresh_folder import FINAL_STATE
 from trainer.stages.checks import same_precision
 from trainer.stages.plan import Kind, Plan, Stage, StageError

@@ -24,7 +24,7 @@ from tests.dry_run import MODELS, StandIn, make_checkpoints, standing_in
 from tests.integration.service import serving
 from tests.integration.training import surroundings_in
 from tests.trainer.fake_hub import TOKEN, pointed_at, running_hub
-from trainer.policy.play_settings import PlaySettings
+from trainer.policy import PlaySettings
 from trainer.tiny import BASE_CHECKPOINT
 from trainer.training.memory import GIB, Load, estimate, shape_of
 from trainer.training.memory_plan import remedy

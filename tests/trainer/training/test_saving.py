@@ -26,7 +26,7 @@ from benchmarks.server_process import ROOT
 from sqlenv import cli
 from tests.integration.training import save_policy, surroundings_in
 from tests.terminal import ENTER, Terminal
-from trainer.policy.play_settings import SETTINGS_FILE
+from trainer.policy import SETTINGS_FILE
 from trainer.training.saving import (
     SaveError,
     Saving,

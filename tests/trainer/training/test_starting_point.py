@@ -13,8 +13,7 @@ import pytest
 from env_server.types import AnswerMode
 from inference.adapters import NamedPolicy
 from trainer.config import ActionFormat, ConfigError
-from trainer.policy.loading import resolve_policy
-from trainer.policy.play_settings import WARMUP_NAMES, PlaySettings
+from trainer.policy import WARMUP_NAMES, PlaySettings, resolve_policy
 from trainer.tiny import BASE_CHECKPOINT
 from trainer.training.arguments import (
     departures,

@@ -1,0 +1,163 @@
+"""Rejection sampling: what was right is played again; nothing else, and no evaluation question, is learned."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+import trainer.demos.rejection_sampling
+from env_server.cache import CACHE_VARIABLE
+from env_server.dataset import Dataset, Hardness
+from env_server.environment import SQLEnvironment
+from env_server.settings import EnvSettings
+from env_server.types import AnswerMode, SQLAction
+from trainer.chat.format import Conversation
+from trainer.config import ConfigError
+from trainer.demos.rejection_sampling import RepeatingPlayer, choose, missteps, replay
+from trainer.results.run_files import RunFolderError
+from trainer.rollout.episodes import EpisodeRecord, record
+from trainer.rollout.players import play
+from trainer.training.questions import QuestionFilter
+
+CATS = "SELECT COUNT(*) FROM pets WHERE species = 'cat'"
+LUCKY = "SELECT COUNT(*) FROM pets WHERE species = 'dog'"
+Moves = Sequence[tuple[str, str]]
+
+
+def actions(moves: Moves) -> tuple[SQLAction, ...]:
+    return tuple(SQLAction(action_type=kind, argument=argument) for kind, argument in moves)
+
+
+def played(environment: SQLEnvironment, pets: Dataset, question_id: str, *moves: tuple[str, str]) -> EpisodeRecord:
+    episode, _ = play(environment, pets.question(question_id), RepeatingPlayer(actions(moves)))
+    return record(episode)
+
+
+@pytest.fixture
+def setting(pets: Dataset, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(trainer.demos.rejection_sampling, "load_dataset", lambda _, **__: pets)
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+
+
+def written(folder: Path, records: Sequence[EpisodeRecord], **extra: int) -> list[str]:
+    file = folder / "episodes.jsonl"
+    file.write_text("".join(json.dumps(extra | asdict(each)) + "\n" for each in records))
+    return [str(file)]
+
+
+@pytest.mark.usefixtures("setting")
+def test_mistakes_are_corrected_by_the_oracle(environment: SQLEnvironment, pets: Dataset, tmp_path: Path) -> None:
+    gold = pets.question("oslo").gold_sql
+    lost = "SELECT nothing FROM pets"
+    records = [
+        played(environment, pets, "oslo", ("DESCRIBE", "owners"), ("QUERY", lost), ("QUERY", lost), ("ANSWER", "Rex")),
+        played(environment, pets, "oslo", ("DESCRIBE", "owners"), ("QUERY", f" {lost}"), ("ANSWER", "nobody")),
+        played(environment, pets, "oslo", ("DESCRIBE", "cats"), ("QUERY", lost), ("ANSWER", "Rex")),
+        played(environment, pets, "oslo", ("QUERY", "SELECT name FROM pets"), ("ANSWER", "Rex")),
+        played(environment, pets, "cats", ("QUERY", lost), ("QUERY", CATS), ("ANSWER", "2")),
+        played(environment, pets, "species", ("QUERY", lost), ("ANSWER", "2")),
+    ]
+    replayed = replay(written(tmp_path, records), ["pets"], AnswerMode.VALUE, EnvSettings(), 4, correct=True)
+    assert [[action.argument for action, _ in c.turns][:-1] for c in replayed.conversations] == [
+        [lost, CATS],
+        ["owners", lost, "pets", gold],
+        ["cats", "pets", "owners", gold],
+    ]
+    assert [sorted(c.masked_turns) for c in replayed.conversations] == [[0], [0, 1], [0]]
+    assert replayed.corrected == 2
+    assert replayed.left_out == {"not right": 2, "of no training question": 1}
+    assert str(replayed).startswith("3 episodes of 2 questions are played again, 2 of them corrected (")
+    few = replay(written(tmp_path, records), ["pets"], AnswerMode.VALUE, EnvSettings(), 1, correct=True)
+    assert few.corrected == 1
+    short = replay(written(tmp_path, records), ["pets"], AnswerMode.VALUE, EnvSettings(step_budget=3), 4, correct=True)
+    assert short.corrected == 0, "no steps are left for the way out"
+
+
+@pytest.mark.usefixtures("setting")
+def test_what_was_right_is_learned_and_nothing_else(environment: SQLEnvironment, pets: Dataset, tmp_path: Path) -> None:
+    asked = [("DESCRIBE", "pets"), ("QUERY", CATS), ("ANSWER", "2")]
+    records = [
+        played(environment, pets, "cats", ("QUERY", "SELECT nothing"), ("QUERY", CATS), ("ANSWER", "2")),
+        played(environment, pets, "cats", *asked),
+        played(environment, pets, "cats", ("describe", " PETS"), ("QUERY", f"{CATS};"), ("ANSWER", "2")),
+        played(environment, pets, "cats", ("ANSWER", "2")),
+        played(environment, pets, "cats", ("QUERY", LUCKY), ("ANSWER", "2")),
+        played(environment, pets, "cats", ("QUERY", CATS), ("ANSWER", "3")),
+        played(environment, pets, "species", ("QUERY", pets.question("species").gold_sql), ("ANSWER", "cat | 2")),
+        replace(played(environment, pets, "cats", ("SAMPLE", "pets"), *asked), given_steps=2),
+    ]
+    replayed = replay(written(tmp_path, records, step=3), ["pets"], AnswerMode.VALUE, EnvSettings(), 4)
+    assert [[action.argument for action, _ in c.turns] for c in replayed.conversations] == [
+        ["pets", CATS, "2"],
+        ["SELECT nothing", CATS, "2"],
+    ]
+    assert [sorted(c.masked_turns) for c in replayed.conversations] == [[], [0]]
+    assert replayed.questions == {Hardness.EASY: 1}
+    assert replayed.left_out == {
+        "played the same way before": 1,
+        "right without a right query": 2,
+        "not right": 1,
+        "guided": 1,
+        "of no training question": 1,
+    }
+    assert str(replayed).startswith("2 episodes of 1 questions are played again (easy 1, ")
+
+    best = replay(written(tmp_path, records), ["pets"], AnswerMode.VALUE, EnvSettings(), 1)
+    assert [len(c.turns) for c in best.conversations] == [3]
+    assert best.conversations[0] == replayed.conversations[0]
+    assert best.left_out["more than enough of their question"] > 0
+
+
+@pytest.mark.usefixtures("setting")
+def test_a_query_that_is_right_by_luck_is_refused_where_queries_are_submitted(
+    environment: SQLEnvironment, pets: Dataset, tmp_path: Path
+) -> None:
+    """What the file says of it counts for nothing: it is judged anew, on variants."""
+    won = played(environment, pets, "cats", ("QUERY", CATS), ("ANSWER", "2"))
+    right, lucky = (asdict(won) | {"turns": [t | {"argument": sql} for t in won.turns]} for sql in (CATS, LUCKY))
+    records = [EpisodeRecord(**each) for each in (right, lucky)]
+    replayed = replay(written(tmp_path, records), ["pets"], AnswerMode.SQL, EnvSettings(), 4)
+    assert [c.turns[-1][0].argument for c in replayed.conversations] == [CATS]
+    assert replayed.left_out == {"not right when played again": 1}
+    with pytest.raises(ConfigError, match="nothing to learn from 1 episodes"):
+        replay(written(tmp_path, records[1:]), ["pets"], AnswerMode.SQL, EnvSettings(), 4)
+
+
+def test_a_question_is_known_by_its_words_too(environment: SQLEnvironment, pets: Dataset) -> None:
+    """Ids alone are not unique over data sets, nor are they over versions of one."""
+    found = played(environment, pets, "cats", ("QUERY", CATS), ("ANSWER", "2"))
+    left_out: Counter[str] = Counter()
+    other = EpisodeRecord(**asdict(found) | {"question": "How many dogs are there?"})
+    first, second = choose([found, other], [pets, pets], left_out)
+    assert [question.question_id for question in first] == ["cats"]
+    assert not second
+    assert left_out == {"of no training question": 1}
+    assert not any(choose([found], [pets], left_out, QuestionFilter((Hardness.EXTRA,))))
+    assert left_out["of another difficulty or fold"] == 1
+
+
+def test_repeats_and_errors_are_missteps(environment: SQLEnvironment, pets: Dataset) -> None:
+    moves = [("DESCRIBE", "pets"), ("DESCRIBE", "Pets"), ("SAMPLE", "cats"), ("QUERY", CATS), ("ANSWER", "2")]
+    episode, conversation = play(environment, pets.question("cats"), RepeatingPlayer(actions(moves)))
+    assert missteps(episode) == {1, 2}
+    assert conversation == Conversation(conversation.opening, conversation.turns)
+
+
+def test_an_episode_that_does_not_end_is_not_right(environment: SQLEnvironment, pets: Dataset) -> None:
+    episode, _ = play(environment, pets.question("cats"), RepeatingPlayer(actions([("QUERY", CATS)])))
+    assert not episode.correct
+    assert len(episode.turns) == 15
+
+
+@pytest.mark.usefixtures("setting")
+def test_a_file_that_is_not_there_or_broken_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="there is no file"):
+        replay([str(tmp_path / "none.jsonl")], ["pets"], AnswerMode.VALUE, EnvSettings(), 4)
+    (tmp_path / "bad.jsonl").write_text("{}\n")
+    with pytest.raises(RunFolderError, match="line 1"):
+        replay([str(tmp_path / "bad.jsonl")], ["pets"], AnswerMode.VALUE, EnvSettings(), 4)

@@ -1,0 +1,71 @@
+"""Which servers a run's flags mean, and which flags cannot work; what the whole does is in tests/integration."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from transformers import TrainerControl, TrainerState
+from trl import GRPOConfig, ModelConfig
+
+from inference.vllm.pressure import PressureGauge
+from trainer.config import ConfigError, SQLEnvArguments
+from trainer.engines import LogPressure, check_vllm_flags, server_urls
+
+
+@pytest.fixture
+def grpo(tmp_path: Path) -> GRPOConfig:
+    return GRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, vllm_mode="server")
+
+
+def test_servers_are_named_as_for_trl(grpo: GRPOConfig) -> None:
+    assert server_urls(grpo) == ("http://127.0.0.1:8000",), "TRL's default host is one to listen on"
+    grpo.vllm_server_host, grpo.vllm_server_port = "gpu1", 9000
+    assert server_urls(grpo) == ("http://gpu1:9000",)
+    grpo.vllm_server_base_url = "http://a:1, http://b:2/"
+    assert server_urls(grpo) == ("http://a:1", "http://b:2")
+    grpo.vllm_server_base_url = "gpu1:9000"
+    with pytest.raises(ConfigError, match="--vllm_server_base_url"):
+        server_urls(grpo)
+
+
+@pytest.mark.parametrize(
+    ("transport", "complaint"),
+    [("lora", "add --use_peft"), ("nccl", "the trainer has none"), ("ipc", "the trainer has none")],
+)
+def test_what_cannot_work_is_refused(grpo: GRPOConfig, transport: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        check_vllm_flags(SQLEnvArguments(weight_sync=transport), grpo, ModelConfig())
+
+
+def test_what_works_is_not_refused(grpo: GRPOConfig) -> None:
+    check_vllm_flags(SQLEnvArguments(), grpo, ModelConfig())
+    check_vllm_flags(SQLEnvArguments(weight_sync="lora"), grpo, ModelConfig(use_peft=True))
+
+
+def test_what_servers_said_in_a_step_is_logged_with_it(grpo: GRPOConfig) -> None:
+    gauge = PressureGauge()
+    metrics: dict[str, list[float]] = defaultdict(list)
+    trainer: Any = SimpleNamespace(_metrics={"train": metrics})
+    log = LogPressure(gauge, trainer)
+
+    def look(waiting: int, queries: int) -> None:
+        names = ("num_requests_waiting", "kv_cache_usage_perc", "num_preemptions_total")
+        texts = [f'vllm:{name}{{engine="0"}} {waiting}' for name in names]
+        texts += [f'vllm:prefix_cache_{name}_total{{engine="0"}} {queries}' for name in ("queries", "hits")]
+        gauge.add("a", "\n".join(texts))
+
+    look(waiting=9, queries=0)
+    log.on_step_begin(grpo, TrainerState(), TrainerControl())
+    log.on_step_end(grpo, TrainerState(), TrainerControl())
+    assert not metrics, "what was before the step is an evaluation's, and nobody looked in it"
+    look(waiting=1, queries=0)
+    log.on_step_end(grpo, TrainerState(), TrainerControl())
+    look(waiting=2, queries=10)
+    log.on_step_end(grpo, TrainerState(), TrainerControl())
+    assert metrics["engine/waiting"] == metrics["engine/kv_cache"] == [1, 2]
+    assert metrics["engine/preemptions"] == [1, 1]
+    assert metrics["engine/prefix_hits"] == [1.0], "in the step that had prompts"

@@ -1,0 +1,83 @@
+"""Asking servers for an adapter: loaded under the name of its contents, or found where it was started with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import httpx
+import pytest
+
+from inference.adapters import Adapter, NamedPolicy, Place
+from inference.vllm.api import ReplicaError, VLLMServer
+from inference.vllm.fleet import Replica
+from policies.tiny.tokenizer import build_tokenizer
+from trainer.engines import ServedPolicy, ServedPolicyError, _name_by_contents
+from trainer.tiny import BASE_CHECKPOINT
+
+
+class Server:
+    """The routes of a vLLM server that know of adapters, with the texts of vLLM 0.31."""
+
+    def __init__(self, started_with: dict[str, str], *, takes_adapters: bool) -> None:
+        self.adapters = started_with
+        self.takes_adapters = takes_adapters
+        self.loads = 0
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/models":
+            cards = [{"id": "base", "max_model_len": 512, "parent": None}]
+            cards += [{"id": name, "root": root, "parent": "base"} for name, root in self.adapters.items()]
+            return httpx.Response(200, json={"data": cards})
+        assert request.url.path == "/v1/load_lora_adapter"
+        if not self.takes_adapters:
+            return httpx.Response(404, json={"detail": "Not Found"})
+        call = json.loads(request.content)
+        self.adapters[call["lora_name"]] = call["lora_path"]
+        self.loads += 1
+        return httpx.Response(200, text="Success")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"first")
+    return tmp_path
+
+
+async def name_at(server: Server, folder: Path) -> str:
+    """Return what requests to the server would ask for."""
+    adapter = Adapter(Place(str(folder)), {"r": 8})
+    policy = NamedPolicy(str(folder), Place("base"), adapter, Place("base"))
+    served = ServedPolicy(policy, build_tokenizer([]), 512, 300, _name_by_contents(adapter))
+    async with httpx.AsyncClient(transport=httpx.MockTransport(server)) as client:
+        here, replica = VLLMServer("http://server", client), Replica("http://server")
+        await served._ask_for_it(here, replica)
+        assert here.model == replica.model
+        return here.model
+
+
+async def test_an_adapter_is_loaded_once_and_again_when_it_was_trained_further(folder: Path) -> None:
+    server = Server({}, takes_adapters=True)
+    first = await name_at(server, folder)
+    assert await name_at(server, folder) == first
+    assert server.loads == 1
+    assert server.adapters == {first: str(folder)}
+    (folder / "adapter_model.safetensors").write_bytes(b"second")
+    assert await name_at(server, folder) != first
+
+
+async def test_a_server_that_was_started_with_it_needs_no_loading(folder: Path) -> None:
+    server = Server({"other": "/other", "mine": f"{folder}/."}, takes_adapters=False)
+    assert await name_at(server, folder) == "mine"
+
+
+async def test_a_server_without_it_is_refused(folder: Path) -> None:
+    with pytest.raises(ReplicaError, match="404: Not Found"):
+        await name_at(Server({"other": "/other"}, takes_adapters=False), folder)
+
+
+def test_an_adapter_that_vllm_computes_otherwise_is_refused(tmp_path: Path) -> None:
+    config = {"peft_type": "LORA", "r": 8, "use_dora": True, "base_model_name_or_path": str(BASE_CHECKPOINT)}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    with pytest.raises(ServedPolicyError, match=r"DoRA.*sqlenv export"):
+        ServedPolicy.load(str(tmp_path))

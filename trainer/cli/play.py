@@ -1,0 +1,228 @@
+"""`sqlenv play`: a person plays an episode in the terminal, with the rewards that a policy would get.
+
+What a person asks about the game (`help`, `tables`, `hint`) is answered here and costs nothing. When the episode is
+over or left, the gold query and the gold answer are shown, where they are known: they never leave a server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.text import Text
+from sqlglot import exp
+
+from env_server.client import SyncSQLEnvClient
+from env_server.data.loading import DEFAULT_SPEC, SYNTAX, load_dataset
+from env_server.dataset import Gold, Question, Split
+from env_server.environment import SQLEnvironment
+from env_server.factory import EnvironmentFactory
+from env_server.judging.answers import format_answer
+from env_server.sql.parsing import parse_query
+from env_server.types import ActionType, AnswerMode, SQLObservation
+from sqlenv.parser import Parser, choice
+from trainer.chat.actions import parse_action
+from trainer.cli.line_editor import LineEditor
+from trainer.config import ENV_HELP, TOKEN_HELP, token_of
+from trainer.rollout.environments import LOCAL
+from trainer.rollout.players import mentioned_tables, table_names
+
+HELP = """\
+DESCRIBE table     columns, types, keys and row count
+SAMPLE table       a few rows
+QUERY select ...   one read-only statement
+ANSWER value       ends it: a value; a, b, c; or rows as a | b, one per line
+help, tables, hint cost nothing; quit, or Ctrl-D, leaves
+a line that ends with \\ goes on in the next; arrow keys edit, Tab completes"""
+_COMMANDS = ("help", "tables", "hint", "quit")
+_GOLD_ROWS = 20
+"""Rows of the gold answer that are shown."""
+
+
+def build_parser() -> Parser:
+    """The flags of `sqlenv play`."""
+    parser = Parser(
+        prog="sqlenv play",
+        description="Play an episode in this terminal, with the rewards that a policy would get.\n"
+        "To watch a policy play one: sqlenv chat MODEL --data DATA",
+    )
+    parser.add_argument("--data", help=f"{SYNTAX} (default: {DEFAULT_SPEC})")
+    parser.add_argument("--split", type=choice(Split), choices=list(Split), default=Split.ALL, help="default: all")
+    parser.add_argument("--question_id", help="play this question (default: a random one)")
+    parser.add_argument("--seed", type=int, help="draw the question by this seed")
+    parser.add_argument(
+        "--answer_mode",
+        type=choice(AnswerMode),
+        choices=list(AnswerMode),
+        help="what ANSWER carries: the value itself, or a query that yields it (default: value)",
+    )
+    parser.add_argument("--env", default=LOCAL, help=f"{ENV_HELP} A server has its own --data and --answer_mode.")
+    parser.add_argument("--env_token", help=TOKEN_HELP)
+    return parser
+
+
+def run(argv: Sequence[str]) -> int:
+    """Play one episode; returns 0 when it was played to its end, 1 when the player left."""
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    for flag, given in (("--data", args.data), ("--answer_mode", args.answer_mode)):
+        if given is not None and args.env != LOCAL:
+            parser.error(f"{flag} and --env exclude each other: the server at {args.env} has its own. Leave one out")
+    console = Console(highlight=False)
+    with _open(args) as environment:
+        observation = environment.reset(seed=args.seed, question_id=args.question_id, split=args.split)
+        question = environment.question if isinstance(environment, SQLEnvironment) else None
+        console.print(Panel(Text(f"{observation.question}\n\n{observation.schema_info}"), title="a hidden database"))
+        console.print(Text(HELP, style="dim"))
+        game = _Game(console, environment, question, observation)
+        try:
+            finished = game.play()
+        except (EOFError, KeyboardInterrupt):
+            console.print()
+            finished = False
+        _show_gold(console, question)
+        if not finished:
+            console.print("Goodbye.")
+        return 0 if finished else 1
+
+
+@contextmanager
+def _open(args: argparse.Namespace) -> Iterator[SQLEnvironment | SyncSQLEnvClient]:
+    """Lend an environment in this process, or one on a server: that needs no data set here."""
+    if args.env == LOCAL:
+        answer_mode = args.answer_mode or AnswerMode.VALUE
+        dataset = load_dataset(args.data or DEFAULT_SPEC, answer_mode=answer_mode)
+        with EnvironmentFactory(dataset, answer_mode=answer_mode) as factory:
+            yield factory.make()
+    else:
+        with SyncSQLEnvClient(args.env, token_of(args.env_token)) as client:
+            yield client
+
+
+@dataclass
+class _Game:
+    """An episode and who plays it. `question` is known where the environment is in this process."""
+
+    console: Console
+    environment: SQLEnvironment | SyncSQLEnvClient
+    question: Question | None
+    observation: SQLObservation
+    total: float = 0.0
+    hints_given: int = 0
+
+    def play(self) -> bool:
+        """Play to the end, and return whether that was reached. Raises EOFError, KeyboardInterrupt."""
+        editor = LineEditor("play", self._words)
+        while not self.observation.done:
+            entry = editor.read(f"[{self.observation.budget_remaining} left] > ")
+            match entry.casefold():
+                case "":
+                    continue
+                case "help" | "?":
+                    self._say(HELP)
+                case "tables":
+                    self._say(self.observation.schema_info)
+                case "hint":
+                    self._say(self._hint())
+                case "quit" | "exit":
+                    return False
+                case _:
+                    self.observation = self.environment.step(parse_action(entry).action)
+                    self.total += self.observation.reward
+                    _show(self.console, self.observation, self.total)
+        return True
+
+    def _say(self, text: str) -> None:
+        self.console.print(Text(text, style="dim"))
+
+    def _hint(self) -> str:
+        if self.question is None:
+            return "No hint: hints come from the gold query, which never leaves the server."
+        known = hints(self.question, table_names(self.observation))
+        if self.hints_given == len(known):
+            return "That was all. quit shows the gold query."
+        self.hints_given += 1
+        return known[self.hints_given - 1]
+
+    def _words(self) -> list[str]:
+        """What Tab completes: actions, commands, and the names that the episode has shown."""
+        return [*ActionType, *_COMMANDS, *dict.fromkeys(re.findall(r"\w+", self.observation.schema_info))]
+
+
+def _show(console: Console, observation: SQLObservation, total: float) -> None:
+    if observation.error:
+        console.print(Text(observation.error, style="red"))
+    if observation.result:
+        console.print(Text(observation.result))
+    parts = observation.reward_components.parts if observation.reward_components is not None else {}
+    shown = ", ".join(f"{name.replace('_', ' ')} {value:+.2f}" for name, value in parts.items())
+    console.print(Text(f"reward {observation.reward:+.2f} ({shown or 'nothing'}), so far {total:+.2f}", style="dim"))
+    if observation.done:
+        console.print(Text(str(observation.metadata["verdict"]).replace("_", " "), style="bold"))
+
+
+def _show_gold(console: Console, question: Question | None) -> None:
+    if question is None:
+        console.print(Text("The gold query and answer stay on the server.", style="dim"))
+        return
+    rows = question.gold.rows
+    more = len(rows) - _GOLD_ROWS
+    answer = format_answer(rows[:_GOLD_ROWS]) + (f"\n... and {more:,} more rows" if more > 0 else "")
+    for label, text in (("gold query", question.gold_sql), ("gold answer", answer)):
+        if not text:
+            continue
+        console.print(Text.assemble((label, "dim"), "\n" if "\n" in text else "  ", text))
+
+
+_CLAUSES: tuple[tuple[type[exp.Expression], str], ...] = (
+    (exp.Join, "joins tables"),
+    (exp.Where, "keeps the rows that meet a condition (WHERE)"),
+    (exp.Group, "groups rows (GROUP BY)"),
+    (exp.Having, "keeps the groups that meet a condition (HAVING)"),
+    (exp.Distinct, "counts or shows equal rows once (DISTINCT)"),
+    (exp.Order, "orders rows (ORDER BY)"),
+    (exp.Limit, "takes the first rows (LIMIT)"),
+    (exp.SetOperation, "combines queries (UNION, INTERSECT or EXCEPT)"),
+)
+
+
+def hints(question: Question, tables: Sequence[str]) -> tuple[str, ...]:
+    """Return the hints for a question about a database with these tables."""
+    if not question.gold_sql:
+        return (_shape(question.gold),)
+    used = mentioned_tables(question.gold_sql, tables)
+    named = f"The query needs {_listed(used)}, of {_counted(len(tables), 'table')}."
+    return (named, *_steps(question.gold_sql), _shape(question.gold))
+
+
+def _steps(sql: str) -> tuple[str, ...]:
+    """What the query does; nothing is said of one that sqlglot does not read."""
+    query = parse_query(sql)
+    if query is None:
+        return ()
+    steps = [words for kind, words in _CLAUSES if query.find(kind) is not None]
+    if len(list(query.find_all(exp.Select))) > 1 + len(list(query.find_all(exp.SetOperation))):
+        steps.append("has a query inside")
+    functions = sorted({node.sql_name() for node in query.find_all(exp.AggFunc)})
+    if functions:
+        steps.append(f"uses {_listed(functions)}")
+    return (f"It {_listed(steps)}." if steps else "It reads columns as they are.",)
+
+
+def _shape(gold: Gold) -> str:
+    rows, columns = _counted(len(gold.rows), "row"), _counted(gold.width, "column")
+    return f"The answer has {rows} and {columns}" + (", and their order counts." if gold.ordered else ".")
+
+
+def _counted(n: int, what: str) -> str:
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
+
+
+def _listed(names: Sequence[str]) -> str:
+    *before, last = names
+    return f"{', '.join(before)} and {last}" if before else last

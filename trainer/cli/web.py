@@ -1,0 +1,179 @@
+"""`sqlenv chat --web`: the playground, with policies that play in it, one or two side by side.
+
+The page, the environment behind it and its token and Origin checks are `sqlenv serve`'s; this process adds the
+policies. So an environment server needs no model and no torch, and the page no second address: it is told the policies'
+names with its questions, and offers what needs them only where there are some. Where there is no token, it answers
+under this machine's own names alone.
+
+`POST /policies/NUMBER/play` plays a question of the data set (`question_id`) or one of a person's own (`question`,
+`database`), and answers with one JSON object a line: each turn as it is taken, then the reply, or why there is none.
+Who goes away cancels the play.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, FastAPI, HTTPException
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+from env_server.dataset import Dataset
+from env_server.errors import SQLEnvError
+from env_server.service.app import create_app
+from env_server.service.capacity import Capacity
+from env_server.service.metrics import Metrics
+from env_server.service.pages import LOCAL_NAMES, SECURITY_HEADERS
+from env_server.service.settings import ServiceSettings, is_loopback, read_settings
+from env_server.service.workers.run import serve
+from trainer.cli.conversation import written
+from trainer.cli.session import Asked, PolicyPlayer, Reply
+from trainer.config import TOKEN_VARIABLE, ConfigError
+from trainer.rollout.episodes import Outcome, Turn
+
+MAX_QUESTION_CHARS = 2_000
+
+Event = dict[str, Any]
+
+
+class Wanted(BaseModel):
+    """What is to be played."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    question_id: Annotated[str, Field(min_length=1, max_length=255)] | None = None
+    question: Annotated[str, Field(min_length=1, max_length=MAX_QUESTION_CHARS, pattern=r"\S")] | None = None
+    database: Annotated[str, Field(max_length=255)] | None = None
+
+    @model_validator(mode="after")
+    def _one_question(self) -> Wanted:
+        if (self.question_id is None) == (self.question is None):
+            raise ValueError("give either question_id or question")
+        return self
+
+
+def serve_policies(
+    players: Sequence[PolicyPlayer], dataset: Dataset, host: str, port: int, announce: Callable[[str], None]
+) -> int:
+    """Serve the playground with these policies until a stop signal; return the exit status.
+
+    Raises SQLEnvError, among others where the address is in use or reaches other machines without a token.
+    """
+    if not is_loopback(host) and not os.environ.get(TOKEN_VARIABLE):
+        raise ConfigError(
+            f"--host {host} lets other machines in: set {TOKEN_VARIABLE} to a secret, for which the page asks"
+        )
+    flags = {"host": host, "port": port, "workers": 1, "lanes": "1,1", "grace_s": 0, "log_level": "warning"}
+    settings, _ = read_settings([word for name, value in flags.items() for word in (f"--{name}", str(value))])
+    asked = [Asked(player, dataset) for player in players]
+
+    def application(settings: ServiceSettings, dataset: Dataset, *, capacity: Capacity, metrics: Metrics) -> FastAPI:
+        return with_policies(settings, dataset, asked, capacity=capacity, metrics=metrics)
+
+    try:
+        return serve(settings, application, load=lambda _: dataset, announce=announce)
+    finally:
+        asyncio.run(_close(asked))
+
+
+def with_policies(
+    settings: ServiceSettings, dataset: Dataset, asked: Sequence[Asked], *, capacity: Capacity, metrics: Metrics
+) -> FastAPI:
+    """Return the environment's application with policies in its playground."""
+    names = tuple(each.player.name for each in asked)
+    app = create_app(settings, dataset, capacity=capacity, metrics=metrics, policies=names)
+    app.include_router(router(asked, app.state.service.authorize))
+    if settings.token is None:
+        # Else a page elsewhere could read along, by a name of its own that it lets lead here.
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*LOCAL_NAMES, settings.host, f"[{settings.host}]"])
+    return app
+
+
+def router(asked: Sequence[Asked], authorized: Callable[..., Awaitable[None]]) -> APIRouter:
+    """Return the route; `authorized` is a FastAPI dependency that raises where a request lacks the server's token."""
+    routes = APIRouter()
+
+    @routes.post("/policies/{number}/play", dependencies=[Depends(authorized)], include_in_schema=False)
+    async def play(number: int, wanted: Wanted) -> StreamingResponse:
+        if not 0 <= number < len(asked):
+            raise HTTPException(404, f"there is no policy {number}")
+        headers = {**SECURITY_HEADERS, "Cache-Control": "no-store"}
+        return StreamingResponse(
+            played_lines(asked[number], wanted), media_type="application/x-ndjson", headers=headers
+        )
+
+    return routes
+
+
+async def played_lines(asked: Asked, wanted: Wanted) -> AsyncGenerator[str]:
+    """Play, and yield what happens; a reader that goes away ends the play."""
+    events: asyncio.Queue[Event | None] = asyncio.Queue()
+    playing = asyncio.create_task(_play(asked, wanted, events.put_nowait))
+    playing.add_done_callback(lambda _: events.put_nowait(None))
+    try:
+        while (event := await events.get()) is not None:
+            yield json.dumps(event, ensure_ascii=False) + "\n"
+        await playing
+    finally:
+        playing.cancel()
+        with suppress(asyncio.CancelledError):
+            await playing
+
+
+async def _play(asked: Asked, wanted: Wanted, tell: Callable[[Event], None]) -> None:
+    def on_turn(turn: Turn) -> None:
+        tell(_turn_event(turn))
+
+    try:
+        if wanted.question_id is not None:
+            reply = await asked.ask_known(wanted.question_id, on_turn)
+        else:
+            reply = await asked.ask(str(wanted.question), wanted.database, on_turn)
+    except SQLEnvError as error:
+        tell({"type": "error", "message": str(error)})
+        return
+    tell(_reply_event(reply))
+
+
+def _turn_event(turn: Turn) -> Event:
+    words = turn.text.strip()
+    return {
+        "type": "turn",
+        "action": turn.action_type,
+        "argument": turn.argument,
+        "words": "" if words == written(turn) else words,
+        "parseable": turn.parseable,
+        "result": turn.result,
+        "error": turn.error,
+        "reward": turn.reward.total,
+    }
+
+
+def _reply_event(reply: Reply) -> Event:
+    episode = reply.episode
+    if episode.outcome is Outcome.FAILED:
+        return {"type": "error", "message": episode.failure}
+    timing = episode.timing
+    return {
+        "type": "reply",
+        "outcome": episode.outcome.value,
+        "answer": reply.answer,
+        "query": reply.query,
+        "rows": reply.rows,
+        "basis": reply.basis,
+        "reward": episode.reward,
+        "steps": len(episode.turns),
+        "tokens": sum(episode.row.env_mask),
+        "seconds": None if timing is None else timing.ended - timing.started,
+    }
+
+
+async def _close(asked: Sequence[Asked]) -> None:
+    for each in asked:
+        await each.aclose()

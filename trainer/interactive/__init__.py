@@ -1,1 +1,0 @@
-"""What a person sits at: a game to play, a policy to ask."""

@@ -1,1 +1,0 @@
-"""Policies: loaded by name, quantised, served elsewhere, and the settings they are played with."""

@@ -1,1 +1,0 @@
-"""A trained policy leaves the house: exported, described, pushed to the Hub."""

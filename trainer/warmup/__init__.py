@@ -1,1 +1,0 @@
-"""Supervised warm-up on play that the environment has verified."""
