@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 import trl.trainer.utils
 from datasets import Dataset as HubDataset
 from peft import PeftModel
