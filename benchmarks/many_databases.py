@@ -23,7 +23,7 @@ from contextlib import closing
 from pathlib import Path
 
 from benchmarks.server_process import SERVE, ServerProcess
-from env_server.client.sync_client import SyncSQLEnvClient
+from env_server.client import SyncSQLEnvClient
 from env_server.types import ActionType, SQLAction
 
 QUESTIONS = 10

@@ -6,11 +6,13 @@ except the reward numbers and, when the episode is done, the verdict.
 
 from __future__ import annotations
 
+import json
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from env_server.dataset import Split
 from env_server.showing import observation_html, observation_text
 
 
@@ -38,6 +40,43 @@ class Verdict(StrEnum):
     OUT_OF_BUDGET = "out_of_budget"
     UNJUDGED = "unjudged"
     """Answered, and nobody knows the right answer: the question came without its SQL."""
+
+
+def is_unicode(value: object) -> bool:
+    """Tell whether a JSON value can be written as UTF-8, which half of a surrogate pair cannot."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _unicode(value: str | None) -> str | None:
+    if not is_unicode(value):
+        raise ValueError("must not hold half of a surrogate pair")
+    return value
+
+
+def _seed(seed: int | None) -> int | None:
+    if seed is not None and seed >= 2**64:
+        raise ValueError("must be below 2**64")
+    return seed
+
+
+Name = Annotated[str | None, AfterValidator(_unicode)]
+
+
+class ResetRequest(BaseModel):
+    """The data of a reset."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    seed: Annotated[int | None, AfterValidator(_seed)] = Field(
+        default=None, ge=0, description="draws the question when question_id is not given"
+    )
+    episode_id: Name = Field(default=None, max_length=255, description="comes back in the state")
+    question_id: Name = Field(default=None, max_length=255, description="play this question")
+    split: Split = Field(default=Split.ALL, description="draw the question from this split")
 
 
 class SQLAction(BaseModel):
@@ -150,7 +189,7 @@ class ServedData(BaseModel):
     """Servers before it was a setting give no hints, and do not say so."""
 
     @property
-    def mark(self) -> str:
+    def version_tag(self) -> str:
         """What the header SERVES_HEADER of a session's handshake says: equal where the same episodes are played."""
         hints = " error_hints" if self.error_hints else ""
         return f"{self.fingerprint} {self.answer_mode.value} {self.step_budget}{hints}"

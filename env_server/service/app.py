@@ -64,7 +64,7 @@ class Service:
         self.access = Access(token, settings.allowed_origins)
         served = served_data(dataset, settings.answer_mode, settings.environment, catalogue)
         self.data = served.model_dump(mode="json")
-        self.sockets = Sockets(settings, self.access, capacity, metrics, self._new_session, served.mark)
+        self.sockets = Sockets(settings, self.access, capacity, metrics, self._new_session, served.version_tag)
         # All HTTP requests share one account.
         self.throw_away = ThrowAway(self._new_jobs(), self._new_episodes)
 

@@ -23,8 +23,8 @@ from env_server.episodes import Episodes
 from env_server.errors import SQLEnvError
 from env_server.service.execution.databases import SessionJobs
 from env_server.service.metrics import CONTENT_TYPE
-from env_server.service.protocol import MAX_ERRORS, ResetRequest, is_unicode, mcp_reply, observation_data, state_data
-from env_server.types import SQLAction, SQLObservation, SQLState
+from env_server.service.protocol import MAX_ERRORS, mcp_reply, observation_data, state_data
+from env_server.types import ResetRequest, SQLAction, SQLObservation, SQLState, is_unicode
 
 MAX_AT_ONCE = 16
 """Requests for `/reset` and `/step` that are carried out at once; more get 503."""

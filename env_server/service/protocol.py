@@ -13,13 +13,12 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import ValidationError
 from pydantic_core import to_json
 
-from env_server.dataset import Split
-from env_server.types import ErrorCode, SQLAction, SQLObservation, SQLState
+from env_server.types import ErrorCode, ResetRequest, SQLAction, SQLObservation, SQLState, is_unicode
 
 MAX_ERRORS = 10
 """Validation errors listed in one reply."""
@@ -36,33 +35,6 @@ class FrameError(Exception):
         super().__init__(message)
         self.code = code
         self.reply = error_frame(code, message, **details)
-
-
-def _unicode(value: str | None) -> str | None:
-    if not is_unicode(value):
-        raise ValueError("must not hold half of a surrogate pair")
-    return value
-
-
-Name = Annotated[str | None, AfterValidator(_unicode)]
-
-
-class ResetRequest(BaseModel):
-    """The data of a reset."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    seed: int | None = Field(default=None, ge=0, description="draws the question when question_id is not given")
-    episode_id: Name = Field(default=None, max_length=255, description="comes back in the state")
-    question_id: Name = Field(default=None, max_length=255, description="play this question")
-    split: Split = Field(default=Split.ALL, description="draw the question from this split")
-
-    @field_validator("seed")
-    @classmethod
-    def _in_range(cls, seed: int | None) -> int | None:
-        if seed is not None and seed >= 2**64:
-            raise ValueError("must be below 2**64")
-        return seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +66,6 @@ _KEYS = {
 
 
 _HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
-
-
-def is_unicode(value: object) -> bool:
-    """Tell whether a JSON value can be written as UTF-8, which half of a surrogate pair cannot."""
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def parse_frame(frame: str | bytes) -> Request:

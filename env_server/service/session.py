@@ -25,7 +25,6 @@ from env_server.service.protocol import (
     FrameError,
     McpRequest,
     Request,
-    ResetRequest,
     StateRequest,
     error_frame,
     mcp_frame,
@@ -33,7 +32,7 @@ from env_server.service.protocol import (
     parse_frame,
     state_frame,
 )
-from env_server.types import ActionType, ErrorCode, SQLAction, SQLObservation
+from env_server.types import ActionType, ErrorCode, ResetRequest, SQLAction, SQLObservation
 
 _ACTIONS = frozenset(ActionType)
 

@@ -13,11 +13,12 @@ import json
 import ssl
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed
@@ -30,7 +31,7 @@ from env_server.environment import SQLEnvironment
 from env_server.errors import SQLEnvError
 from env_server.factory import EnvironmentFactory
 from env_server.settings import EnvSettings
-from env_server.types import SERVES_HEADER, AnswerMode, SQLAction, SQLObservation
+from env_server.types import SERVES_HEADER, AnswerMode, ServedData, SQLAction, SQLObservation
 
 WAIT_S = 30
 """How long a test waits for what must happen."""
@@ -82,8 +83,8 @@ def played_locally(environment: SQLEnvironment) -> list[SQLObservation]:
 
 def shorten_backoffs(patch: pytest.MonkeyPatch) -> None:
     """Let servers that failed be tried again at once, for tests that do not depend on how long they are left alone."""
-    patch.setattr("env_server.client.servers.FIRST_BACKOFF_S", 0.002)
-    patch.setattr("env_server.client.servers.LONGEST_BACKOFF_S", 0.1)
+    patch.setattr("env_server.client.pool.FIRST_BACKOFF_S", 0.002)
+    patch.setattr("env_server.client.pool.LONGEST_BACKOFF_S", 0.1)
 
 
 def error_frame(code: str, message: str = "said the server", **details: Any) -> str:
@@ -108,8 +109,6 @@ class PlayingServer:
         self.token = token
         self.max_sessions = max_sessions
         self.served: dict[str, Any] = served_data(dataset, answer_mode, self.settings).model_dump()
-        self.serves: str | None = None
-        """What a handshake says of what is served."""
         self.status = "ready"
         self.script: Script = lambda _: None
         self.refuse_with: int | None = None
@@ -222,8 +221,8 @@ class PlayingServer:
         return None
 
     def _say_what_is_served(self, connection: ServerConnection, request: Request, response: Response) -> None:
-        if self.serves is not None:
-            response.headers[SERVES_HEADER] = self.serves
+        with suppress(ValidationError):  # a server of something else says nothing
+            response.headers[SERVES_HEADER] = ServedData.model_validate(self.served).version_tag
 
     async def _session(self, socket: ServerConnection) -> None:
         self._count(opened=1)

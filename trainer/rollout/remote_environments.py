@@ -5,7 +5,7 @@ Promises:
   episode is rebuilt on another by a reset and its actions so far, each observation compared with the recorded one,
   and goes on: no generated token is lost. Where they differ, the error is loud: the servers hold different data.
 - A server is used only when it serves the data, the answer mode and the step budget that this run asks for. That is
-  checked at the start, and again before a server that failed is used.
+  checked at the start, and again for each new session, by what its handshake says.
 - Every call has a deadline, below the rollout's own; what fails is a typed error, and so a reason in the episode's row.
 - A socket outlives its episode, and the loop that the episode was played on. Sessions go to the server with the least
   in flight.
@@ -26,8 +26,7 @@ from functools import partial
 
 from env_server.cache import default_cache_dir
 from env_server.catalogue import Catalogue
-from env_server.client.async_client import reset_arguments, reset_on, step_on
-from env_server.client.connection import Connection, Timeouts
+from env_server.client.connection import Connection, Server, Timeouts
 from env_server.client.errors import (
     DeadlineError,
     FixTheCallError,
@@ -37,14 +36,22 @@ from env_server.client.errors import (
     ServerRefusesError,
 )
 from env_server.client.loop_thread import LoopThread
+from env_server.client.pool import SessionPool
 from env_server.client.ready import fetch_ready
-from env_server.client.servers import Server
-from env_server.client.session_pool import SessionPool
 from env_server.data.fingerprint import served_data
 from env_server.dataset import Dataset, Question
 from env_server.errors import NoEpisodeError
 from env_server.settings import EnvSettings
-from env_server.types import AnswerMode, ReadyStatus, ServedData, SQLAction, SQLObservation, SQLState
+from env_server.types import (
+    AnswerMode,
+    Ready,
+    ReadyStatus,
+    ResetRequest,
+    ServedData,
+    SQLAction,
+    SQLObservation,
+    SQLState,
+)
 
 _LOG = logging.getLogger(__name__)
 
@@ -93,19 +100,17 @@ class RemoteEnvironments:
         self._wanted = served_data(dataset, answer_mode, settings or EnvSettings(), Catalogue(default_cache_dir()))
         self._deadlines = deadlines or RemoteSettings()
         timeouts = Timeouts(self._deadlines.connect_s, self._deadlines.request_s)
-        self._pool = SessionPool(
-            urls, token, timeouts, check=self._check, check_session=self._check_session, notice=_LOG.warning
-        )
+        self._pool = SessionPool(urls, token, timeouts, check=self._check_session, notice=_LOG.warning)
         self._thread = LoopThread("sqlenv-remote")
         try:
-            self._thread.call(self._pool.check_all())
+            self._thread.call(self._pool.probe(self._check))
         except BaseException:
             self._thread.close()
             raise
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[RemoteSession]:
-        """Lend a session; it takes its place on a server at the first reset."""
+        """Open a session; it takes its slot on a server at the first reset."""
         episode = _Episode(self._pool, self._deadlines.call_s)
         try:
             yield RemoteSession(episode, self._thread)
@@ -117,7 +122,7 @@ class RemoteEnvironments:
 
     @contextmanager
     def blocking(self) -> Iterator[BlockingSession]:
-        """Lend a session to code without async."""
+        """Open a session for code without async."""
         episode = _Episode(self._pool, self._deadlines.call_s)
         try:
             yield BlockingSession(episode, self._thread)
@@ -130,19 +135,25 @@ class RemoteEnvironments:
             self._thread.call(self._pool.aclose())
             self._thread.close()
 
+    async def _ready(self, server: Server) -> Ready:
+        return await fetch_ready(server, self._pool.token, self._deadlines.connect_s, self._pool.tls)
+
     async def _check(self, server: Server) -> None:
-        ready = await fetch_ready(server, self._pool.token, self._deadlines.connect_s, self._pool.tls)
+        ready = await self._ready(server)
         if ready.status is ReadyStatus.DRAINING:
             raise ServerDrainingError(server.name, "it is about to stop, and takes no sessions")
         if difference := _difference(ready.data, self._wanted):
             raise DifferentDataError(server.name, difference)
 
-    def _check_session(self, connection: Connection) -> None:
-        if connection.serves not in (None, self._wanted.mark):
+    async def _check_session(self, connection: Connection) -> None:
+        if connection.serves not in (None, self._wanted.version_tag):
+            # Behind a load balancer, another server may answer.
+            difference = _difference((await self._ready(connection.server)).data, self._wanted)
             raise DifferentDataError(
                 connection.server.name,
-                "the server that answered now serves something else than the one that answered at the start; start all "
-                "servers behind this address with the same --data, --answer_mode and --step_budget",
+                difference
+                or "the server that answered now serves something else than the one that answered at the "
+                "start; start all servers behind this address with the same --data, --answer_mode and --step_budget",
             )
 
 
@@ -190,8 +201,7 @@ class _Episode:
         self._pool = pool
         self._call_s = call_s
         self._connection: Connection | None = None
-        self._episode_id = ""
-        self._start: dict[str, object] = {}
+        self._start = ResetRequest()
         self._actions: list[SQLAction] = []
         self._seen: list[SQLObservation] = []
         # A cancelled call may still be unwinding when the next one, or the release, is begun.
@@ -201,18 +211,17 @@ class _Episode:
     def state(self) -> SQLState:
         if not self._seen:
             raise NoEpisodeError("no episode: call reset first")
-        return SQLState(episode_id=self._episode_id, step_count=self._seen[-1].step_count)
+        return SQLState(episode_id=self._start.episode_id or "", step_count=self._seen[-1].step_count)
 
     async def reset(self, question_id: str, episode_id: str) -> SQLObservation:
-        self._episode_id = episode_id
-        self._start = reset_arguments(question_id=question_id, episode_id=episode_id)
+        self._start = ResetRequest(question_id=question_id, episode_id=episode_id)
         self._actions, self._seen = [], []
-        return await self._call(partial(reset_on, arguments=self._start), "reset")
+        return await self._call(lambda connection: connection.reset(self._start), "reset")
 
     async def step(self, action: SQLAction) -> SQLObservation:
         if not self._seen:
             raise NoEpisodeError("no episode: call reset first")
-        observation = await self._call(partial(step_on, action=action), "step")
+        observation = await self._call(lambda connection: connection.step(action), "step")
         self._actions.append(action)
         return observation
 
@@ -241,31 +250,31 @@ class _Episode:
         """Make the request where the episode is, or, when that fails, where it can be rebuilt."""
         if self._connection is not None:
             try:
-                return await self._pool.go_on(self._connection, request)
+                return await self._pool.resume(self._connection, request)
             except RemoteActionError:
                 raise
             except BaseException as error:
                 self._connection = None
                 if not isinstance(error, RetryableError):
                     raise
-        patience_s = SEARCH_SHARE * (deadline - asyncio.get_running_loop().time())
-        self._connection, observation = await self._pool.begin(partial(self._rebuild, request), patience_s)
+        timeout_s = SEARCH_SHARE * (deadline - asyncio.get_running_loop().time())
+        self._connection, observation = await self._pool.open(partial(self._rebuild, request), timeout_s)
         return observation
 
     async def _rebuild(self, request: Request, connection: Connection) -> SQLObservation:
         """Play again what was played, if anything was, then make the request."""
         if self._seen:
-            self._compare(connection.server, 0, await reset_on(connection, self._start))
+            self._compare(connection.server, 0, await connection.reset(self._start))
             for number, action in enumerate(self._actions, start=1):
-                self._compare(connection.server, number, await step_on(connection, action))
+                self._compare(connection.server, number, await connection.step(action))
         return await request(connection)
 
     def _compare(self, server: Server, number: int, observation: SQLObservation) -> None:
         if observation != self._seen[number]:
             raise DifferentObservationError(
                 server.name,
-                f"episode {self._episode_id} was moved here, and step {number} shows something else than where it "
-                "began; the servers do not hold the same data",
+                f"episode {self._start.episode_id} was moved here, and step {number} shows something else than where "
+                "it began; the servers do not hold the same data",
             )
 
 

@@ -9,7 +9,7 @@ import pytest
 from env_server.dataset import Dataset
 from env_server.service.settings import ServiceSettings
 from tests.env_server.conftest import RunningServer
-from tests.env_server.serving import shorten_backoffs
+from tests.env_server.serving import PlayingServer, running_server, shorten_backoffs
 
 
 @pytest.fixture(scope="session")
@@ -24,3 +24,9 @@ def service(pets: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 @pytest.fixture
 def short_backoffs(monkeypatch: pytest.MonkeyPatch) -> None:
     shorten_backoffs(monkeypatch)
+
+
+@pytest.fixture
+def server(pets: Dataset) -> Iterator[PlayingServer]:
+    with running_server(pets) as running:
+        yield running

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.server_process import reserved_ports
-from env_server.client.connection import MAX_FRAME_BYTES, Connection, Timeouts, refused
+from env_server.client.connection import MAX_FRAME_BYTES, Connection, Server, Timeouts, parse_servers, status_error
 from env_server.client.errors import (
     AuthenticationError,
     ClientError,
@@ -22,7 +22,6 @@ from env_server.client.errors import (
     ServerBusyError,
     ServerDrainingError,
 )
-from env_server.client.servers import Server, parse_servers
 from env_server.dataset import Dataset
 from tests.env_server.serving import Close, Deed, Die, Hang, PlayingServer, error_frame, running_server
 
@@ -138,7 +137,7 @@ async def test_the_token_is_in_no_error_and_in_no_log(server: PlayingServer, cap
     ],
 )
 def test_what_a_status_says(status: int, kind: type[ClientError], text: str) -> None:
-    error = refused(server_at("ws://host:8000"), status, b"not now")
+    error = status_error(server_at("ws://host:8000"), status, b"not now")
     assert type(error) is kind
     assert text in str(error)
 
@@ -180,7 +179,7 @@ async def test_a_server_that_hangs_up_in_the_handshake() -> None:
         writer.close()
 
     async with tcp_server(hang_up) as there:
-        with pytest.raises(ConnectionLostError, match="hung up during the handshake"):
+        with pytest.raises(ConnectionLostError, match="hung up"):
             await Connection.open(there)
 
 
@@ -202,7 +201,7 @@ async def test_tls_where_there_is_none(server: PlayingServer) -> None:
         (Die(), ConnectionLostError, "the connection was closed"),
         (error_frame("SESSION_ERROR"), ConnectionLostError, "ended the session, SESSION_ERROR: said the server"),
         (error_frame("FACTORY_ERROR"), ConnectionLostError, "ended the session, FACTORY_ERROR: said the server"),
-        (error_frame("CAPACITY_REACHED"), ServerBusyError, "no session to give: said the server"),
+        (error_frame("CAPACITY_REACHED"), ServerBusyError, "no session free: said the server"),
         ("not JSON", ProtocolError, "its reply is not OpenEnv's: not JSON"),
         ("[" * 100_000, ProtocolError, "its reply is not OpenEnv's"),
         ("[]", ProtocolError, "its reply is not OpenEnv's"),

@@ -18,14 +18,13 @@ from env_server.service.protocol import (
     CloseRequest,
     FrameError,
     McpRequest,
-    ResetRequest,
     StateRequest,
     mcp_reply,
     observation_frame,
     parse_frame,
     state_frame,
 )
-from env_server.types import SQLAction, SQLObservation, SQLState
+from env_server.types import ResetRequest, SQLAction, SQLObservation, SQLState
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),

@@ -117,7 +117,7 @@ async def test_an_episode_over_the_socket_is_the_episode_in_process(server: Runn
 async def test_the_handshake_says_what_is_served(server: RunningServer, pets: Dataset) -> None:
     async with connect(server.ws) as client:
         assert client.response is not None
-        assert client.response.headers[SERVES_HEADER] == served_data(pets, AnswerMode.VALUE, EnvSettings()).mark
+        assert client.response.headers[SERVES_HEADER] == served_data(pets, AnswerMode.VALUE, EnvSettings()).version_tag
 
 
 async def test_what_kills_an_upstream_session_leaves_ours_alive(server: RunningServer) -> None:

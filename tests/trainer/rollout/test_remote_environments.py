@@ -21,8 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from env_server.client.errors import ConnectionLostError, DeadlineError, NoServerError, RemoteActionError
-from env_server.client.session_pool import LOSSES_ALLOWED
-from env_server.data.fingerprint import served_data
+from env_server.client.pool import LOST_ALLOWED
 from env_server.dataset import Dataset
 from env_server.environment import SQLEnvironment
 from env_server.errors import NoEpisodeError
@@ -145,7 +144,7 @@ MOMENTS = st.integers(0, 2 * len(EPISODE))
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.dictionaries(MOMENTS, st.sampled_from(FAILURES), max_size=LOSSES_ALLOWED - 1), st.booleans())
+@given(st.dictionaries(MOMENTS, st.sampled_from(FAILURES), max_size=LOST_ALLOWED - 1), st.booleans())
 def test_whatever_fails_whenever_leaves_the_episode_as_it_is(
     pets: Dataset, expected: list[SQLObservation], failures: dict[int, Deed], one_dies: bool
 ) -> None:
@@ -280,22 +279,26 @@ async def test_a_server_that_comes_back_with_other_data_is_not_used(
 
 
 @pytest.mark.parametrize(
-    "changes", [{"step_budget": 3}, {"answer_mode": AnswerMode.SQL}, {"fingerprint": "0"}, {"error_hints": True}]
+    ("changes", "why"),
+    [
+        ({"step_budget": 3}, "it plays with --step_budget 3"),
+        ({"answer_mode": "sql"}, "it plays with --answer_mode sql"),
+        ({"fingerprint": "0"}, "give both the same --data"),
+        ({"error_hints": True}, "it plays with --error_hints true"),
+    ],
 )
 async def test_a_server_behind_the_same_address_that_serves_something_else_is_a_loud_error(
     connect: Connect,
     servers: list[PlayingServer],
-    pets: Dataset,
     expected: list[SQLObservation],
     changes: dict[str, Any],
+    why: str,
 ) -> None:
-    served = served_data(pets, AnswerMode.VALUE, EnvSettings())
     remote = connect(servers[0])
-    servers[0].serves = served.mark
     assert await play(remote) == expected
     servers[0].hang_up()
-    servers[0].serves = served.model_copy(update=changes).mark
-    with pytest.raises(DifferentDataError, match="start all servers behind this address with the same --data"):
+    servers[0].served = servers[0].served | changes
+    with pytest.raises(DifferentDataError, match=why):
         await play(remote)
     await asyncio.to_thread(servers[0].wait_until, lambda: servers[0].sessions == 0)
 
