@@ -20,8 +20,8 @@ import trustme
 from websockets.exceptions import InvalidStatus
 
 from benchmarks.server_process import ROOT, START_S, reserved_ports
-from env_server.client.errors import AuthenticationError, CertificateError
 from env_server.client import SyncSQLEnvClient
+from env_server.client.errors import AuthenticationError, CertificateError
 from env_server.dataset import Dataset
 from env_server.environment import SQLEnvironment
 from env_server.settings import EnvSettings
