@@ -15,8 +15,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from trainer.results.run_files import RunFolder
-from trainer.results.statistics import compare
+from trainer.eval.run_files import RunFolder
+from trainer.eval.statistics import compare
 from trainer.tiny import BASE_CHECKPOINT
 
 

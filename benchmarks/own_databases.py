@@ -41,7 +41,7 @@ from env_server.data.loading import load_dataset
 from env_server.data.splits import split_queries
 from env_server.dataset import Dataset
 from env_server.errors import SQLEnvError
-from trainer.results.summary_table import percent
+from trainer.eval.statistics import percent
 
 RECIPE = Path("configs/real-model/own-databases.yaml")
 OWN, OTHER = "own", "other"

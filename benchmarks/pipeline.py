@@ -26,7 +26,7 @@ from typing import Any
 
 from benchmarks.engines import INFERENCE, VLLM_START_S
 from benchmarks.server_process import ROOT, SQLENV, ServerProcess
-from trainer.results.run_files import RunFolder
+from trainer.eval.run_files import RunFolder
 from trainer.tiny import BASE_CHECKPOINT
 
 WARM_UP_STEPS = 2

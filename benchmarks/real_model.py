@@ -43,7 +43,7 @@ from benchmarks.real_model_table import gather, print_tables
 from benchmarks.server_process import ROOT, SQLENV, ServerError, ServerProcess
 from env_server.errors import SQLEnvError
 from tests.small_model import SMALL_MODEL
-from trainer.results.json_writing import replace_json
+from trainer.eval.run_files import replace_json
 from trainer.tiny import BASE_CHECKPOINT
 
 RECIPE = Path("configs/real-model/recipe.yaml")

@@ -33,10 +33,9 @@ from pydantic import TypeAdapter
 
 from benchmarks.server_process import SQLENV
 from env_server.errors import SQLEnvError
+from trainer.eval.output_folder import final_state, last_checkpoint
+from trainer.eval.run_files import RunFolder, read_records, replace_json
 from trainer.policy import SETTINGS_FILE
-from trainer.results.fresh_folder import final_state, last_checkpoint
-from trainer.results.json_writing import replace_json
-from trainer.results.run_files import RunFolder, read_records
 from trainer.rollout.episodes import EpisodeRecord
 from trainer.warmup import MINUTES_FILE
 
@@ -246,7 +245,7 @@ def train(
     checkpoint = phase.checkpoint
     if checkpoint is not None:
         # What was trained after it is trained again, and is not enough before that.
-        RunFolder(phase.out).go_on_from(steps_of(checkpoint))
+        RunFolder(phase.out).resume_from(steps_of(checkpoint))
     if checkpoint is None or (trained_minutes(phase.out) < minutes and final_state(phase.out) is None):
         flags = [*phase.config(keys), *words, "--output_dir", str(phase.out), *resume]
         server = ["--use_vllm", "true", "--vllm_server_base_url", url()]

@@ -32,9 +32,8 @@ from benchmarks.server_process import ROOT, ServerError
 from env_server.errors import SQLEnvError
 from trainer.comparison.comparison import compare_sides
 from trainer.comparison.sides import find_side
-from trainer.results.run_files import RunFolder
-from trainer.results.statistics import Interval
-from trainer.results.summary_table import interval_text, percent
+from trainer.eval.run_files import RunFolder
+from trainer.eval.statistics import Interval, interval_text, percent
 
 TRIALS = Path("configs/real-model/trials.yaml")
 FOLDER = "trials"

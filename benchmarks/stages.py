@@ -21,8 +21,8 @@ from typing import Any
 
 import yaml
 
-from trainer.results.run_files import RunFolder
-from trainer.results.statistics import PairedDifference, judged, paired_difference, successful
+from trainer.eval.run_files import RunFolder
+from trainer.eval.statistics import PairedDifference, judged, paired_difference, successful
 from trainer.rollout.episodes import EpisodeRecord
 
 CONFIG = Path("configs/tiny.yaml")

@@ -31,8 +31,8 @@ from env_server.data.loading import load_dataset
 from env_server.dataset import Split
 from env_server.settings import EnvSettings
 from env_server.types import AnswerMode
-from trainer.evaluation.evaluate import play_scripted
-from trainer.results.run_files import RunFolder
+from trainer.eval.run_files import RunFolder, episode_line
+from trainer.evaluate import play_scripted
 from trainer.rollout.environments import LOCAL, open_environments
 from trainer.rollout.episodes import EpisodeRecord, record
 
@@ -58,7 +58,7 @@ def write_run(folder: Path, records: Sequence[EpisodeRecord], count: int) -> Run
     run = RunFolder.create(folder / RUN, {"sqlenv": {"data": "synthetic"}, "grpo": {}, "model": {}})
     with run.episodes_writer() as episodes, run.metrics_writer() as metrics:
         for number, one in enumerate(islice(cycle(records), count)):
-            episodes.write_episode(1 + number // STEP, one)
+            episodes.write_lines(episode_line(1 + number // STEP, one))
             if number % STEP == 0:
                 metrics.write({"step": 1 + number // STEP, "loss": 0.0, "reward": one.reward})
     return run

@@ -145,7 +145,7 @@ def _nothing_to_save() -> Iterator[None]:
 
 
 def _evaluate(argv: Sequence[str]) -> int:
-    from trainer.evaluation import evaluate
+    from trainer import evaluate
 
     return evaluate.run(argv)
 

@@ -440,18 +440,17 @@ def test_a_policy_is_asked_for_one_query(capsys: Captured, tmp_path: Path) -> No
     assert summary["exploration"]["prompt_tokens"] > 200
 
 
-def test_luck_is_told_where_values_are_answers(small: str, capsys: Captured) -> None:
+def test_false_positives_are_measured_in_value_mode(small: str, capsys: Captured) -> None:
     by_value = evaluate(capsys, "--policy", "oracle", "--data", small)
-    assert (by_value["luck"]["lucky"]["n"], by_value["luck"]["lucky"]["count"]) == (4, 0)
-    assert evaluate(capsys, "--policy", "oracle", "--data", small, "--answer_mode", "sql")["luck"] is None
+    assert (by_value["false_positives"]["share"]["n"], by_value["false_positives"]["share"]["count"]) == (4, 0)
+    assert evaluate(capsys, "--policy", "oracle", "--data", small, "--answer_mode", "sql")["false_positives"] is None
 
 
 def test_it_says_why_episodes_failed_and_how_they_explored(small: str, capsys: Captured) -> None:
     assert cli.main(["evaluate", "--policy", "random", "--data", small]) == 0
     out = capsys.readouterr().out
-    assert "why random failed" in out
-    assert "DESCRIBE before the first QUERY: " in out
-    assert "a question took " in out
+    for caption in ("Success by difficulty", "Why episodes failed", "How it explored"):
+        assert caption in out
 
 
 def test_the_oracle_is_right_on_spider(spider_dir: Path, capsys: Captured) -> None:

@@ -22,8 +22,21 @@ ROOMS = {
     "env_server": ["top", "sql", "judging", "test_suites", "core", "data", "service", "client"],
     "inference": ["top", "in_vllm", "hf", "vllm", "launch", "weights"],
     "trainer": [
-        *("top", "chat", "policy", "models", "tiny", "rollout", "engines", "results", "evaluation", "report"),
-        *("comparison", "export", "flags", "cli", "viewer", "training", "demos", "warmup", "core", "stages"),
+        *("top", "chat", "policy", "models", "tiny", "rollout", "engines", "eval", "report"),
+        *(
+            "evaluation",
+            "evaluate",
+            "comparison",
+            "export",
+            "flags",
+            "cli",
+            "viewer",
+            "training",
+            "demos",
+            "warmup",
+            "core",
+            "stages",
+        ),
     ],
 }
 """The rooms of each package, folders and modules, from the bottom up: a room imports those before it, and never one

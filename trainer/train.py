@@ -31,8 +31,10 @@ from inference.adapters import RUN_MODEL
 from trainer.chat.format import ChatFormat, ChatSettings
 from trainer.config import SQLEnvArguments, token_of
 from trainer.engines import RolloutSetup, find_servers, open_policy
-from trainer.evaluation.evaluate import choose_questions
-from trainer.evaluation.run_evaluation import RunEvaluations
+from trainer.eval.output_folder import remove_on_failure
+from trainer.eval.run_files import RunFolder, versions
+from trainer.eval.statistics import EvaluationSummary
+from trainer.evaluate import choose_questions
 from trainer.export.checkpoint import publish
 from trainer.export.hub import Destination
 from trainer.flags.combinations import context_advice
@@ -41,10 +43,7 @@ from trainer.next_command import NextCommand, what_next
 from trainer.policy import PlaySettings
 from trainer.ranks import Ranks, abort_together
 from trainer.report.report import write_report
-from trainer.results.fresh_folder import remove_on_failure
-from trainer.results.run_files import RunFolder, versions
-from trainer.results.statistics import EvaluationSummary
-from trainer.results.summary_table import difficulty_table, summary_table
+from trainer.report.tables import for_terminal, group_table, success_table
 from trainer.rollout.background import RolloutLoop
 from trainer.rollout.client import RolloutClient
 from trainer.rollout.environments import AnyEnvironments, open_environments
@@ -58,6 +57,7 @@ from trainer.training.batch_shape import BatchSettings, BatchShape
 from trainer.training.batches import Batches
 from trainer.training.dry_run import dry_run
 from trainer.training.evaluating import EvaluateAtStart, SQLEnvTrainer
+from trainer.training.evaluations import RunEvaluations
 from trainer.training.grpo import build_trainer, stop_at_turns_ends, use_engine
 from trainer.training.guided_starts import GuidedStarts
 from trainer.training.health import HealthMonitor, RunInfo
@@ -316,12 +316,14 @@ class Training:
     def _conclude(self, trainer: SQLEnvTrainer) -> None:
         evaluations = self._folder.evaluations()
         if evaluations:
-            rows = [(evaluation.label, evaluation.summary) for evaluation in evaluations]
+            summaries = {evaluation.label: evaluation.summary for evaluation in evaluations}
             unseen = "unseen databases" if self._evaluations.unseen_databases else "unseen questions"
-            self._console.print(summary_table(rows, title=f"{self._arguments.data}, {unseen}, greedy"))
-            self._console.print(difficulty_table(rows))
+            title = f"{self._arguments.data}, {unseen}, greedy"
+            for table in (success_table(summaries, title), group_table("difficulty", summaries, intervals=False)):
+                if table is not None:
+                    self._console.print(for_terminal(table))
         report = write_report(self._folder.path)
-        trainer.save_state()  # it says that the run is finished; see `trainer.results.fresh_folder`
+        trainer.save_state()  # it says that the run is finished; see `trainer.eval.output_folder`
         self._console.print(f"policy  {self._folder.path / RUN_MODEL}\nreport  {report}", highlight=False)
         if self._destination:
             url = publish(self._folder.path, self._destination, trust_remote_code=self._grpo.trust_remote_code)

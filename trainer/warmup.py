@@ -41,6 +41,7 @@ from trainer.chat.format import ChatFormat, ChatSettings, Conversation
 from trainer.config import ConfigError, WarmupArguments
 from trainer.demos.demonstrations import play_demonstrations
 from trainer.demos.rejection_sampling import replay
+from trainer.eval.output_folder import left_nothing, remove_on_failure
 from trainer.models import (
     SavePlaySettings,
     init_kwargs,
@@ -53,7 +54,6 @@ from trainer.models import (
 from trainer.next_command import NextCommand, what_next
 from trainer.policy import resolve_policy
 from trainer.ranks import Ranks, abort_together
-from trainer.results.fresh_folder import left_nothing, remove_on_failure
 from trainer.signals import StopAfterStep, StopSignals
 from trainer.training.arguments import advise, parse_warmup_arguments, warmup_play_settings
 from trainer.training.checkpointing import CheckpointingTrainer
@@ -270,7 +270,7 @@ def _warm_up(
     stopping.conclude()
     require_saved_in(target, ranks.broadcast(save()))
     if trainer.state.global_step >= trainer.state.max_steps:  # after a deadline, --max_minutes may be raised
-        trainer.save_state()  # it says that the run is finished; see `trainer.results.fresh_folder`
+        trainer.save_state()  # it says that the run is finished; see `trainer.eval.output_folder`
     console.print(f"policy  {target}", highlight=False, soft_wrap=True)
     if not stopping.part:
         further = [["train", "--model_name_or_path", str(target), "--data", arguments.data]]

@@ -33,10 +33,9 @@ from policies.tiny.tokenizer import build_tokenizer
 from trainer.chat.actions import format_action
 from trainer.chat.format import ChatFormat, Conversation
 from trainer.demos.demonstrations import play_demonstrations
-from trainer.evaluation.evaluate import choose_questions, excluded_by_reason, play_model
+from trainer.eval.statistics import EvaluationSummary, interval_text, percent, summarize
+from trainer.evaluate import choose_questions, excluded_by_reason, play_model
 from trainer.models import load_policy
-from trainer.results.statistics import EvaluationSummary, summarize
-from trainer.results.summary_table import interval_text, percent
 from trainer.rollout.client import RolloutSettings
 from trainer.rollout.environments import LocalEnvironments
 from trainer.rollout.episodes import Episode, record

@@ -39,8 +39,8 @@ from benchmarks.server_process import ROOT
 from env_server.data.loading import load_dataset
 from env_server.dataset import Split
 from tests.integration.training import surroundings_in
+from trainer.eval.run_files import RunFolder
 from trainer.policy import SETTINGS_FILE
-from trainer.results.run_files import RunFolder
 from trainer.tiny import BASE_CHECKPOINT
 from trainer.training.arguments import parse_arguments, parse_warmup_arguments
 from trainer.warmup import MINUTES_FILE

@@ -19,7 +19,7 @@ from benchmarks.real_model_recipe import RecipeError, read_recipe
 from benchmarks.real_model_trials import TRIALS, Trials, check_unchanged, main, print_trials, read_trials, summary_of
 from benchmarks.server_process import ROOT
 from tests.integration.training import surroundings_in
-from trainer.results.run_files import RunFolder
+from trainer.eval.run_files import RunFolder
 from trainer.tiny import BASE_CHECKPOINT
 from trainer.training.arguments import parse_arguments
 

@@ -24,7 +24,7 @@ import pytest
 
 from benchmarks.server_process import SQLENV
 from tests.cluster.network import Host, Network, missing
-from trainer.results.run_files import RunFolder
+from trainer.eval.run_files import RunFolder
 from trainer.tiny import BASE_CHECKPOINT
 
 pytestmark = [

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from tests.docker.kubernetes import FOLDER
+from trainer.eval.run_files import RunFolder
 from trainer.policy import SETTINGS_FILE
-from trainer.results.run_files import RunFolder
 
 TRAIN = FOLDER / "base" / "train.sh"
 WAIT_FOR = FOLDER / "base" / "wait_for.py"

@@ -17,8 +17,8 @@ from env_server.data.loading import load_dataset
 from inference.adapters import Place, find_policy
 from sqlenv import cli
 from tests.integration.training import save_policy, surroundings_in
+from trainer.eval.run_files import RunFolder
 from trainer.models import load_policy
-from trainer.results.run_files import RunFolder
 
 FLAGS = [
     *("--data", "synthetic", "--eval_episodes", "0", "--step_budget", "4", "--max_turn_length", "12"),

@@ -10,7 +10,7 @@ import pytest
 
 from sqlenv import cli
 from tests.integration.training import surroundings_in
-from trainer.results.run_files import RunFolder
+from trainer.eval.run_files import RunFolder
 from trainer.tiny import BASE_CHECKPOINT
 
 CITIES = ("Oslo", "Lima", "Rome", "Bern")

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 from policies.tiny.tokenizer import build_tokenizer
 from sqlenv import cli
 from tests.integration.training import surroundings_in
-from trainer.results.run_files import RunFolder
+from trainer.eval.run_files import RunFolder
 from trainer.training import health
 from trainer.training.health import CHECKS, Check
 

@@ -19,7 +19,7 @@ from benchmarks.server_process import ROOT
 from env_server.cache import CACHE_VARIABLE
 from sqlenv import cli
 from tests.integration.training import save_policy, surroundings_in
-from trainer.results.run_files import RunFolder
+from trainer.eval.run_files import RunFolder
 from trainer.tiny import BASE_CHECKPOINT
 from trainer.training.batches import Batches
 

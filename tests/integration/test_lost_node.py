@@ -23,8 +23,8 @@ from env_server.cache import CACHE_VARIABLE
 from tests.docker.kubernetes import FOLDER, command, manifests, needs_kubectl, pod_templates
 from tests.integration.test_training import FLAGS
 from tests.integration.training import save_policy
+from trainer.eval.run_files import RunFolder
 from trainer.policy import SETTINGS_FILE
-from trainer.results.run_files import RunFolder
 
 pytestmark = needs_kubectl
 

@@ -16,7 +16,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Model
 from env_server.data.loading import load_dataset
 from sqlenv import cli
 from tests.integration.training import save_policy, surroundings_in
-from trainer.results.run_files import RunFolder
+from trainer.eval.run_files import RunFolder
 
 FLAGS = [
     *("--data", "synthetic", "--eval_episodes", "0", "--step_budget", "4", "--max_turn_length", "8"),

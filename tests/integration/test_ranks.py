@@ -26,9 +26,9 @@ from tests.fork_server import ForkServer
 from tests.integration.test_training import FLAGS, NO_CHECKPOINTS, token_exact, weights_of
 from tests.integration.training import save_policy
 from trainer.chat.format import ChatFormat
-from trainer.evaluation.evaluate import choose_questions, play_model
+from trainer.eval.run_files import RunFolder
+from trainer.evaluate import choose_questions, play_model
 from trainer.models import load_policy
-from trainer.results.run_files import RunFolder
 from trainer.rollout.client import RolloutSettings
 from trainer.rollout.environments import LocalEnvironments
 from trainer.rollout.episodes import record

@@ -26,7 +26,7 @@ from tests.integration.exported import answer_in_transformers, answer_in_vllm
 from tests.integration.training import surroundings_in
 from tests.integration.vllm_server import VLLMHandle, mark_weights, vllm_server
 from tests.small_model import SMALL_MODEL
-from trainer.results.run_files import RunFolder
+from trainer.eval.run_files import RunFolder
 
 # See tests/integration/test_vllm_training.py.
 pytestmark = [

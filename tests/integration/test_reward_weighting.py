@@ -14,8 +14,8 @@ import pytest
 from env_server.settings import RewardSettings
 from sqlenv import cli
 from tests.integration.training import surroundings_in
+from trainer.eval.run_files import RunFolder
 from trainer.report.report import write_report
-from trainer.results.run_files import RunFolder
 from trainer.rollout.episodes import EpisodeRecord
 from trainer.tiny import BASE_CHECKPOINT
 

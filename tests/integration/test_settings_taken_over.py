@@ -14,8 +14,8 @@ from sqlenv import cli
 from tests.integration.service import write_data
 from tests.integration.training import surroundings_in
 from trainer.config import ActionFormat
+from trainer.eval.run_files import RunFolder
 from trainer.policy import SETTINGS_FILE, TRAIN_NAMES, WARMUP_NAMES, PlaySettings, read_play
-from trainer.results.run_files import RunFolder
 from trainer.tiny import BASE_CHECKPOINT
 
 QUICK = [

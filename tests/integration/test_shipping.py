@@ -13,9 +13,9 @@ from env_server.data.loading import load_dataset
 from sqlenv import cli
 from tests.integration.training import save_policy, surroundings_in
 from tests.trainer.fake_hub import TOKEN, pointed_at, running_hub
+from trainer.eval.run_files import RunFolder
+from trainer.eval.statistics import interval_text, percent
 from trainer.policy import SETTINGS_FILE
-from trainer.results.run_files import RunFolder
-from trainer.results.summary_table import interval_text, percent
 
 FLAGS = [
     *("--data", "synthetic", "--eval_episodes", "8", "--step_budget", "6", "--max_turn_length", "16"),

@@ -24,8 +24,8 @@ from tests.fork_server import ForkServer
 from tests.integration.test_ranks import DEADLINE_S, FORKED
 from tests.integration.test_training import comparable
 from tests.integration.training import surroundings_in
+from trainer.eval.run_files import RunFolder
 from trainer.policy import SETTINGS_FILE
-from trainer.results.run_files import RunFolder
 from trainer.stages.plan import read_plan
 from trainer.stages.run import known_flags
 from trainer.tiny import BASE_CHECKPOINT

@@ -24,8 +24,8 @@ from tests.integration.service import until
 from tests.integration.training import surroundings_in
 from tests.integration.vllm_runs import LORA, NO_CHECKPOINTS, command, token_exact
 from tests.integration.vllm_server import START_S, VLLMHandle, meanwhile, vllm_server
-from trainer.results.fresh_folder import FINAL_STATE
-from trainer.results.run_files import RunFolder
+from trainer.eval.output_folder import FINAL_STATE
+from trainer.eval.run_files import RunFolder
 from trainer.tiny import BASE_CHECKPOINT
 
 # As in test_vllm_training: a connection attempt that is cancelled may leave its socket to the garbage collector.

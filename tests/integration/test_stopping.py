@@ -24,7 +24,7 @@ import trainer.signals
 from sqlenv import cli
 from tests.integration.test_training import FLAGS, NO_CHECKPOINTS, STOPPING
 from tests.integration.training import save_policy, surroundings_in
-from trainer.results.run_files import RunFolder
+from trainer.eval.run_files import RunFolder
 from trainer.rollout.client import RolloutClient
 from trainer.rollout.episodes import Episode
 from trainer.signals import StopSignals

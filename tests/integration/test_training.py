@@ -30,8 +30,8 @@ from env_server.dataset import Dataset, Split
 from sqlenv import cli
 from tests.integration.service import metric, serving, until
 from tests.integration.training import save_policy, surroundings_in
-from trainer.results.metrics import meaning
-from trainer.results.run_files import RunFolder
+from trainer.eval.metrics import meaning
+from trainer.eval.run_files import RunFolder
 from trainer.rollout.timings import Part
 from trainer.tiny import BASE_CHECKPOINT
 

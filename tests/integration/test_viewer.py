@@ -21,8 +21,8 @@ from env_server.data.loading import load_dataset
 from env_server.dataset import Split
 from tests.integration.chromium import chromium, complaints_of, needs_chromium
 from tests.trainer.viewer.runs import evaluate, evaluate_alone, make_run, make_turn, played, train
+from trainer.eval.run_files import Alert, RunFolder
 from trainer.report.report import write_report
-from trainer.results.run_files import Alert, RunFolder
 
 pytestmark = needs_chromium
 
@@ -335,7 +335,7 @@ def test_a_run_is_watched_while_it_grows(page: Page, tmp_path: Path, complaints:
         train(run, 2, [played("a"), played("b")], **METRICS)
         expect(page.locator("#found")).to_contain_text("4 episodes · 75.0% right")
         expect(page.locator(".episode-row").first).to_contain_text("step 2")
-        run.go_on_from(1)
+        run.resume_from(1)
         train(run, 2, [played("a", "wrong")], **METRICS)
         expect(page.locator("#found")).to_contain_text("3 episodes · 33.3% right")
         assert server.stop(2) == 0

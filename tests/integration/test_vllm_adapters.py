@@ -33,7 +33,7 @@ from tests.integration.training import surroundings_in
 from tests.integration.vllm_runs import LORA, NO_CHECKPOINTS, command, token_exact
 from tests.integration.vllm_server import VLLMHandle, mark_weights, vllm_server
 from tests.logprobs import logprobs_of
-from trainer.results.run_files import RunFolder
+from trainer.eval.run_files import RunFolder
 from trainer.tiny import BASE_CHECKPOINT
 
 Captured = pytest.CaptureFixture[str]

@@ -19,7 +19,7 @@ from tests.integration.training import surroundings_in, three_steps
 from tests.integration.vllm_runs import FLAGS, LORA, NO_CHECKPOINTS, command, token_exact
 from tests.integration.vllm_server import VLLMHandle, meanwhile, vllm_server
 from trainer.config import SQLEnvArguments
-from trainer.results.run_files import RunFolder
+from trainer.eval.run_files import RunFolder
 from trainer.rollout.episodes import Episode, Outcome
 from trainer.rollout.rewards import REWARD_FUNCTIONS
 from trainer.tiny import BASE_CHECKPOINT

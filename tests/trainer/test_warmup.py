@@ -38,10 +38,10 @@ from tests.clock import Clock
 from tests.env_server.data.doctor.planted import Planted, plant
 from trainer.chat.format import ChatFormat, Conversation
 from trainer.demos.demonstrations import play_demonstrations
+from trainer.eval.run_files import RunFolder
 from trainer.models import load_policy
 from trainer.policy import SETTINGS_FILE, saved_play
 from trainer.ranks import Ranks
-from trainer.results.run_files import RunFolder
 from trainer.rollout.client import EpisodeRequest, RolloutClient, RolloutSettings
 from trainer.rollout.environments import LocalEnvironments
 from trainer.rollout.players import OraclePlayer, play

@@ -34,9 +34,9 @@ from inference.engine import Engine
 from trainer.chat.format import ChatFormat
 from trainer.config import ConfigError
 from trainer.engines import ServedPolicy, in_process_engine, token_budget
+from trainer.eval.summaries import agreeing, rows_key, typed_key
 from trainer.models import load_policy
 from trainer.policy import PlaySettings, resolve_policy, saved_play, settle
-from trainer.results.samples import agreeing, rows_key, typed_key
 from trainer.rollout.client import RolloutClient, RolloutSettings, derive_seed, explore, request_for
 from trainer.rollout.environments import Environments, LocalEnvironments
 from trainer.rollout.episodes import Episode, Outcome, Turn, record

@@ -4,7 +4,7 @@ A and B are each a run's folder (its evaluation after training), RUN:LABEL for a
 random, oracle, step-000050), a file that `sqlenv evaluate --episodes_out FILE.jsonl` wrote, or such a file in a folder
 of them, FOLDER:FILE. The questions that both were judged on are paired; intervals are of 95%, with the database as the
 cluster (the jackknife over databases with the quantile of t, in Bonett and Price's interval of a paired difference;
-trainer/results/statistics.py has the method and its sources).
+trainer/eval/statistics.py has the method and its sources).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sqlenv.parser import Parser, output_file
 from trainer.comparison.comparison import compare_sides
 from trainer.comparison.sides import find_side
 from trainer.comparison.text import SHOWN, print_comparison
-from trainer.results.statistics import intervals_as_pairs
+from trainer.eval.statistics import intervals_as_pairs
 
 
 def build_parser() -> Parser:

@@ -21,9 +21,9 @@ from functools import partial
 
 from env_server.dataset import Hardness
 from trainer.comparison.sides import Side, SideError
-from trainer.results.failure_kinds import FailureKind, failure_kind
-from trainer.results.run_flags import Differing, differing
-from trainer.results.statistics import (
+from trainer.eval.failure_kinds import FailureKind, failure_kind
+from trainer.eval.run_files import Differing, differing
+from trainer.eval.statistics import (
     GroupSummary,
     MeanDifference,
     PairedDifference,

@@ -16,6 +16,9 @@ from matplotlib.ticker import PercentFormatter
 
 from trainer.comparison.comparison import Comparison, GroupDifference
 from trainer.comparison.text import verdict
+from trainer.eval.curves import thin
+from trainer.eval.run_files import RunFolder
+from trainer.eval.statistics import Interval
 from trainer.report.plots import (
     AFTER,
     BEFORE,
@@ -30,9 +33,6 @@ from trainer.report.plots import (
     whole_steps,
     write_png,
 )
-from trainer.results.curves import thin
-from trainer.results.run_files import RunFolder
-from trainer.results.statistics import Interval
 
 A_COLOR, B_COLOR = BEFORE, AFTER
 WIDTH = 11.0

@@ -18,10 +18,9 @@ from typing import Any
 
 from env_server.errors import SQLEnvError
 from inference.adapters import RUN_MODEL
+from trainer.eval.run_files import ABOUT, Evaluation, RunFolder, flags_of, read_about, read_records, runs_in
 from trainer.evaluation.arguments import SCRIPTED
 from trainer.policy import SETTINGS_FILE, read_play
-from trainer.results.run_files import ABOUT, Evaluation, RunFolder, read_about, read_records, runs_in
-from trainer.results.run_flags import flags_of
 from trainer.rollout.episodes import EpisodeRecord
 
 AFTER = "after"

@@ -14,10 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from trainer.comparison.comparison import Comparison, Flip, GroupDifference, SideFacts
+from trainer.eval.run_files import Differing
+from trainer.eval.statistics import Interval, MeanDifference, PairedDifference, interval_text, percent
 from trainer.report.replays import cut
-from trainer.results.run_flags import Differing
-from trainer.results.statistics import Interval, MeanDifference, PairedDifference
-from trainer.results.summary_table import interval_text, percent
 
 SHOWN = 10
 """Flipped questions of each direction, and differing flags, that are shown unless all are asked for."""

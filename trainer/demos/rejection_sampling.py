@@ -39,7 +39,7 @@ from env_server.types import ActionType, AnswerMode, SQLAction, SQLObservation
 from sqlenv.progress import reported
 from trainer.chat.format import Conversation
 from trainer.config import ConfigError
-from trainer.results.run_files import read_records
+from trainer.eval.run_files import read_records
 from trainer.rollout.episodes import Episode, EpisodeRecord, Outcome
 from trainer.rollout.players import OraclePlayer, as_shown_to_players, play, with_sql
 from trainer.training.questions import ALL_QUESTIONS, QuestionFilter

@@ -32,11 +32,11 @@ from env_server.errors import SQLEnvError
 from inference.adapters import ADAPTER_CONFIG, RUN_MODEL, NamedPolicy
 from inference.weights.gather import full_weights, sync_to_disk, write_checkpoint
 from trainer.chat.format import ChatFormat
+from trainer.eval.run_files import Evaluation, RunFolder, versions
 from trainer.export.hub import Destination, HubError
 from trainer.export.model_card import CardFacts, data_name, model_card
 from trainer.models import base_config, load_policy
 from trainer.policy import resolve_policy, saved_play, settle
-from trainer.results.run_files import Evaluation, RunFolder, versions
 
 EXPORT = "export"
 """Where a run keeps what it pushes, inside its folder."""

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from trainer.eval.run_files import Evaluation
+from trainer.eval.statistics import HARDNESS, interval_text, percent
 from trainer.policy import PlaySettings
-from trainer.results.run_files import Evaluation
-from trainer.results.summary_table import HARDNESS, interval_text, percent
 from trainer.rollout.rewards import REWARD_NAMES, all_weights
 
 TRANSFORMERS_SCRIPT = """\

@@ -95,7 +95,7 @@ def _refuse(command: Command, argv: Sequence[str]) -> None:
     _check_policy(command, given)
     # Help does not wait for these.
     from env_server.data.loading import check_readable
-    from trainer.results.fresh_folder import RunKind, find_output
+    from trainer.eval.output_folder import RunKind, find_output
 
     find_output(RunKind.STAGES if STAGES in given else RunKind[command.name], given)
     if STAGES not in given and (data := given.get("data")):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trainer.report.tables import NONE, Played, Table
-from trainer.results.exploration import Share, explore, share_text
-from trainer.results.failure_kinds import FailureKind, count_failures
+from trainer.eval.failure_kinds import FailureKind, count_failures
+from trainer.eval.summaries import Share, explore
+from trainer.report.played import Played
+from trainer.report.tables import NONE, Table
 
 NBSP = "\N{NO-BREAK SPACE}"
 
@@ -25,7 +26,7 @@ def exploration_table(played: Mapping[str, Played]) -> Table:
     rows = [
         ["episodes that queried, with a DESCRIBE before", *(_share(side.described_first) for side in sides)],
         ["failed queries that a successful one follows", *(_share(side.recovered) for side in sides)],
-        ["queries with a column or table that is not there", *(_share(side.invented_names) for side in sides)],
+        ["queries with a column or table that is not there", *(_share(side.hallucinated_names) for side in sides)],
         ["tokens written per question", *(_tokens(side.generated_tokens) for side in sides)],
         ["tokens read per question", *(_tokens(side.prompt_tokens) for side in sides)],
     ]
@@ -35,7 +36,7 @@ def exploration_table(played: Mapping[str, Played]) -> Table:
 def _share(share: Share | None) -> str:
     if share is None:
         return NONE
-    return f"{share_text(share)} of {share.n}".replace(" to ", f"{NBSP}to{NBSP}")  # an interval stays on one line
+    return f"{share} of {share.n}".replace(" to ", f"{NBSP}to{NBSP}")  # an interval stays on one line
 
 
 def _tokens(count: float | None) -> str:

@@ -24,9 +24,9 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from trainer.results.curves import MAX_POINTS, RollingPoint, rolling_mean, rolling_success, thin, window_for
-from trainer.results.run_files import RunFolder, RunFolderError
-from trainer.results.statistics import Interval
+from trainer.eval.curves import MAX_POINTS, RollingPoint, rolling_mean, rolling_success, thin, window_for
+from trainer.eval.run_files import RunFolder, RunFolderError
+from trainer.eval.statistics import Interval
 from trainer.rollout.episodes import EpisodeRecord
 
 WIDTH, HEIGHT, DPI = 10.0, 4.0, 120

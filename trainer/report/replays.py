@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pydantic import TypeAdapter, ValidationError
 
 from env_server.types import RewardComponents
-from trainer.results.run_files import RunFolderError
-from trainer.results.statistics import keyed, successful
+from trainer.eval.run_files import RunFolderError
+from trainer.eval.statistics import keyed, successful
 from trainer.rollout.episodes import EpisodeRecord, Outcome, Turn
 
 TEXT_LIMIT = 600

@@ -26,22 +26,22 @@ from jinja2 import Environment, StrictUndefined
 
 from env_server.dataset import Hardness
 from sqlenv.parser import Parser, output_file
-from trainer.report import plots
-from trainer.report.exploration_tables import exploration_table, failure_table
-from trainer.report.replays import OUTCOMES, cut, replays
-from trainer.report.run_facts import departures_table, facts_table
-from trainer.report.tables import NONE, Played, Table
-from trainer.results.curves import window_for
-from trainer.results.metrics import in_order, meaning
-from trainer.results.run_files import RunFolder, TrainingEpisode
-from trainer.results.run_flags import redacted
-from trainer.results.statistics import (
+from trainer.eval.curves import window_for
+from trainer.eval.metrics import in_order, meaning
+from trainer.eval.run_files import RunFolder, TrainingEpisode, redacted
+from trainer.eval.statistics import (
     GroupSummary,
     PairedDifference,
     compare,
+    interval_text,
     keyed,
 )
-from trainer.results.summary_table import interval_text
+from trainer.report import plots
+from trainer.report.exploration_tables import exploration_table, failure_table
+from trainer.report.played import Played
+from trainer.report.replays import OUTCOMES, cut, replays
+from trainer.report.run_facts import departures_table, facts_table
+from trainer.report.tables import NONE, Table
 from trainer.rollout.episodes import Outcome
 
 TEMPLATE = Path(__file__).with_name("report_template.html")

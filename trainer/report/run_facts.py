@@ -6,10 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from trainer.eval.run_files import PLACES, SECTIONS, redacted
 from trainer.report.replays import cut
-from trainer.report.tables import NONE, Table
-from trainer.results.run_flags import PLACES, SECTIONS, redacted
-from trainer.results.step_text import clock
+from trainer.report.tables import NONE, Table, clock
 
 VALUE_LIMIT = 200
 

@@ -24,9 +24,9 @@ from env_server.dataset import Dataset, Question
 from env_server.errors import SQLEnvError
 from env_server.types import AnswerMode
 from trainer.config import EpisodeArguments
+from trainer.eval.output_folder import last_checkpoint
 from trainer.policy import SavedPlay, resolve_policy
 from trainer.ranks import Ranks
-from trainer.results.fresh_folder import last_checkpoint
 from trainer.stages.plan import DRY_RUN, OUTPUT, RESUME, START, Kind, Plan, Stage, StageError
 from trainer.training.arguments import (
     NamedPlay,

@@ -19,9 +19,8 @@ from dataclasses import asdict, dataclass
 from pydantic import TypeAdapter, ValidationError
 
 from inference.adapters import STAGES_FILE
-from trainer.results.fresh_folder import final_state, last_checkpoint
-from trainer.results.json_writing import replace_json
-from trainer.results.run_flags import PLACES
+from trainer.eval.output_folder import final_state, last_checkpoint
+from trainer.eval.run_files import PLACES, replace_json
 from trainer.stages.plan import Plan, Stage, StageError
 
 MACHINES = re.compile(r"env_server|max_concurrency|vllm_server_.*|weight_sync_dir")

@@ -29,12 +29,12 @@ from rich.console import Console
 from env_server.errors import SQLEnvError
 from trainer import train, warmup
 from trainer.config import SQLEnvArguments, WarmupArguments
+from trainer.eval.output_folder import RunKind, find_output, last_checkpoint, left_nothing, remove_on_failure
 from trainer.flags.config_file import read_config
 from trainer.flags.given import split_config
 from trainer.flags.table import TRAIN_FLAGS, WARMUP_FLAGS, FlagTable
 from trainer.next_command import NextCommand
 from trainer.ranks import Ranks, abort_together
-from trainer.results.fresh_folder import RunKind, find_output, last_checkpoint, left_nothing, remove_on_failure
 from trainer.signals import StopSignals
 from trainer.stages.checks import Checks, same_precision, write_config
 from trainer.stages.plan import RESUME, STAGES, Kind, KnownFlags, Plan, Stage, StageError, read_plan, split_flags

@@ -13,9 +13,8 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 from rich.table import Table
 
-from trainer.results.run_files import RunFolder
-from trainer.results.statistics import EvaluationSummary
-from trainer.results.summary_table import interval_text, percent
+from trainer.eval.run_files import RunFolder
+from trainer.eval.statistics import EvaluationSummary, interval_text, percent
 from trainer.stages.plan import Kind, Plan
 
 COLUMNS = ("stage", "kind", "questions", "steps", "success before", "success after")

@@ -23,6 +23,7 @@ from env_server.types import AnswerMode
 from inference.adapters import width_of
 from trainer.config import ActionFormat, ConfigError, SQLEnvArguments, WarmupArguments, config_errors, prompt_in
 from trainer.engines import check_vllm_flags
+from trainer.eval.output_folder import Output, RunKind, find_output
 from trainer.flags.combinations import check_combinations, check_mappings, check_quantisation, check_trackers
 from trainer.flags.defaults import Machine, train_defaults, warmup_defaults
 from trainer.flags.given import FlagParser, read_given
@@ -39,7 +40,6 @@ from trainer.policy import (
     saved_play,
     settle,
 )
-from trainer.results.fresh_folder import Output, RunKind, find_output
 from trainer.rollout.players import with_sql
 from trainer.rollout.rewards import REWARD_NAMES, all_weights
 from trainer.training.batch_shape import BatchSettings, check_batches

@@ -44,10 +44,10 @@ from trainer.chat.format import ChatFormat, ChatSettings
 from trainer.chat.prompts import first_message
 from trainer.config import SQLEnvArguments, token_of
 from trainer.engines import choose_weight_sync, is_served, server_command, server_urls
+from trainer.eval.run_files import RunFolder
 from trainer.export.hub import Destination
 from trainer.models import base_config, load_tokenizer
 from trainer.policy import resolve_policy
-from trainer.results.run_files import RunFolder
 from trainer.rollout.environments import open_environments
 from trainer.rollout.examples import Examples
 from trainer.training.arguments import require_questions

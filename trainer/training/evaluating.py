@@ -25,7 +25,7 @@ from trl import GRPOConfig
 from trl.extras.profiling import profiling_context
 
 from trainer.config import ConfigError
-from trainer.results.statistics import EvaluationSummary
+from trainer.eval.statistics import EvaluationSummary
 from trainer.training.batches import Batches
 from trainer.training.checkpointing import CheckpointingTrainer
 from trainer.training.out_of_memory import HalvingTrainer
@@ -93,7 +93,7 @@ class EvaluationCutShortError(Exception):
 class EvaluationsSoFar(Protocol):
     """What a run knows of its evaluations; every rank asks."""
 
-    def go_on_from(self, step: int) -> None:
+    def resume_from(self, step: int) -> None:
         """Drop what was evaluated after a step that training goes on from."""
 
     def known(self, step: int) -> EvaluationSummary | None:
@@ -111,7 +111,7 @@ class EvaluateAtStart(TrainerCallback):  # type: ignore[misc]  # transformers ca
     ) -> None:
         """Decide by where training begins; transformers reads `eval_on_start` next."""
         step = state.global_step
-        self._evaluations.go_on_from(step)
+        self._evaluations.resume_from(step)
         known = self._evaluations.known(step) is not None
         args.eval_on_start = known if step == 0 else not known and (args.eval_on_start or _is_due(args, state))
 

@@ -21,7 +21,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from trl import GRPOConfig
 
 from trainer.config import SQLEnvArguments
-from trainer.results.run_files import Alert, RunFolder
+from trainer.eval.run_files import Alert, RunFolder
 from trainer.training.batch_shape import BatchShape
 
 Rows = Sequence[Mapping[str, float | None]]

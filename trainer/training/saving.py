@@ -31,7 +31,7 @@ from transformers import TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, IntervalStrategy, SaveStrategy
 
 from env_server.errors import SQLEnvError
-from trainer.results.fresh_folder import remove_on_failure
+from trainer.eval.output_folder import remove_on_failure
 
 UNWRITABLE = frozenset(
     getattr(errno, name)

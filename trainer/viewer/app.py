@@ -23,7 +23,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from env_server.errors import SQLEnvError
 from env_server.service.pages import LOCAL_NAMES, SECURITY_HEADERS
-from trainer.results.metrics import MEANINGS
+from trainer.eval.metrics import MEANINGS
 from trainer.viewer.curves import KINDS
 from trainer.viewer.library import Library, UnknownError
 from trainer.viewer.query import Filter, Order

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.results.curves import RollingPoint, rolling_mean, rolling_rates, thin, window_for
-from trainer.results.failure_kinds import FailureKind
-from trainer.results.run_files import Evaluation, metrics_row
+from trainer.eval.curves import RollingPoint, rolling_mean, rolling_rates, thin, window_for
+from trainer.eval.failure_kinds import FailureKind
+from trainer.eval.run_files import Evaluation, metrics_row
 from trainer.rollout.episodes import Outcome
 from trainer.viewer.growing import Place, read_news
 

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from env_server.types import RewardComponents
-from trainer.results.failure_kinds import failure_kind
+from trainer.eval.failure_kinds import failure_kind
 from trainer.rollout.episodes import EpisodeRecord
 
 

@@ -27,7 +27,7 @@ from pydantic_core import from_json
 
 from env_server.cache import default_cache_dir
 from env_server.errors import SQLEnvError
-from trainer.results.failure_kinds import failure_kind
+from trainer.eval.failure_kinds import failure_kind
 from trainer.rollout.episodes import EpisodeRecord
 from trainer.viewer.growing import News, Place, read_news
 

@@ -19,9 +19,8 @@ from env_server.errors import SQLEnvError
 from trainer.comparison.comparison import compare_sides
 from trainer.comparison.sides import find_side
 from trainer.comparison.text import verdict
-from trainer.results.run_files import Evaluation, read_about
-from trainer.results.run_flags import differing, flags_of
-from trainer.results.statistics import intervals_as_pairs
+from trainer.eval.run_files import Evaluation, differing, flags_of, read_about
+from trainer.eval.statistics import intervals_as_pairs
 from trainer.rollout.episodes import EpisodeRecord
 from trainer.viewer import curves
 from trainer.viewer.curves import MetricsLog

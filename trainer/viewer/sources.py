@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from env_server.errors import SQLEnvError
-from trainer.results.run_files import ABOUT, RunFolder
+from trainer.eval.run_files import ABOUT, RunFolder
 
 TRAINING = "training"
 """What the episodes of a run's training are called, beside the labels of its evaluations."""

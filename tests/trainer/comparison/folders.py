@@ -10,9 +10,9 @@ from typing import Any
 
 from inference.adapters import RUN_MODEL
 from tests.trainer.records import make_record
+from trainer.eval.run_files import Evaluation, RunFolder, episode_line, write_episodes
+from trainer.eval.statistics import summarize
 from trainer.policy import PlaySettings
-from trainer.results.run_files import Evaluation, RunFolder, write_episodes
-from trainer.results.statistics import summarize
 from trainer.rollout.episodes import EpisodeRecord
 
 ANSWERED = [{"action_type": "ANSWER", "argument": "17", "parseable": True, "error": "", "reward": {"progress": 0.0}}]
@@ -68,7 +68,7 @@ def make_run(
     with run.episodes_writer() as writer:
         for step in range(1, steps + 1):
             for record in make_records([i < step for i in range(8)]):
-                writer.write_episode(step, record)
+                writer.write_lines(episode_line(step, record))
     if play is not None:
         (path / RUN_MODEL).mkdir()
         play.save(path / RUN_MODEL)

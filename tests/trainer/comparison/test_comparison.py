@@ -14,8 +14,8 @@ from tests.trainer.comparison.folders import make_evaluation, make_records
 from tests.trainer.records import make_record
 from trainer.comparison.comparison import Comparison, Ending, compare_sides
 from trainer.comparison.sides import Side, SideError
-from trainer.results.run_flags import Differing
-from trainer.results.statistics import Interval, compare, judged
+from trainer.eval.run_files import Differing
+from trainer.eval.statistics import Interval, compare, judged
 from trainer.rollout.episodes import EpisodeRecord
 
 OUTCOMES = ("correct", "wrong", "out_of_budget", "failed")

@@ -10,8 +10,8 @@ import pytest
 from env_server.errors import SQLEnvError
 from tests.trainer.comparison.folders import make_evaluation, make_file, make_records, make_run
 from trainer.comparison.sides import SideError, find_side
+from trainer.eval.run_files import RunFolderError
 from trainer.policy import PlaySettings
-from trainer.results.run_files import RunFolderError
 
 FEW, MANY = make_records([True, False, False, False]), make_records([True, True, True, False])
 

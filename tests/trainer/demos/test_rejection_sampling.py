@@ -19,7 +19,7 @@ from env_server.types import AnswerMode, SQLAction
 from trainer.chat.format import Conversation
 from trainer.config import ConfigError
 from trainer.demos.rejection_sampling import RepeatingPlayer, choose, missteps, replay
-from trainer.results.run_files import RunFolderError
+from trainer.eval.run_files import RunFolderError
 from trainer.rollout.episodes import EpisodeRecord, record
 from trainer.rollout.players import play
 from trainer.training.questions import QuestionFilter

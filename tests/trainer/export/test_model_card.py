@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from env_server.types import AnswerMode
+from trainer.eval.run_files import Evaluation
+from trainer.eval.statistics import EvaluationSummary, GroupSummary, Interval
 from trainer.export.model_card import CardFacts, model_card
 from trainer.policy import PlaySettings
-from trainer.results.run_files import Evaluation
-from trainer.results.statistics import EvaluationSummary, GroupSummary, Interval
 
 PLAY = PlaySettings(data="spider:/home/me/spider", max_turn_length=64, max_context_length=2_048)
 CONFIG: Mapping[str, Any] = {

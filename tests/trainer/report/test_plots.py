@@ -14,6 +14,9 @@ import numpy as np
 import pytest
 
 from tests.trainer.records import make_record
+from trainer.eval.curves import RollingPoint
+from trainer.eval.run_files import Evaluation, RunFolder, RunFolderError, episode_line
+from trainer.eval.statistics import Interval, summarize, wilson
 from trainer.report.plots import (
     TIMES,
     Learning,
@@ -28,9 +31,6 @@ from trainer.report.plots import (
     time_picture,
     times_of,
 )
-from trainer.results.curves import RollingPoint
-from trainer.results.run_files import Evaluation, RunFolder, RunFolderError
-from trainer.results.statistics import Interval, summarize, wilson
 
 HOSTILE = "$\\frac{x}$<script>alert(1)</script>&\"'"
 MARKS = [Mark(label, n / 50, wilson(n, 50)) for label, n in ((HOSTILE, 0), ("before", 12), ("after", 50))]
@@ -118,7 +118,7 @@ def make_run(path: Path, episodes: bool, evaluations: bool) -> RunFolder:
     if episodes:
         with folder.episodes_writer() as writer:
             for index, record in enumerate(records):
-                writer.write_episode(index // 8, record)
+                writer.write_lines(episode_line(index // 8, record))
     if evaluations:
         evaluation = Evaluation("before", "model", "synthetic", "eval", "value", 0, summarize(records, {}))
         folder.write_evaluation(evaluation, records)

@@ -9,8 +9,8 @@ import pytest
 
 from env_server.types import RewardComponents
 from tests.trainer.records import make_record
+from trainer.eval.run_files import RunFolderError
 from trainer.report.replays import TEXT_LIMIT, components, cut, episode_view, replays, varied
-from trainer.results.run_files import RunFolderError
 from trainer.rollout.episodes import EpisodeRecord, Turn
 
 KINDS = ("easy", "medium", "hard", "extra")

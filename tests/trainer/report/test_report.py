@@ -15,11 +15,11 @@ import pytest
 
 from env_server.types import RewardComponents
 from tests.trainer.records import make_record
+from trainer.eval.run_files import Alert, Evaluation, RunFolder, RunFolderError, episode_line
+from trainer.eval.statistics import summarize
+from trainer.report.played import Played
 from trainer.report.plots import TIMES
 from trainer.report.report import group_table, headline, metrics_table, mismatch, run, write_report
-from trainer.report.tables import Played
-from trainer.results.run_files import Alert, Evaluation, RunFolder, RunFolderError
-from trainer.results.statistics import summarize
 from trainer.rollout.episodes import EpisodeRecord, Turn
 
 HOSTILE = "</pre><script>alert('x')</script><img src=http://evil.example/a.png onerror=x>\"&{{ 7*7 }}{% raw %}$\\frac$"
@@ -74,7 +74,7 @@ def add_training(folder: RunFolder, steps: int = 12, name: str = "reward_correct
             metrics.write({"step": step, **rewards, "reward_weights/progress": 0.2 / step, **signals, **ratio, **times})
             for index, record in enumerate(make_episodes(step, 16)):
                 failed = replace(record, outcome="failed", failure="Unreachable: gone")
-                episodes.write_episode(step, failed if index == 0 else record)
+                episodes.write_lines(episode_line(step, failed if index == 0 else record))
         metrics.write({"step": steps, "grad_norm": math.nan})
 
 

@@ -20,7 +20,7 @@ from tests.env_server.serving import running_server
 from tests.trainer.chat.families import family_tokenizer
 from trainer.chat.format import ChatFormat, ChatSettings
 from trainer.chat.text_to_sql import SYSTEM_PROMPT, schema_prompt
-from trainer.results.failure_kinds import FailureKind, failure_kind
+from trainer.eval.failure_kinds import FailureKind, failure_kind
 from trainer.rollout.client import RolloutClient, RolloutSettings, request_for
 from trainer.rollout.environments import Environments, LocalEnvironments
 from trainer.rollout.episodes import Episode, record

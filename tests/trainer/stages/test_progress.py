@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from inference.adapters import Place, PolicyNameError, find_policy
+from trainer.eval.output_folder import FINAL_STATE
 from trainer.policy import SETTINGS_FILE
-from trainer.results.fresh_folder import FINAL_STATE
 from trainer.stages.checks import same_precision
 from trainer.stages.plan import Kind, Plan, Stage, StageError
 from trainer.stages.progress import FinishedStage, clear, read_finished, write_finished

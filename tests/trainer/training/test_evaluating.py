@@ -6,7 +6,7 @@ import pytest
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from trainer.config import ConfigError
-from trainer.results.statistics import EvaluationSummary, Interval
+from trainer.eval.statistics import EvaluationSummary, Interval
 from trainer.training.arguments import parse_arguments
 from trainer.training.evaluating import EvaluateAtStart, evaluation_metrics
 
@@ -61,7 +61,7 @@ class Known:
         self._known = known
         self.gone_on_from: list[int] = []
 
-    def go_on_from(self, step: int) -> None:
+    def resume_from(self, step: int) -> None:
         self.gone_on_from.append(step)
 
     def known(self, step: int) -> EvaluationSummary | None:

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from trainer.results.metrics import meaning
-from trainer.results.run_files import RunFolder
+from trainer.eval.metrics import meaning
+from trainer.eval.run_files import RunFolder
 from trainer.training import health
 from trainer.training.arguments import parse_arguments
 from trainer.training.health import CHECKS, Check, HealthMonitor, RunInfo, run_checks, trend

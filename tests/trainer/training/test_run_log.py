@@ -14,7 +14,7 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 import trainer.training.run_log
 from env_server.types import ActionType, RewardComponents
 from tests.clock import Clock
-from trainer.results.run_files import RunFolder
+from trainer.eval.run_files import RunFolder
 from trainer.rollout.episodes import Episode, Outcome, TokenRow, Turn, record
 from trainer.training.run_log import RunLog, episode_lines
 

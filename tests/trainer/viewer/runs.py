@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.trainer.records import make_record
-from trainer.results.run_files import Evaluation, RunFolder, write_episodes
-from trainer.results.statistics import summarize
+from trainer.eval.run_files import Evaluation, RunFolder, episode_line, write_episodes
+from trainer.eval.statistics import summarize
 from trainer.rollout.episodes import EpisodeRecord
 
 NO_REWARD = {"step_cost": -0.02, "success": 0.0, "new_information": 0.0, "repeat": 0.0, "operational": -0.02}
@@ -64,7 +64,7 @@ def train(run: RunFolder, step: int, records: Sequence[EpisodeRecord], **metrics
     """Write what a training step writes."""
     with run.episodes_writer() as writer:
         for record in records:
-            writer.write_episode(step, record)
+            writer.write_lines(episode_line(step, record))
     with run.metrics_writer() as log:
         log.write({"step": step, "loss": 0.1, "reward": 0.5, **metrics})
 

@@ -14,7 +14,7 @@ import pytest
 from env_server.cache import CACHE_VARIABLE
 from env_server.data.loading import load_dataset
 from tests.trainer.viewer.runs import evaluate, evaluate_alone, make_run, played, train
-from trainer.results.run_files import ABOUT, Alert, RunFolder
+from trainer.eval.run_files import ABOUT, Alert, RunFolder
 from trainer.viewer.app import create_app
 from trainer.viewer.index import Index, index_path
 from trainer.viewer.library import Library

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.trainer.records import make_record
 from tests.trainer.viewer.runs import make_run, train
-from trainer.results.curves import rolling_mean, rolling_success, window_for
+from trainer.eval.curves import rolling_mean, rolling_success, window_for
 from trainer.viewer.curves import BARS, POINTS, MetricsLog, failures_over, series, success
 
 
@@ -23,7 +23,7 @@ def test_the_log_is_read_on_and_again_when_a_run_resumes(tmp_path: Path) -> None
     for step in (1, 2, 3):
         train(run, step, [], kl=step / 10)
     assert [row["kl"] for row in log.rows()] == [0.1, 0.2, 0.3]
-    run.go_on_from(1)
+    run.resume_from(1)
     train(run, 2, [], kl=0.9)
     assert log.rows() == run.metrics()
     assert [row["kl"] for row in log.rows()] == [0.1, 0.9]

@@ -10,7 +10,7 @@ import pytest
 
 from env_server.cache import CACHE_VARIABLE
 from tests.trainer.viewer.runs import evaluate, make_run, played, train
-from trainer.results.run_files import RunFolder
+from trainer.eval.run_files import RunFolder
 from trainer.viewer.index import UNUSED_DAYS, VERSION, Index, IndexFileError, index_path, parse_episode
 
 
@@ -64,7 +64,7 @@ def test_a_run_that_grows_is_read_on(tmp_path: Path, run: RunFolder) -> None:
 def test_a_run_that_resumes_loses_what_it_cut_off(tmp_path: Path, run: RunFolder) -> None:
     train(run, 2, [played("c", question="cut off")])
     index = open_index(tmp_path, run.episodes_path)
-    run.go_on_from(1)
+    run.resume_from(1)
     train(run, 2, [played("d"), played("e"), played("f")])
     list(index.update([run.episodes_path]))
     assert steps(index) == [(1, "a"), (1, "b"), (2, "d"), (2, "e"), (2, "f")]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from env_server.types import ActionType
 from tests.trainer.records import make_record
-from trainer.results.samples import agreeing, pass_at_k, sampled_success, typed_key
+from trainer.eval.summaries import agreeing, pass_at_k, sampled_success, typed_key
 from trainer.rollout.episodes import EpisodeRecord, Outcome
 
 

@@ -22,15 +22,15 @@ from inference.engine import Completion, Sampling, Session
 from inference.hf.engine import HFEngine
 from policies.tiny.tokenizer import build_tokenizer
 from trainer.chat.format import ChatFormat
-from trainer.evaluation.run_evaluation import RunEvaluations
+from trainer.eval.run_files import RunFolder
 from trainer.next_command import NextCommand
 from trainer.ranks import Ranks
-from trainer.results.run_files import RunFolder
 from trainer.rollout.background import RolloutLoop
 from trainer.rollout.client import RolloutClient, RolloutSettings
 from trainer.rollout.environments import LocalEnvironments
 from trainer.rollout.transcript import TokenBudget
 from trainer.signals import StopSignals
+from trainer.training.evaluations import RunEvaluations
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +160,7 @@ def test_what_is_known_is_told_and_taken_over(evaluating: Evaluating, training: 
 def test_a_run_that_goes_on_from_a_step_forgets_what_came_after(evaluating: Evaluating, training: StopSignals) -> None:
     for step in (2, 4, 6):
         evaluating.during(step, training)
-    evaluating.evaluations.go_on_from(4)
+    evaluating.evaluations.resume_from(4)
     assert [step for step, _ in evaluating.folder.evaluations_during()] == [2, 4]
     assert len(evaluating.files()) == 4
 

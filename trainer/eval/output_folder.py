@@ -1,12 +1,12 @@
-"""The folder that a run writes into: which one that may be, and how it is left when the run fails early.
+"""The folder that a run writes into: how it is chosen, and its clean-up when the run fails early.
 
 Guarantees:
 
 1. A new run goes into a folder that holds neither a policy nor a run. Without `--output_dir` it takes the first name
-   that holds no policy, so that the name of a policy goes on meaning that policy.
-2. A run is resumed in its own folder: a warm-up never writes into a run of GRPO, nor the other way round. One that is
-   finished is not trained again, unless more steps are asked of it than it was to take.
-3. A run that fails before it has anything to show leaves the folder as it was: the same command can be given again.
+   that holds no policy, so that the name of a policy keeps meaning that policy.
+2. A run is resumed in its own folder: a warm-up never writes into a GRPO run, nor the other way round. A finished run
+   is not trained again unless `--max_steps` is raised.
+3. A run that fails before its first result leaves the folder as it was: the same command can be run again.
 
 Imports no torch.
 """
@@ -25,8 +25,8 @@ from typing import Any
 
 from inference.adapters import RUN_MODEL, STAGES_FILE, PolicyNameError, saved_policy
 from trainer.config import ConfigError
+from trainer.eval.run_files import RunFolder
 from trainer.policy import SETTINGS_FILE
-from trainer.results.run_files import RunFolder
 
 OUTPUT, RESUME = "output_dir", "resume_from_checkpoint"
 CHECKPOINT = "checkpoint-"
@@ -36,7 +36,7 @@ FINAL_STATE = "trainer_state.json"
 
 
 class RunKind(Enum):
-    """What runs, by the words that start it. Each kind saves its policy in a place of its own."""
+    """What runs, by the command that starts it. Each kind saves its policy in another place."""
 
     TRAIN = "sqlenv train"
     """In `model/`."""
@@ -48,7 +48,7 @@ class RunKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """The folder that a run writes into, the checkpoint that it resumes from, and what to tell the user of that."""
+    """The folder that a run writes into, the checkpoint that it resumes from, and lines to print about them."""
 
     folder: Path
     checkpoint: Path | None = None
@@ -56,7 +56,7 @@ class Output:
 
 
 def find_output(kind: RunKind, given: Mapping[str, Any]) -> Output:
-    """Return where a run writes that was given these flags and keys. Raises ConfigError where it must not."""
+    """Return the output folder for these flags and keys. Raises ConfigError where a run must not write there."""
     resume = str(given.get(RESUME) or "")
     newest = resume.lower() == "true" or (resume != "" and kind is RunKind.STAGES)
     default = Path("runs", _default_name(kind, given))
@@ -88,7 +88,7 @@ def find_output(kind: RunKind, given: Mapping[str, Any]) -> Output:
 
 
 def final_state(folder: Path) -> dict[str, Any] | None:
-    """Return the Trainer's state at the end of a run that is finished; None where the folder holds none."""
+    """Return the Trainer's state of a finished run; None where the folder holds none."""
     try:
         state = json.loads((folder / FINAL_STATE).read_bytes())
     except (OSError, ValueError):  # there is none, or a killed process left it half
@@ -97,23 +97,23 @@ def final_state(folder: Path) -> dict[str, Any] | None:
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint of a run that is whole: one that a killed process left half is passed over."""
+    """Return the newest complete checkpoint of a run; one that a killed process left half is skipped."""
     steps = {path: path.name.removeprefix(CHECKPOINT) for path in folder.glob(f"{CHECKPOINT}*")}
     # The file is the last that a checkpoint gets; see `trainer.models`.
-    whole = [path for path, step in steps.items() if step.isdecimal() and (path / SETTINGS_FILE).is_file()]
-    return max(whole, key=lambda path: int(steps[path]), default=None)
+    complete = [path for path, step in steps.items() if step.isdecimal() and (path / SETTINGS_FILE).is_file()]
+    return max(complete, key=lambda path: int(steps[path]), default=None)
 
 
 def left_nothing(folder: Path) -> bool:
-    """Whether a warm-up has left nothing to go on with: neither a checkpoint nor a policy."""
+    """Whether a warm-up has left neither a checkpoint nor a policy."""
     return last_checkpoint(folder) is None and not (folder / SETTINGS_FILE).is_file()
 
 
 @contextmanager
 def remove_on_failure(folder: Path, left_nothing: Callable[[], bool]) -> Iterator[None]:
-    """Remove what the block has put into the folder, when it ends early and has come to nothing.
+    """Remove what the block has written into the folder when it raises and there is nothing to keep.
 
-    What was there before stays, and so do folders above that were. Raises what the block raises.
+    Files and parent folders that existed before stay. Raises what the block raises.
     """
     before = set(folder.iterdir()) if folder.is_dir() else None
     made = [parent for parent in folder.absolute().parents if not parent.exists()]
@@ -135,21 +135,21 @@ def _remove(folder: Path, before: set[Path] | None, made: list[Path]) -> None:
             else:
                 path.unlink(missing_ok=True)
     for parent in made:
-        with suppress(OSError):  # somebody else has put something there
+        with suppress(OSError):  # another process has written there
             parent.rmdir()
 
 
 def _asks_for_more(given: Mapping[str, Any], state: Mapping[str, Any]) -> bool:
-    """Whether a run is to take more steps than it was to take when it was finished."""
+    """Whether the flags ask for more steps than the finished run was given."""
     steps, epochs = float(given.get("max_steps") or -1), given.get("num_train_epochs")
     if steps <= 0 and epochs:
-        # It may have been finished before its last step, by a deadline or its success.
+        # It may have ended before its last step, by a deadline.
         steps = int(float(epochs) * state["global_step"] / (state["epoch"] or 1))
     return steps > float(state["max_steps"])
 
 
 def _default_name(kind: RunKind, given: Mapping[str, Any]) -> str:
-    """The name after the policy, or after the file of the stages."""
+    """Return the name of the policy, or of the file of stages."""
     if kind is RunKind.STAGES:
         return Path(str(given["config"])).stem
     policy = Path(given.get("model_name_or_path") or "train")
@@ -158,7 +158,7 @@ def _default_name(kind: RunKind, given: Mapping[str, Any]) -> str:
 
 
 def _names(kind: RunKind, first: Path) -> Iterator[Path]:
-    """The folder, and those that a run takes instead, in their order."""
+    """Yield the folder, then its alternatives in order."""
     yield first
     if kind is RunKind.TRAIN:
         first = Path(f"{first}-grpo")

@@ -9,40 +9,55 @@
     report.html
     trainer_state.json                 the Trainer's state at the end, once the run is finished
 
-`sqlenv evaluate --episodes_out FILE.jsonl` writes such records, and FILE.evaluation.json with what they are of.
+`sqlenv evaluate --episodes_out FILE.jsonl` writes such records, and FILE.evaluation.json with what was evaluated.
 
-Promises:
+Guarantees:
 
-1. All is written as `json_writing` promises. A line that a killed process left half is skipped; any other broken one is
-   an error that names the file and the line.
-2. A resumed run cuts off what was logged after the step that it goes on from: no step is there twice. Warnings stay,
-   since they were said.
-3. An evaluation's summary is written after its episodes.
+1. A line is on its way to the disk when `write` returns, and a killed process loses at most the line being written: it
+   is skipped when the file is read. Any other broken line is an error that names the file and the line. A whole file is
+   replaced at once: the old one or the new one is there, never a part.
+2. Numbers of other libraries are written as Python's, non-finite ones as strings, since JSON has none; text that is not
+   Unicode is marked instead of rejected: it may be a model's.
+3. A resumed run cuts off what was logged after the step that it resumes from: no step is there twice. Alerts stay,
+   since they were shown.
+4. An evaluation's summary is written after its episodes.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from itertools import takewhile
+from numbers import Real
 from pathlib import Path
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from env_server.errors import SQLEnvError
 from inference.adapters import RUN_MODEL
-from trainer.results.json_writing import JsonlWriter, json_line, replace_file, replace_json
-from trainer.results.statistics import EvaluationSummary
+from trainer.eval.statistics import EvaluationSummary
 from trainer.rollout.episodes import EpisodeRecord
 
 T = TypeVar("T")
+ABOUT = ".evaluation.json"
+SECTIONS = ("sqlenv", "grpo", "model", "versions")
+"""The parts of config.json that consist of flags, and the versions of the packages that training is built on."""
+PLACES = re.compile(
+    r"output_dir|run_name|resume_from_checkpoint|hub_.*|push_to_hub|report_to|project|trackio_.*|save_.*|log_.*|"
+    r"logging_.*"
+)
+"""Flags that decide what a run writes and where; they change nothing about what it learns."""
+_SECRET = re.compile(r"(token|secret|password|api_key|credential)s?$", re.IGNORECASE)
+_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
 class RunFolderError(SQLEnvError):
@@ -72,10 +87,10 @@ class Alert:
 class Evaluation:
     """One evaluation: `label` names its files, `order` is its place in tables (smallest first).
 
-    `unseen_databases`: the evaluation questions are about databases that no training question is about. `step`: how
-    many training steps the policy had had, where that is known. `during`: it was played during training. `best_of`: the
-    policy was chosen as the best of so many evaluations on these questions; 0 when it was not chosen. `settings`: how
-    it was played, where that is kept here; for a run's own it is kept beside the run's policy.
+    `unseen_databases`: no training question is about a database of the evaluation questions. `step`: the number of
+    training steps before it, where that is known. `during`: it was played during training. `best_of`: the policy was
+    chosen as the best of so many evaluations on these questions; 0 when it was not chosen. `settings`: how it was
+    played, where that is kept here; a run's own is kept beside the run's policy.
     """
 
     label: str
@@ -95,13 +110,53 @@ class Evaluation:
 _RECORD = TypeAdapter(EpisodeRecord)
 _EVALUATION = TypeAdapter(Evaluation)
 _ALERT = TypeAdapter(Alert)
-_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
-ABOUT = ".evaluation.json"
+
+
+class JsonlWriter:
+    """Appends objects to a JSONL file, each line flushed; a context manager."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", buffering=1, encoding="utf-8", errors="replace", newline="\n")
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Append one object."""
+        self._file.write(json_line(row))
+
+    def write_lines(self, lines: str) -> None:
+        """Append lines that `json_line` made."""
+        self._file.write(lines)
+
+    def close(self) -> None:
+        """Close the file; closing twice is allowed."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def json_line(row: Mapping[str, Any]) -> str:
+    """Return an object as a line of JSONL."""
+    return json.dumps(_plain(row), ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def episode_line(step: int, record: EpisodeRecord) -> str:
     """Return the line of an episode that was played for this training step."""
     return json_line({"step": step, **asdict(record)})
+
+
+def replace_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write an object as a whole file, indented for people."""
+    replace_file(path, json.dumps(_plain(value), ensure_ascii=False, allow_nan=False, indent=2) + "\n")
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write a whole file, or leave the old one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8", errors="replace")
+    temporary.replace(path)
 
 
 def versions() -> dict[str, str]:
@@ -113,19 +168,17 @@ def versions() -> dict[str, str]:
     return found
 
 
-class EpisodeWriter(JsonlWriter):
-    """Appends training episodes."""
-
-    def write_episode(self, step: int, record: EpisodeRecord) -> None:
-        """Append the episode that was played for this training step."""
-        self.write_lines(episode_line(step, record))
-
-
 class RunFolder:
     """Names, writes and reads the files of one run. Make one with `create` or `open`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.config_path = path / "config.json"
+        self.metrics_path = path / "metrics.jsonl"
+        self.episodes_path = path / "episodes.jsonl"
+        self.health_path = path / "health.jsonl"
+        self.evaluations_path = path / "evaluations"
+        self.report_path = path / "report.html"
 
     @classmethod
     def create(cls, path: Path, config: Mapping[str, Any]) -> RunFolder:
@@ -160,36 +213,6 @@ class RunFolder:
         """The run's name: its folder's."""
         return self.path.resolve().name
 
-    @property
-    def config_path(self) -> Path:
-        """What the run was started with."""
-        return self.path / "config.json"
-
-    @property
-    def metrics_path(self) -> Path:
-        """The training log."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def episodes_path(self) -> Path:
-        """The training episodes."""
-        return self.path / "episodes.jsonl"
-
-    @property
-    def health_path(self) -> Path:
-        """The alerts."""
-        return self.path / "health.jsonl"
-
-    @property
-    def evaluations_path(self) -> Path:
-        """The folder of the evaluations."""
-        return self.path / "evaluations"
-
-    @property
-    def report_path(self) -> Path:
-        """The report."""
-        return self.path / "report.html"
-
     def config(self) -> dict[str, Any]:
         """Return the run's config. Raises RunFolderError when it is not a JSON object."""
         try:
@@ -214,16 +237,16 @@ class RunFolder:
             merged.setdefault(row["step"], {}).update(row)
         return list(merged.values())
 
-    def episodes_writer(self) -> EpisodeWriter:
-        """Return a writer of training episodes."""
-        return EpisodeWriter(self.episodes_path)
+    def episodes_writer(self) -> JsonlWriter:
+        """Return a writer of training episodes; `episode_line` makes their lines."""
+        return JsonlWriter(self.episodes_path)
 
     def episodes(self, turns: bool = True) -> list[TrainingEpisode]:
         """Return the training episodes in order; a missing file has none.
 
         `turns` False leaves their turns out, which are nearly all of the memory.
         """
-        return _read(self.episodes_path, partial(_training_episode, turns))
+        return list(_read(self.episodes_path, partial(_training_episode, turns)))
 
     def add_alert(self, alert: Alert) -> None:
         """Append an alert."""
@@ -232,12 +255,12 @@ class RunFolder:
 
     def alerts(self) -> list[Alert]:
         """Return the alerts in order; a missing file has none."""
-        return _read(self.health_path, _ALERT.validate_json)
+        return list(_read(self.health_path, _ALERT.validate_json))
 
-    def go_on_from(self, step: int) -> None:
-        """Cut off the lines after a step that training goes on from, and one that a killed process left half."""
+    def resume_from(self, step: int) -> None:
+        """Cut off the lines after a step that training resumes from, and one that a killed process left half."""
         for path in filter(Path.is_file, (self.metrics_path, self.episodes_path)):
-            lines = _read(path, lambda line: (_row(line)["step"], len(line)))
+            lines = list(_read(path, lambda line: (_row(line)["step"], len(line))))
             os.truncate(path, sum(size for _, size in takewhile(lambda pair: pair[0] <= step, lines)))
 
     def write_evaluation(self, evaluation: Evaluation, records: Sequence[EpisodeRecord]) -> None:
@@ -245,15 +268,15 @@ class RunFolder:
 
         Raises ValueError when the label is not letters, digits, `_` and `-`.
         """
-        summary_path = self._evaluation_path(evaluation.label, ".json")
+        self.drop_evaluation(evaluation.label)
         self.evaluations_path.mkdir(exist_ok=True)
-        summary_path.unlink(missing_ok=True)
-        write_episodes(self._evaluation_path(evaluation.label, ".episodes.jsonl"), evaluation, records, summary_path)
+        summary, episodes = self._evaluation_paths(evaluation.label)
+        write_episodes(episodes, evaluation, records, summary)
 
     def drop_evaluation(self, label: str) -> None:
         """Remove an evaluation and its episodes, where there are any."""
-        for suffix in (".json", ".episodes.jsonl"):
-            self._evaluation_path(label, suffix).unlink(missing_ok=True)
+        for path in self._evaluation_paths(label):
+            path.unlink(missing_ok=True)
 
     def evaluations(self) -> list[Evaluation]:
         """Return those before and after training, and of other players, by `order`, then label.
@@ -273,20 +296,20 @@ class RunFolder:
 
     def evaluation_episodes(self, label: str) -> list[EpisodeRecord]:
         """Return the episodes of an evaluation. Raises RunFolderError when there are none or a line is broken."""
-        path = self._evaluation_path(label, ".episodes.jsonl")
+        _, path = self._evaluation_paths(label)
         if not path.is_file():
             raise RunFolderError(f"there is no {path}; the evaluation {label} was not finished")
-        return _read(path, _RECORD.validate_json)
+        return read_records(path)
 
     def write_report(self, html: str) -> Path:
         """Write the report and return its path."""
         replace_file(self.report_path, html)
         return self.report_path
 
-    def _evaluation_path(self, label: str, suffix: str) -> Path:
+    def _evaluation_paths(self, label: str) -> tuple[Path, Path]:
         if not _LABEL.fullmatch(label):
             raise ValueError(f"an evaluation's label is letters, digits, _ and -, got {label!r}")
-        return self.evaluations_path / (label + suffix)
+        return self.evaluations_path / f"{label}.json", self.evaluations_path / f"{label}.episodes.jsonl"
 
 
 def runs_in(path: Path) -> list[RunFolder]:
@@ -299,18 +322,54 @@ def read_records(path: Path) -> list[EpisodeRecord]:
     """Return the episodes of a file that an evaluation or a run wrote. Raises RunFolderError."""
     if not path.is_file():
         raise RunFolderError(f"there is no file {path}; `sqlenv evaluate --episodes_out` writes one")
-    return _read(path, _RECORD.validate_json)
+    return list(_read(path, _RECORD.validate_json))
 
 
-def write_episodes(path: Path, of: Evaluation, records: Sequence[EpisodeRecord], about: Path | None = None) -> None:
-    """Write an evaluation's episodes into a file, then what they are of: beside it, or where it is said."""
+def write_episodes(
+    path: Path, evaluation: Evaluation, records: Sequence[EpisodeRecord], summary: Path | None = None
+) -> None:
+    """Write an evaluation's episodes into a file, then the evaluation: into `summary`, or beside the file."""
     replace_file(path, "".join(json_line(asdict(r)) for r in records))
-    replace_json(about or path.with_suffix(ABOUT), asdict(of))
+    replace_json(summary or path.with_suffix(ABOUT), asdict(evaluation))
 
 
 def read_about(path: Path) -> Evaluation | None:
-    """Return what the episodes of such a file are of, where that is beside it. Raises RunFolderError."""
+    """Return the evaluation that a file of episodes is of, where that is beside it. Raises RunFolderError."""
     return _read_evaluation(about) if (about := path.with_suffix(ABOUT)).is_file() else None
+
+
+@dataclass(frozen=True, slots=True)
+class Differing:
+    """One flag or setting that is not the same on both sides; None where a side does not have it."""
+
+    name: str
+    a: Any
+    b: Any
+
+
+def differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Differing]:
+    """Return what is not the same on both sides, in the order of the first, then of the second."""
+    return [Differing(name, a.get(name), b.get(name)) for name in dict.fromkeys((*a, *b)) if a.get(name) != b.get(name)]
+
+
+def flags_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the flags that decide what a run learns, as its config.json has them, with nothing secret."""
+    flags: dict[str, Any] = {}
+    for section in SECTIONS:
+        prefix = "version of " if section == "versions" else ""
+        values = redacted(config.get(section, {}))
+        flags |= {prefix + name: value for name, value in values.items() if not PLACES.fullmatch(name)}
+    return flags
+
+
+def redacted(value: Any) -> Any:
+    """Hide what a config holds under a secret's name: reports and comparisons are passed around."""
+    if isinstance(value, Mapping):
+        return {
+            key: "(hidden)" if isinstance(item, str) and item and _SECRET.search(key) else redacted(item)
+            for key, item in value.items()
+        }
+    return [redacted(item) for item in value] if isinstance(value, list) else value
 
 
 def _read_evaluation(path: Path) -> Evaluation:
@@ -320,22 +379,19 @@ def _read_evaluation(path: Path) -> Evaluation:
         raise RunFolderError(f"{path} is not an evaluation: {_first(error)}") from error
 
 
-def _read(path: Path, parse: Callable[[bytes], T]) -> list[T]:
-    """Parse every complete line; raises RunFolderError for one that `parse` refuses."""
-    rows: list[T] = []
+def _read(path: Path, parse: Callable[[bytes], T]) -> Iterator[T]:
+    """Parse every complete line; raises RunFolderError for one that `parse` rejects."""
     if not path.is_file():
-        return rows
+        return
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
                 break
             try:
-                rows.append(parse(line))
-            except ValidationError as error:
-                raise RunFolderError(f"{path}, line {number}: {_first(error)}") from error
+                yield parse(line)
             except ValueError as error:
-                raise RunFolderError(f"{path}, line {number}: {error}") from error
-    return rows
+                why = _first(error) if isinstance(error, ValidationError) else error
+                raise RunFolderError(f"{path}, line {number}: {why}") from error
 
 
 def _row(line: bytes) -> dict[str, Any]:
@@ -346,7 +402,7 @@ def _row(line: bytes) -> dict[str, Any]:
 
 
 def metrics_row(line: bytes) -> dict[str, float]:
-    """Read a line of metrics: "step" and the numbers. Raises ValueError."""
+    """Parse a line of metrics: "step" and the numbers. Raises ValueError."""
     return {key: value for key, raw in _row(line).items() if (value := _number(raw)) is not None}
 
 
@@ -363,6 +419,18 @@ def _number(value: object) -> float | None:
     if isinstance(value, int | float):
         return float(value)
     return float(value) if isinstance(value, str) and value in ("nan", "inf", "-inf") else None
+
+
+def _plain(value: Any) -> Any:
+    """Turn numbers of other libraries into Python's, and the non-finite ones into strings."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, bool | int | str) or not isinstance(value, Real):
+        return value
+    number = float(value)
+    return number if math.isfinite(number) else str(number)
 
 
 def _first(error: ValidationError) -> str:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from trainer.results.statistics import Interval, clustered_interval, successful
+from trainer.eval.statistics import Interval, clustered_interval, successful
 from trainer.rollout.episodes import EpisodeRecord, Outcome
 
 T = TypeVar("T")

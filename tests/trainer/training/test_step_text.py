@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from trainer.results.step_text import WIDTH, clock, step_text
+from trainer.report.tables import clock
+from trainer.training.run_log import WIDTH, step_text
 
 METRICS = {
     "rollout/success_rate": 0.25,

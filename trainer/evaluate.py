@@ -27,15 +27,20 @@ from sqlenv.progress import reported
 from trainer.chat.format import ChatFormat
 from trainer.chat.text_to_sql import SYSTEM_PROMPT
 from trainer.config import ActionFormat, ConfigError, token_of
+from trainer.eval.failure_kinds import count_failures
+from trainer.eval.run_files import Evaluation, write_episodes
+from trainer.eval.statistics import EvaluationSummary, intervals_as_pairs, successful, summarize
+from trainer.eval.summaries import FalsePositives, SampledSuccess, explore, false_positives, rows_key, sampled_success
 from trainer.evaluation.arguments import SCRIPTED, VLLM_URL, EvaluationProtocol, build_parser, check, without_effect
-from trainer.evaluation.luck import Luck, luck_line, measure_luck
 from trainer.policy import SETTING_NAMES, PlaySettings, SavedPlay, saved_play, settle
-from trainer.results.exploration import exploration_lines, explore
-from trainer.results.failure_kinds import count_failures
-from trainer.results.run_files import Evaluation, write_episodes
-from trainer.results.samples import SampledSuccess, rows_key, sampled_line, sampled_success
-from trainer.results.statistics import EvaluationSummary, intervals_as_pairs, successful, summarize
-from trainer.results.summary_table import difficulty_table, failure_table, summary_table
+from trainer.report.tables import (
+    excluded_table,
+    exploration_table,
+    failure_table,
+    for_terminal,
+    group_table,
+    success_table,
+)
 from trainer.rollout.background import RolloutLoop
 from trainer.rollout.client import PlayEpisode, RolloutClient, RolloutSettings, derive_seed, request_for
 from trainer.rollout.environments import AnyEnvironments, Environments, open_environments
@@ -191,26 +196,22 @@ def run(argv: Sequence[str]) -> int:
                 say(line)
     records = [record(episode) for episode in episodes]
     summary = summarize(records, excluded_by_reason(dataset))
-    rows = [(args.policy, summary)]
     out = Console(stderr=args.json)
     title = f"{chosen.data}, split {args.split.value}" + (", text to SQL" if baseline else "")
-    out.print(summary_table(rows, title), difficulty_table(rows))
-    if summary.successes < summary.episodes:
-        out.print(failure_table(args.policy, records))
-    exploration = explore(records)
-    for line in exploration_lines(exploration, one_query=baseline is not None):
-        out.print(line, highlight=False, soft_wrap=True)
+    summaries, played = {args.policy: summary}, {args.policy: records}
+    tables = [
+        success_table(summaries, title),
+        group_table("difficulty", summaries, intervals=False),
+        failure_table(played) if summary.successes < summary.episodes else None,
+        exploration_table(played, one_query=baseline is not None),
+        excluded_table(summaries),
+    ]
+    for table in filter(None, tables):
+        out.print(for_terminal(table))
     sampled = _sampled(records, dataset, chosen.answer_mode) if args.samples > 1 else None
-    if sampled is not None:
-        out.print(sampled_line(sampled), highlight=False, soft_wrap=True)
-    luck = _luck(records, dataset, console) if chosen.answer_mode is AnswerMode.VALUE else None
-    if luck is not None:
-        out.print(luck_line(luck), highlight=False, soft_wrap=True)
-    if dataset.excluded:
-        counts = ", ".join(f"{reason} {n}" for reason, n in sorted(summary.excluded.items()))
-        out.print(
-            f"{len(dataset.excluded)} questions of the data set are excluded: {counts}", highlight=False, soft_wrap=True
-        )
+    unverified = _false_positives(records, dataset, console) if chosen.answer_mode is AnswerMode.VALUE else None
+    for found in filter(None, (sampled, unverified)):
+        out.print(str(found), highlight=False, soft_wrap=True)
     if args.episodes_out:
         write_episodes(args.episodes_out, _about(args, chosen, dataset, summary, dtype), records)
     if args.json:
@@ -224,8 +225,8 @@ def run(argv: Sequence[str]) -> int:
                 answer_mode=chosen.answer_mode.value,
                 seed=chosen.seed,
                 failure_kinds=count_failures(records),
-                exploration=exploration,
-                luck=luck,
+                exploration=explore(records),
+                false_positives=unverified,
                 sampled=sampled,
             )
         )
@@ -251,10 +252,9 @@ def _sampled(records: Sequence[EpisodeRecord], dataset: Dataset, mode: AnswerMod
         return sampled_success(records, rows_key(databases))
 
 
-def _luck(records: Sequence[EpisodeRecord], dataset: Dataset, console: Console) -> Luck | None:
-    right = sum(map(successful, records))
-    with reported("trying what right answers rest on", right, console) as progress:
-        return measure_luck(records, dataset, progress.advance)
+def _false_positives(records: Sequence[EpisodeRecord], dataset: Dataset, console: Console) -> FalsePositives | None:
+    with reported("verifying right answers", sum(map(successful, records)), console) as progress:
+        return false_positives(records, dataset, progress.advance)
 
 
 def _saved_with(policy: str, console: Console) -> SavedPlay | None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy.stats import binomtest, ttest_rel
 
 from tests.trainer.records import make_record
-from trainer.results.statistics import (
+from trainer.eval.statistics import (
     Interval,
     NothingJudgedError,
     clustered_interval,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.results.curves import MAX_POINTS, rolling_mean, thin, window_for
+from trainer.eval.curves import MAX_POINTS, rolling_mean, thin, window_for
 
 
 @given(st.lists(st.integers(), max_size=2_000))

@@ -11,8 +11,8 @@ import pytest
 from peft import LoraConfig
 
 from sqlenv import cli
+from trainer.eval.output_folder import remove_on_failure
 from trainer.policy import SETTINGS_FILE
-from trainer.results.fresh_folder import remove_on_failure
 from trainer.tiny import BASE_CHECKPOINT
 from trainer.training.arguments import parse_arguments, parse_warmup_arguments
 

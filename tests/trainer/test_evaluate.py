@@ -23,7 +23,8 @@ from tests.env_server.serving import running_server
 from trainer.chat.format import ChatFormat, ChatSettings
 from trainer.chat.prompts import first_message
 from trainer.engines import in_process_engine
-from trainer.evaluation.evaluate import (
+from trainer.eval.statistics import summarize
+from trainer.evaluate import (
     choose_questions,
     excluded_by_reason,
     play_model,
@@ -33,7 +34,6 @@ from trainer.evaluation.evaluate import (
 )
 from trainer.models import load_policy
 from trainer.policy import PolicyError
-from trainer.results.statistics import summarize
 from trainer.rollout.client import EpisodeRequest, RolloutClient, RolloutSettings, derive_seed
 from trainer.rollout.environments import LocalEnvironments
 from trainer.rollout.episodes import Episode, record

@@ -17,11 +17,10 @@ from rich.console import Console
 from env_server.dataset import Dataset, Question, Split
 from env_server.types import AnswerMode
 from sqlenv.progress import reported
-from trainer.evaluation.evaluate import excluded_by_reason, play_scripted
+from trainer.eval.run_files import Evaluation, RunFolder
+from trainer.eval.statistics import EvaluationSummary, compare, interval_text, percent, summarize
+from trainer.evaluate import excluded_by_reason, play_scripted
 from trainer.ranks import Ranks
-from trainer.results.run_files import Evaluation, RunFolder
-from trainer.results.statistics import EvaluationSummary, compare, summarize
-from trainer.results.summary_table import interval_text, percent
 from trainer.rollout.background import RolloutLoop
 from trainer.rollout.client import RolloutClient, derive_seed, request_for
 from trainer.rollout.environments import AnyEnvironments
@@ -106,7 +105,7 @@ class RunEvaluations:
         records = self._play(about.label, client, loop, stopping)
         return self._judge(about, records) if len(records) == len(self.questions) else None
 
-    def go_on_from(self, step: int) -> None:
+    def resume_from(self, step: int) -> None:
         """Drop what was evaluated after a step that training goes on from: those steps are taken again."""
         if self._ranks.is_main:
             for later, evaluation in self._folder.evaluations_during():

@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,16 +14,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.records import make_record
-from trainer.results.run_files import (
+from trainer.eval.run_files import (
     Alert,
+    Differing,
     Evaluation,
+    JsonlWriter,
     RunFolder,
     RunFolderError,
+    differing,
+    episode_line,
+    flags_of,
+    json_line,
     read_about,
     read_records,
+    redacted,
+    replace_file,
+    replace_json,
     write_episodes,
 )
-from trainer.results.statistics import summarize
+from trainer.eval.statistics import summarize
 from trainer.rollout.episodes import EpisodeRecord
 
 
@@ -109,7 +119,7 @@ def test_a_file_cut_anywhere_loses_its_last_line_and_goes_on_from_any_step(
     whole = data.count(b"\n")
     assert [row["value"] for row in folder.metrics()] == values[:whole]
     with folder.metrics_writer() as writer:
-        folder.go_on_from(last)
+        folder.resume_from(last)
         writer.write({"step": last + 1, "value": -1})
     assert [row["value"] for row in folder.metrics()] == [*values[: min(whole, last + 1)], -1]
 
@@ -122,14 +132,14 @@ def test_a_broken_line_is_named(folder: RunFolder, line: str) -> None:
 
 
 def test_a_resumed_run_keeps_what_came_before_its_checkpoint(folder: RunFolder) -> None:
-    folder.go_on_from(0)
+    folder.resume_from(0)
     for steps in ((1, 2, 3), (3, 4)):
         with folder.metrics_writer() as metrics, folder.episodes_writer() as episodes:
-            folder.go_on_from(steps[0] - 1)
+            folder.resume_from(steps[0] - 1)
             for step in steps:
                 metrics.write({"step": step, "first": steps[0]})
                 for i in range(2):
-                    episodes.write_episode(step, make_record(f"{steps[0]}-{step}-{i}"))
+                    episodes.write_lines(episode_line(step, make_record(f"{steps[0]}-{step}-{i}")))
     kept = [(1, 1), (1, 2), (3, 3), (3, 4)]
     assert [(row["first"], row["step"]) for row in folder.metrics()] == kept
     assert [e.record.question_id for e in folder.episodes()] == [f"{f}-{step}-{i}" for f, step in kept for i in (0, 1)]
@@ -139,7 +149,7 @@ def test_episodes_come_back_with_or_without_turns(folder: RunFolder) -> None:
     turn = {"text": "ANSWER q\ud800é", "reward": {"total": 1.0}}
     record = make_record("q", turns=[turn])
     with folder.episodes_writer() as writer:
-        writer.write_episode(3, record)
+        writer.write_lines(episode_line(3, record))
     (episode,) = folder.episodes()
     assert episode.step == 3
     assert episode.record.turns == [{"text": "ANSWER q?é", "reward": {"total": 1.0}}]
@@ -186,12 +196,12 @@ def test_a_label_is_a_plain_name(folder: RunFolder, label: str) -> None:
         folder.write_evaluation(make_evaluation(label, records), records)
 
 
-def test_alerts_are_kept_also_beyond_the_step_that_a_run_goes_on_from(folder: RunFolder) -> None:
+def test_alerts_are_kept_also_beyond_the_step_that_a_run_resumes_from(folder: RunFolder) -> None:
     assert folder.alerts() == []
-    alerts = [Alert(step, f"sign {step}", "1 ± 2", "cause", "`--flag`") for step in (3, 7)]
+    alerts = [Alert(step, f"message {step}", "1 ± 2", "cause", "`--flag`") for step in (3, 7)]
     for alert in alerts:
         folder.add_alert(alert)
-    folder.go_on_from(5)
+    folder.resume_from(5)
     assert folder.alerts() == alerts
     with folder.health_path.open("a") as file:
         file.write('{"step": 8}\n{"step"')
@@ -209,3 +219,91 @@ def test_episodes_in_a_file_of_their_own_have_beside_them_what_they_are_of(tmp_p
     assert [e.question_id for e in read_records(path)] == ["a", "b"]
     (tmp_path / "base.evaluation.json").unlink()
     assert read_about(path) is None
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.text(max_size=3), JSON_VALUES, max_size=4))
+def test_a_line_is_read_back(row: dict[str, Any]) -> None:
+    line = json_line(row)
+    assert line.count("\n") == 1
+    assert json.loads(line) == row
+
+
+def test_numbers_that_json_has_not_are_words() -> None:
+    row: dict[Any, Any] = {"a": np.float32(0.5), "b": np.int64(3), "c": [math.nan, -math.inf], 4: (np.float64("inf"),)}
+    assert json.loads(json_line(row)) == {"a": 0.5, "b": 3, "c": ["nan", "-inf"], "4": ["inf"]}
+
+
+def test_lines_are_there_before_the_file_is_closed(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    with JsonlWriter(path) as writer:
+        writer.write({"text": "half a pair: \ud800"})
+        assert path.read_text("utf-8") == '{"text": "half a pair: ?"}\n'
+    writer.close()
+
+
+def test_a_file_that_cannot_be_written_stays_what_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "value.json"
+    replace_json(path, {"step": 1})
+    with pytest.raises(TypeError):
+        replace_json(path, {"step": object()})
+    assert json.loads(path.read_bytes()) == {"step": 1}
+    replace_file(path, "two")
+    assert path.read_text("utf-8") == "two"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+SETTINGS = st.dictionaries(st.sampled_from("abcd"), st.none() | st.integers(0, 2), max_size=4)
+
+
+@given(SETTINGS, SETTINGS)
+def test_what_differs_is_antisymmetric_and_nothing_else(a: dict[str, Any], b: dict[str, Any]) -> None:
+    found = differing(a, b)
+    assert {d.name for d in found} == {name for name in {*a, *b} if a.get(name) != b.get(name)}
+    assert sorted((d.name, d.b, d.a) for d in found if d.a != d.b) == sorted(
+        (d.name, d.a, d.b) for d in differing(b, a)
+    )
+    assert differing(a, a) == []
+
+
+def test_a_flag_that_one_side_lacks_is_none_there() -> None:
+    assert differing({"a": 1}, {"a": 1, "b": False}) == [Differing("b", None, False)]
+
+
+def test_flags_are_those_that_decide_what_is_learnt() -> None:
+    config = {
+        "sqlenv": {"data": "synthetic"},
+        "grpo": {
+            "beta": 0.1,
+            "output_dir": "runs/a",
+            "save_steps": 5,
+            "logging_steps": 1,
+            "hub_token": "s3cret",
+            "model_init_kwargs": {"token": "s3cret"},
+        },
+        "model": {"use_peft": True},
+        "versions": {"torch": "2"},
+        "base_notes": "Warmed up.",
+    }
+    assert flags_of(config) == {
+        "data": "synthetic",
+        "beta": 0.1,
+        "model_init_kwargs": {"token": "(hidden)"},
+        "use_peft": True,
+        "version of torch": "2",
+    }
+    assert flags_of({}) == {}
+
+
+def test_secrets_are_hidden_wherever_they_stand() -> None:
+    assert redacted({"a": [{"api_key": "k", "max_tokens": 5}], "token": "", "Password": "p"}) == {
+        "a": [{"api_key": "(hidden)", "max_tokens": 5}],
+        "token": "",
+        "Password": "(hidden)",
+    }

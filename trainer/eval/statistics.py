@@ -1,9 +1,9 @@
-"""How sure an evaluation is: intervals, paired comparisons, summaries. Pure: no I/O, no randomness.
+"""How certain an evaluation is: intervals, paired comparisons, summaries. Pure: no I/O, no randomness.
 
-Questions about one database stand or fall together, so the database, not the question, is the unit that was
-sampled. Every interval here therefore takes the database as its cluster.
+Outcomes of questions about one database are correlated, so the database, not the question, is the sampling unit:
+every interval here takes the database as its cluster.
 
-Promises:
+Guarantees:
 
 1. An interval lies inside the range of its quantity, contains the estimate and is never of width zero,
    whatever the data: all right, all wrong, one question, one database. Only that of a mean (steps, tokens) is as
@@ -43,11 +43,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from env_server.dataset import Hardness
 from env_server.errors import SQLEnvError
 from trainer.rollout.episodes import EpisodeRecord, Outcome
 
 UPPER = 0.975
-"""The quantile that ends a two-sided interval of 95%."""
+"""The upper quantile of a two-sided interval of 95%."""
+HARDNESS = tuple(hardness.value for hardness in Hardness)
 
 
 LEAST_CORRELATION = 0.1
@@ -128,6 +130,16 @@ class EvaluationSummary:
     parse_rate: float
     outcomes: dict[str, int]
     excluded: dict[str, int]
+
+
+def percent(share: float) -> str:
+    """A share as a percentage with one decimal."""
+    return f"{100 * share:.1f}%"
+
+
+def interval_text(interval: Interval) -> str:
+    """An interval of shares in percent."""
+    return f"{100 * interval.low:.1f} to {100 * interval.high:.1f}"
 
 
 def wilson(successes: int, n: int) -> Interval:
@@ -298,7 +310,7 @@ def _groups(records: Sequence[EpisodeRecord], field: str) -> dict[str, GroupSumm
 
 def _quantile(groups: int) -> float:
     """The quantile of t(groups - 1), or of the normal where there is no spread between groups."""
-    # It takes a third of a second to import, which whoever asks for help, or mistypes a flag, need not wait for.
+    # It takes a third of a second to import, which --help need not wait for.
     from scipy.special import ndtri, stdtrit
 
     return float(ndtri(UPPER)) if groups < 2 else float(stdtrit(groups - 1, UPPER))

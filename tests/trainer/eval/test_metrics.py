@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainer.results.metrics import MEANINGS, in_order, meaning
+from trainer.eval.metrics import MEANINGS, in_order, meaning
 
 
 def test_each_metric_has_one_sentence_that_fits_a_table() -> None:

@@ -19,7 +19,7 @@ from env_server.types import AnswerMode, RewardComponents
 from policies.tiny.stumbling import StumblingPlayer
 from tests.trainer.recited import recite
 from tests.trainer.records import make_record
-from trainer.results.failure_kinds import FailureKind, count_failures, failure_kind, queries_of, saw_right_rows
+from trainer.eval.failure_kinds import FailureKind, count_failures, failure_kind, queries_of, saw_right_rows
 from trainer.rollout.episodes import Outcome, record
 from trainer.rollout.players import OraclePlayer, RandomPlayer, play
 

@@ -1,0 +1,1 @@
+"""What a run measures and writes: its folder, its metrics, and how certain its figures are."""
