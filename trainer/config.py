@@ -217,6 +217,13 @@ class SQLEnvArguments(EpisodeArguments):
             "the turns of the group's other episodes whose transcripts were the same up to there ('turn')."
         },
     )
+    reward_functions: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "Rewards beside correctness, progress, operational and format: 'structure', or functions of an "
+            "episode of your own as FILE.py:FUNCTION. Each weighs 0.1 unless --reward_weights has a number for it."
+        },
+    )
     reward_weighting: str = field(
         default="fixed",
         metadata={
@@ -259,6 +266,9 @@ class SQLEnvArguments(EpisodeArguments):
         for name in ("few_shot", "max_thinking_length", "staleness", "dynamic_sampling"):
             if (getattr(self, name) or 0) < 0:
                 raise ConfigError(f"--{name} must not be negative, not {getattr(self, name)}")
+        named: object = self.reward_functions
+        if isinstance(named, str):  # a config file may name one without a list
+            self.reward_functions = [named]
         if self.dry_run_gpu is not None and (not self.dry_run or self.dry_run_gpu <= 0):
             raise ConfigError("--dry_run_gpu is a positive number of GiB, and goes with --dry_run true")
 

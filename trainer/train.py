@@ -49,7 +49,7 @@ from trainer.rollout.client import RolloutClient
 from trainer.rollout.environments import AnyEnvironments, open_environments
 from trainer.rollout.episodes import Episode
 from trainer.rollout.examples import Examples
-from trainer.rollout.rewards import all_weights
+from trainer.rollout.rewards import rewards_of, try_rewards, weights_of
 from trainer.signals import StopAfterStep, StopSignals
 from trainer.tiny import BASE_NOTES
 from trainer.training.arguments import advise, departures, parse_arguments, play_settings, require_questions
@@ -61,13 +61,13 @@ from trainer.training.evaluations import RunEvaluations
 from trainer.training.grpo import build_trainer, stop_at_turns_ends, use_engine
 from trainer.training.guided_starts import GuidedStarts
 from trainer.training.health import HealthMonitor, RunInfo
-from trainer.training.learnt import Kept, SaveLearnt
 from trainer.training.out_of_memory import memory_errors
 from trainer.training.provenance import provenance
 from trainer.training.questions import EpochOrder, QuestionFilter
 from trainer.training.reward_weights import AdaptiveWeights
 from trainer.training.run_log import RunLog, episode_lines
 from trainer.training.saving import policy_kept, require_saved_in, writes_in_one_line
+from trainer.training.stateful import Saved, SaveStates
 from trainer.training.trackers import writing_into
 
 Evaluate = Callable[[str, str], EvaluationSummary | None]
@@ -134,7 +134,9 @@ class Training:
         self._examples = Examples.play(self._dataset, arguments.few_shot, self._answer_mode, arguments.step_budget)
         asked = QuestionFilter.of(arguments).asked(self._dataset, arguments.data)
         self._questions = self._examples.without(asked)
-        require_questions(self._questions, grpo)
+        require_questions(self._questions, grpo, arguments.reward_functions)
+        self._rewards = rewards_of(arguments.reward_functions)
+        try_rewards(self._rewards, self._dataset, self._answer_mode)
         self._chat = ChatSettings.of(arguments, grpo.chat_template_kwargs)
         self._tokenizer = load_tokenizer(model_config, trust_remote_code=grpo.trust_remote_code)
         self._evaluations = RunEvaluations(
@@ -167,9 +169,8 @@ class Training:
             order = EpochOrder([q.question_id for q in self._questions], grpo.seed, shuffle=grpo.shuffle_dataset)
             filled = BatchSettings.of(arguments)
             adaptive = self._adaptive_weights(lag)
-            rewards = self._env_settings.reward
             guided = self._guided_starts(stack, lag)
-            batches = Batches(self._dataset, order, grpo, rewards, self._ranks, loop, filled, adaptive, guided)
+            batches = Batches(self._dataset, order, grpo, self._ranks, loop, filled, self._rewards, adaptive, guided)
             trainer = build_trainer(
                 grpo, self._model_config, self._tokenizer, self._questions, self._evaluations.questions, batches
             )
@@ -195,12 +196,12 @@ class Training:
                 run = RunInfo.of(self._arguments, grpo, self._ranks.count)
                 trainer.add_callback(HealthMonitor(self._folder, run, self._say))
             trainer.add_callback(StopAfterStep(self._stopping))
-            learnt = []
+            states = []
             if adaptive is not None:
-                learnt.append(Kept(adaptive, "reward_weights.json", "--reward_weighting adaptive"))
+                states.append(Saved(adaptive, "reward_weights.json", "--reward_weighting adaptive"))
             if guided is not None:
-                learnt.append(Kept(guided, "guided_starts.json", "--guided_starts"))
-            trainer.add_callback(SaveLearnt(*learnt))
+                states.append(Saved(guided, "guided_starts.json", "--guided_starts"))
+            trainer.add_callback(SaveStates(*states))
             trainer.add_callback(SavePlaySettings(play))  # the last one: it marks a checkpoint as whole
             client = RolloutClient(policy.engine, environments, chat, settings)
 
@@ -241,7 +242,7 @@ class Training:
     def _adaptive_weights(self, lag: int) -> AdaptiveWeights | None:
         if self._arguments.reward_weighting == "fixed":
             return None
-        return AdaptiveWeights(all_weights(self._grpo.reward_weights), lag)
+        return AdaptiveWeights(weights_of(self._rewards, self._grpo.reward_weights), lag)
 
     def _guided_starts(self, stack: ExitStack, lag: int) -> GuidedStarts | None:
         if not self._arguments.guided_starts:

@@ -57,6 +57,8 @@ class Copy:
             shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
         for diff in blocks(self._text, "diff"):
             apply(diff, tree)
+        for name, code in re.findall(r'^```python title="(.*?)"\n(.*?)^```$', self._text, re.MULTILINE | re.DOTALL):
+            (tree / name).write_text(code, encoding="utf-8")
 
     def run_scripts(self) -> None:
         """Run the section's scripts. Warnings are errors."""

@@ -27,7 +27,8 @@ FLAGS = [
     *("--use_cpu", "true", "--bf16", "false", "--gradient_checkpointing", "false"),
     *("--seed", "3", "--save_strategy", "steps", "--save_steps", "2", "--reward_weighting", "adaptive"),
 ]
-NAMES = [f"reward_weights/{name}" for name in ("correctness", "progress", "operational", "format")]
+NAMES = [f"reward_weights/{name}" for name in ("correctness", "progress", "operational", "format", "brevity")]
+BREVITY = "def brevity(episode):\n    return [1 / 6 - 0.01 * turn for turn, _ in enumerate(episode.turns)]\n"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -42,22 +43,27 @@ def weights_of(folder: RunFolder) -> list[list[float]]:
 
 
 def test_a_run_that_resumes_weighs_as_the_run_that_was_left_alone(tmp_path: Path) -> None:
-    assert cli.main(["train", "--output_dir", str(tmp_path / "whole"), *FLAGS]) == 0
+    """With a function of one's own among the rewards."""
+    (tmp_path / "my.py").write_text(BREVITY, encoding="utf-8")
+    flags = [*FLAGS, "--reward_functions", f"{tmp_path}/my.py:brevity", "--advantages", "turn"]
+    assert cli.main(["train", "--output_dir", str(tmp_path / "whole"), *flags]) == 0
     whole = RunFolder.open(tmp_path / "whole")
     used = weights_of(whole)
-    assert used[0] == [1.0, 0.2, 0.2, 0.1]
+    assert used[0] == [1.0, 0.2, 0.2, 0.1, 0.1]
     assert len({tuple(weights) for weights in used}) == 4, "they follow the episodes"
     assert [weights[0] for weights in used] == [1.0] * 4
     for row, weights in zip(whole.metrics(), used, strict=True):
         names = (f"rewards/reward_{name.partition('/')[2]}/mean" for name in NAMES)
         total = sum(weight * row[name] for weight, name in zip(weights, names, strict=True))
         assert row["reward"] == pytest.approx(total, abs=1e-6), "TRL adds up with them"
-    assert "weights of the rewards" in write_report(whole.path).read_text(encoding="utf-8")
+    report = write_report(whole.path).read_text(encoding="utf-8")
+    assert "weights of the rewards" in report
+    assert "reward_brevity" in report
 
     killed = shutil.copytree(whole.path, tmp_path / "killed")
     for left in ("checkpoint-4", "model"):
         shutil.rmtree(killed / left)
-    resumed = ["train", "--output_dir", str(killed), *FLAGS, "--resume_from_checkpoint", "true"]
+    resumed = ["train", "--output_dir", str(killed), *flags, "--resume_from_checkpoint", "true"]
     assert cli.main(resumed) == 0
     again = RunFolder.open(killed)
     assert weights_of(again) == used

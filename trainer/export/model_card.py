@@ -14,7 +14,7 @@ from typing import Any
 from trainer.eval.run_files import Evaluation
 from trainer.eval.statistics import HARDNESS, interval_text, percent
 from trainer.policy import PlaySettings
-from trainer.rollout.rewards import REWARD_NAMES, all_weights
+from trainer.rollout.rewards import REWARD_FUNCTIONS
 
 TRANSFORMERS_SCRIPT = """\
 import json
@@ -209,8 +209,10 @@ def _how(facts: CardFacts) -> str:
 
 def _training(config: Mapping[str, Any], play: PlaySettings) -> list[str]:
     grpo = config.get("grpo", {})
-    weights = all_weights(grpo.get("reward_weights"))
-    rewards = ", ".join(f"{name} {weight:g}" for name, weight in zip(REWARD_NAMES, weights, strict=True) if weight)
+    named = config.get("sqlenv", {}).get("reward_functions") or []
+    names = [*(reward.name for reward in REWARD_FUNCTIONS), *(name.rpartition(":")[2] for name in named)]
+    weights = grpo.get("reward_weights") or [1.0] * len(names)
+    rewards = ", ".join(f"{name} {weight:g}" for name, weight in zip(names, weights, strict=False) if weight)
     if config.get("sqlenv", {}).get("reward_weighting") == "adaptive":
         rewards += "; adaptive, these being the most"
     told = [

@@ -15,10 +15,9 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK,
 from transformers.training_args import OptimizerNames
 from trl import GRPOConfig, ModelConfig
 
-from env_server.settings import EnvSettings
 from trainer.config import ConfigError, SQLEnvArguments
 from trainer.export.hub import Destination
-from trainer.rollout.rewards import REWARD_FUNCTIONS, REWARD_NAMES, all_weights, most_without_answer
+from trainer.rollout.rewards import reward_hacking_advice, rewards_of
 
 PROMPT_TOKENS = 350
 """The rules, a question and the names of the tables, with a usual tokenizer."""
@@ -61,7 +60,12 @@ def check_combinations(arguments: SQLEnvArguments, grpo: GRPOConfig, model: Mode
     if grpo.use_vllm:
         _check_adapters_on_servers(arguments, model)
     return [
-        *farming_advice(grpo.reward_weights, grpo.multi_objective_aggregation, arguments.step_budget),
+        *reward_hacking_advice(
+            rewards_of(arguments.reward_functions),
+            grpo.reward_weights,
+            grpo.multi_objective_aggregation,
+            arguments.step_budget,
+        ),
         *length_advice(grpo.max_completion_length, arguments.max_turn_length),
     ]
 
@@ -131,33 +135,6 @@ def _check_adapters_on_servers(arguments: SQLEnvArguments, model: ModelConfig) -
     if model.use_peft and special and transport in ("auto", "lora"):
         fix = "leave it out" if quantised else "add --weight_sync disk, which sends whole weights, or leave it out"
         raise ConfigError(f"{special}: vLLM serves no such adapter; {fix}")
-
-
-def farming_advice(weights: Sequence[float] | None, aggregation: str, step_budget: int) -> list[str]:
-    """Refuse a wrong count of reward weights, and say when they pay as much for no answer as for a right one.
-
-    Raises ConfigError.
-    """
-    names, fewest = REWARD_NAMES, len(REWARD_FUNCTIONS)
-    if weights is not None and not fewest <= len(weights) <= len(names):
-        raise ConfigError(
-            f"--reward_weights takes {fewest} numbers ({', '.join(names[:fewest])}), and more for "
-            f"{', '.join(names[fewest:])}; it got {len(weights)}"
-        )
-    given, weights = weights, all_weights(weights)
-    if aggregation == "normalize_then_sum":
-        return [
-            "--multi_objective_aggregation normalize_then_sum scales each reward to the same spread, so no weights "
-            "keep an episode without a right answer from being paid like one with it"
-        ]
-    most = most_without_answer(weights, EnvSettings().reward, step_budget)
-    if most < weights[0]:
-        return []
-    shown = " ".join(f"{weight:g}" for weight in given or weights)
-    return [
-        f"--reward_weights {shown}: an episode without a right answer can collect {most:.2f}, and a right answer pays "
-        f"{weights[0]:g}; lower the weights of {', '.join(names[1:])}"
-    ]
 
 
 def length_advice(completion: int, turn: int) -> list[str]:

@@ -15,6 +15,7 @@ import torch
 
 from inference.launch.plan import PORT
 from inference.precision import Precision, measure_precision
+from trainer.rollout.rewards import REWARD_FUNCTIONS
 
 EPISODES_PER_STEP = 64
 """Eight questions with eight episodes each: enough groups with both rights and wrongs in them, on any machine."""
@@ -102,8 +103,8 @@ def train_defaults(given: Mapping[str, Any], machine: Machine) -> dict[str, Any]
         "warmup_steps": 0.05,
         # The whole episode: fifteen turns with their observations, of which 512 tokens hold two or three.
         "max_completion_length": 4096,
-        # Correctness, progress, operational, format: see `rewards.most_without_answer` for why not 1 each.
-        "reward_weights": [1.0, 0.2, 0.2, 0.1],
+        # See `rewards.bound_without_answer` for why not 1 each.
+        "reward_weights": [reward.weight for reward in REWARD_FUNCTIONS],
         # Scaled by its own spread, a group that is all wrong or all right counts as much for its noise in the smaller
         # rewards as a group that correctness divides counts for its answers: 42% of the
         # gradient's weight in the demo's first five steps.

@@ -54,8 +54,8 @@ TRAIN_TRL: Mapping[str, TRLFlag] = {
     "beta": TRLFlag("X", "Weight of the KL term against the model as it was.", 0.0),
     "loss_type": TRLFlag("NAME", "Which form of GRPO.", "dapo"),
     "reward_weights": TRLFlag(
-        "X X X X [X]",
-        "Of correctness, progress, operational, format; structure has 0 unless a fifth is given.",
+        "X X X X [X ...]",
+        "Of correctness, progress, operational, format, and what --reward_functions names.",
         [1.0, 0.2, 0.2, 0.1],
     ),
     "max_completion_length": TRLFlag("N", "Tokens of a whole episode after its prompt.", 4096),
@@ -84,7 +84,7 @@ TRAIN_GROUPS: Mapping[str, str] = {
     "system_prompt",
     "lengths, in tokens": "max_completion_length max_turn_length max_thinking_length",
     "learning": "max_steps learning_rate num_generations per_device_train_batch_size gradient_accumulation_steps "
-    "temperature beta loss_type reward_weights reward_weighting advantages dynamic_sampling "
+    "temperature beta loss_type reward_weights reward_functions reward_weighting advantages dynamic_sampling "
     "rollout_downsampling guided_starts seed",
     "evaluation": "eval_episodes eval_strategy eval_steps",
     "environments": "env_server env_token max_concurrency",

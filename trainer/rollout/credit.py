@@ -18,42 +18,32 @@ from collections import defaultdict
 from collections.abc import Sequence
 from statistics import fmean
 
-from env_server.settings import RewardSettings
 from trainer.rollout.episodes import Episode, Outcome
-from trainer.rollout.rewards import all_weights, structure_rises
+from trainer.rollout.rewards import Reward
 
 DISCOUNT = 0.95
 """GiGPO's."""
 
 
-def turn_rewards(episode: Episode, weights: Sequence[float], settings: RewardSettings) -> list[float]:
-    """Return the weighted reward of each turn; they add up to the weighted sum of the episode's reward functions."""
-    correctness, progress, operational, format_share, structure = all_weights(weights)
-    rises = structure_rises(episode) or [0.0] * len(episode.turns)
-    last = len(episode.turns) - 1
-    return [
-        correctness * (episode.correct and number == last)
-        + progress * turn.reward.progress / settings.progress_scale
-        + operational * turn.reward.operational
-        + format_share * turn.parseable / len(episode.turns)
-        + structure * rise
-        for number, (turn, rise) in enumerate(zip(episode.turns, rises, strict=True))
-    ]
+def turn_rewards(episode: Episode, rewards: Sequence[Reward], weights: Sequence[float]) -> list[float]:
+    """Return the weighted reward of each turn; they add up to the weighted sum of the episode's rewards."""
+    totals = [0.0] * len(episode.turns)
+    for reward, weight in zip(rewards, weights, strict=True):
+        for turn, value in enumerate(reward.of_turns(episode) or ()):
+            totals[turn] += weight * value
+    return totals
 
 
 def turn_advantages(
-    group: Sequence[Episode], weights: Sequence[float], settings: RewardSettings, discount: float = DISCOUNT
+    group: Sequence[Episode], rewards: Sequence[Reward], weights: Sequence[float], discount: float = DISCOUNT
 ) -> list[list[float]]:
-    """Return the advantage of each turn of each episode of a group, unscaled; a failed episode has none.
-
-    `weights` are in the order of ALL_REWARDS.
-    """
+    """Return the advantage of each turn of each episode of a group, unscaled; a failed episode has none."""
     returns: list[list[float]] = []
     by_state: defaultdict[tuple[str, ...], list[float]] = defaultdict(list)
     for episode in group:
         to_go: list[float] = []
         if episode.outcome is not Outcome.FAILED:
-            for reward in reversed(turn_rewards(episode, weights, settings)):
+            for reward in reversed(turn_rewards(episode, rewards, weights)):
                 to_go.append(reward + discount * (to_go[-1] if to_go else 0.0))
             to_go.reverse()
         returns.append(to_go)

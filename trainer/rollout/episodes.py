@@ -5,10 +5,12 @@ Plain data. Rollouts produce it; rewards, metrics, evaluation and the report rea
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from env_server.settings import RewardSettings
 from env_server.types import RewardComponents, SQLAction, SQLObservation, Verdict
 from trainer.rollout.timings import EpisodeTiming
 
@@ -100,8 +102,8 @@ class Episode:
     hardness: str
     family: str
     outcome: Outcome
-    turns: tuple[Turn, ...]
-    row: TokenRow
+    turns: tuple[Turn, ...] = field(repr=False)
+    row: TokenRow = field(repr=False)
     truncated_turns: int = 0
     """Oldest turns that were dropped from the row because the context was full."""
     given_steps: int = 0
@@ -112,6 +114,10 @@ class Episode:
     """Tokens that the engine was given, the prompts of all turns together; None where no engine played."""
     gold_sql: str = field(default="", repr=False)
     """For rewards; it is in no record. "" where the question has none."""
+    reward_settings: RewardSettings = field(default=RewardSettings(), repr=False)
+    """What the environment rewarded its turns by."""
+    rewards: dict[str, Sequence[float] | None] = field(init=False, default_factory=dict, compare=False, repr=False)
+    """What each reward function gave for its turns, once it was asked (`trainer.rollout.rewards`)."""
     timing: EpisodeTiming | None = field(default=None, compare=False, repr=False)
     """Where a policy played; it says nothing about what was played."""
 

@@ -1,90 +1,315 @@
-"""The reward functions that GRPOTrainer calls, one signal each, weighted by `reward_weights`.
+"""Reward functions: what an episode is worth to GRPO, each one signal, weighted by `--reward_weights`.
 
-They read the structured fields that the rollout hands over, one value per row, never text. A row whose episode
-failed has None in every field, so TRL leaves it out of the group's baseline and gives it advantage 0.
+A reward function takes an `Episode` and returns a number; or one number per turn, which add up; or None where it does
+not apply, and TRL adds up the others. REWARDS is the table of them: name, function, default weight. A run has
+REWARD_FUNCTIONS and what `--reward_functions` names: others of the table, and a user's own as FILE.py:FUNCTION.
+Guarantees:
+
+1. No function sees an episode that the infrastructure failed: its reward is None, so that TRL leaves it out of the
+   group's baseline and gives it advantage 0.
+2. A function is called once for each episode. An exception in it, or a value that is not a finite number, ends the run
+   with the function's name and the fix (RewardError); a user's own are tried on scripted episodes before that.
+3. An episode without a right ANSWER collects at most `bound_without_answer`, as far as a user's own stay in [0, 1].
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+import math
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from importlib.util import module_from_spec, spec_from_file_location
 from itertools import accumulate, pairwise
+from numbers import Real
+from pathlib import Path
+from traceback import extract_tb
+from types import ModuleType
 from typing import Any
 
 from sqlglot import exp
 
-from env_server.settings import RewardSettings
+from env_server.dataset import Dataset, Split
+from env_server.errors import SQLEnvError
+from env_server.factory import EnvironmentFactory
+from env_server.settings import EnvSettings, JudgingSettings, RewardSettings
 from env_server.sql.lexer import folded
 from env_server.sql.parsing import parse_query
-from env_server.types import ActionType
-from trainer.rollout.episodes import Episode, Outcome
+from env_server.types import ActionType, AnswerMode
+from sqlenv.parser import did_you_mean
+from trainer.config import ConfigError
+from trainer.rollout.episodes import Episode, Outcome, TokenRow
+from trainer.rollout.players import OraclePlayer, Player, RandomPlayer, as_shown_to_players, play
 
-Rewards = list[float | None]
+RewardFunction = Callable[[Episode], float | Sequence[float] | None]
+OWN_WEIGHT = 0.1
+"""Of a user's own function where `--reward_weights` does not say: a shaped reward should not outweigh correctness."""
 _CLAUSES = (
     *(exp.Where, exp.Group, exp.Having, exp.Order, exp.Limit),
     *(exp.Distinct, exp.Join, exp.SetOperation, exp.AggFunc),
 )
 
 
-def reward_correctness(*, correctness: Sequence[float | None], **_: Any) -> Rewards:
-    """1.0 when the ANSWER was judged correct, else 0.0."""
-    return list(correctness)
+class RewardError(SQLEnvError):
+    """A reward function failed or did not return a reward; the text names it, the episode and the fix."""
 
 
-def reward_progress(*, progress: Sequence[float | None], **_: Any) -> Rewards:
-    """How close the episode's best query came to the gold rows, in [0, 1]."""
-    return list(progress)
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """A named reward function with its default weight; called as TRL calls reward functions."""
+
+    name: str
+    function: RewardFunction
+    weight: float = OWN_WEIGHT
+    source: str = ""
+    """FILE.py:FUNCTION of a user's own; "" for the table's."""
+
+    @property
+    def __name__(self) -> str:
+        """What TRL logs it as: `rewards/reward_NAME/mean`."""
+        return f"reward_{self.name}"
+
+    def __call__(self, *, episode: Sequence[Episode], **_: Any) -> list[float | None]:
+        """Return the reward of each episode; None for a failed one. Raises RewardError."""
+        return [self.of(each) for each in episode]
+
+    def of(self, episode: Episode) -> float | None:
+        """Return an episode's reward; None for a failed one, and where the function does not apply."""
+        turns = self.of_turns(episode)
+        return None if turns is None else math.fsum(turns)
+
+    def of_turns(self, episode: Episode) -> Sequence[float] | None:
+        """Return the reward of each turn, which add up to the episode's: a single number is the last turn's."""
+        if episode.outcome is Outcome.FAILED:
+            return None
+        if self.name not in episode.rewards:
+            episode.rewards[self.name] = self._call(episode)
+        return episode.rewards[self.name]
+
+    def _call(self, episode: Episode) -> Sequence[float] | None:
+        named = self.source or self.name
+        try:
+            value: Any = self.function(episode)
+        except Exception as error:
+            at = extract_tb(error.__traceback__)[-1]
+            raise RewardError(
+                f"--reward_functions {named}: {type(error).__name__}: {error} ({Path(at.filename).name}, line "
+                f"{at.lineno}), on episode {episode.episode_id}; make the function take every episode"
+            ) from error
+        several = isinstance(value, (list, tuple))
+        values = value if several else [value]
+        if value is None:
+            return None
+        if not all(isinstance(each, Real) for each in values) or (several and len(values) != len(episode.turns)):
+            raise RewardError(
+                f"--reward_functions {named} returned {_shown(value)} for episode {episode.episode_id} of "
+                f"{len(episode.turns)} turns; return a number, a list with one number per turn, or None"
+            )
+        if not all(math.isfinite(each) for each in values):
+            raise RewardError(
+                f"--reward_functions {named} returned {_shown(value)} for episode {episode.episode_id}; return finite "
+                "numbers (is something divided by zero?), or None where the reward does not apply"
+            )
+        before = 0 if several else max(0, len(episode.turns) - 1)
+        return [0.0] * before + [float(each) for each in values]
 
 
-def reward_operational(*, operational: Sequence[float | None], **_: Any) -> Rewards:
-    """Sum of the operational signals (step cost, success, new information, repeats) over the episode."""
-    return list(operational)
+def correctness(episode: Episode) -> float:
+    """1 when the ANSWER was judged correct, else 0."""
+    return float(episode.correct)
 
 
-def reward_format(*, format_share: Sequence[float | None], **_: Any) -> Rewards:
-    """Share of the turns that were parseable as an action, in [0, 1]."""
-    return list(format_share)
+def progress(episode: Episode) -> list[float]:
+    """How close the best query came to the gold rows, in [0, 1]: by how much each turn raised it."""
+    return [turn.reward.progress / episode.reward_settings.progress_scale for turn in episode.turns]
 
 
-def reward_structure(*, structure: Sequence[float | None], **_: Any) -> Rewards:
-    """How much of the gold SQL's tables, columns and clauses the episode's best query shares, in [0, 1].
+def operational(episode: Episode) -> list[float]:
+    """The operational signals of each turn: step cost, success, new information, repeats."""
+    return [turn.reward.operational for turn in episode.turns]
 
-    None where the question has no gold SQL: TRL then adds up the other rewards.
+
+def parseable(episode: Episode) -> list[float]:
+    """The share of the turns that were parseable as an action, in [0, 1]."""
+    return [turn.parseable / len(episode.turns) for turn in episode.turns]
+
+
+def structure(episode: Episode) -> list[float] | None:
+    """How much of the gold SQL's tables, columns and clauses the best query shares, in [0, 1]: each turn's rise.
+
+    The share is the Jaccard index of their parts. Only a QUERY that ran raises it. None where the question has no gold
+    SQL, or none that sqlglot can parse.
     """
-    return list(structure)
+    gold = query_parts(episode.gold_sql)
+    if gold is None:
+        return None
+    shares = [
+        _overlap(gold, query_parts(turn.argument)) if turn.action_type == ActionType.QUERY and not turn.error else 0.0
+        for turn in episode.turns
+    ]
+    return [after - before for before, after in pairwise(accumulate(shares, max, initial=0.0))]
 
 
-REWARD_FUNCTIONS: tuple[Callable[..., Rewards], ...] = (
-    reward_correctness,
-    reward_progress,
-    reward_operational,
-    reward_format,
-)
+REWARDS = {
+    reward.name: reward
+    for reward in (
+        Reward("correctness", correctness, 1.0),
+        Reward("progress", progress, 0.2),
+        Reward("operational", operational, 0.2),
+        Reward("format", parseable, 0.1),
+        Reward("structure", structure, 0.1),
+    )
+}
+REWARD_FUNCTIONS = tuple(REWARDS[name] for name in ("correctness", "progress", "operational", "format"))
 """Those of every run, which need no gold SQL."""
-ALL_REWARDS = (*REWARD_FUNCTIONS, reward_structure)
-"""What `sqlenv train` logs. Those that are not in REWARD_FUNCTIONS weigh nothing where no weight is given."""
-REWARD_NAMES = tuple(function.__name__.removeprefix("reward_") for function in ALL_REWARDS)
 
 
-def all_weights(weights: Sequence[float] | None) -> list[float]:
-    """Return the weights of ALL_REWARDS: 1 each of REWARD_FUNCTIONS where there are none, and 0 for those left out."""
-    given = [1.0] * len(REWARD_FUNCTIONS) if weights is None else list(weights)
-    return given + [0.0] * (len(ALL_REWARDS) - len(given))
+def rewards_of(names: Iterable[str]) -> tuple[Reward, ...]:
+    """Return the rewards of a run: REWARD_FUNCTIONS, and those that `--reward_functions` names. Raises ConfigError."""
+    rewards = list(REWARD_FUNCTIONS)
+    for spec in names:
+        reward = REWARDS.get(spec) or _own(spec)
+        if any(other.name == reward.name for other in rewards):
+            raise ConfigError(f"--reward_functions {spec}: the run has a reward {reward.name} already; rename one")
+        rewards.append(reward)
+    return tuple(rewards)
 
 
-def most_without_answer(weights: Sequence[float], settings: RewardSettings, step_budget: int) -> float:
+def weights_of(rewards: Sequence[Reward], given: Sequence[float] | None) -> list[float]:
+    """Return the weight of each reward: as given, and the default where no more are given. Raises ConfigError."""
+    given = list(given or [])
+    fewest = len(REWARD_FUNCTIONS) if given else 0
+    if not fewest <= len(given) <= len(rewards):
+        names = ", ".join(reward.name for reward in rewards)
+        count = f"{fewest} to {len(rewards)}" if fewest < len(rewards) else str(fewest)
+        raise ConfigError(
+            f"--reward_weights takes {count} numbers ({names}) and got {len(given)}; --reward_functions adds rewards"
+        )
+    return given + [reward.weight for reward in rewards[len(given) :]]
+
+
+def _own(spec: str) -> Reward:
+    """Load a user's own function. Raises ConfigError."""
+    place, colon, name = spec.rpartition(":")
+    if not (colon and name.isidentifier() and place.endswith(".py")):
+        raise ConfigError(
+            f"--reward_functions {spec}: name a reward ({', '.join(REWARDS)}), or a function of your own as "
+            f"FILE.py:FUNCTION{did_you_mean(spec, REWARDS)}"
+        )
+    path = Path(place)
+    if not path.is_file():
+        near = did_you_mean(path.name, (each.name for each in path.parent.glob("*.py")))
+        raise ConfigError(f"--reward_functions {spec}: there is no file {path.absolute()}{near}")
+    module = _loaded(path.resolve(), path.stat().st_mtime_ns)
+    function = getattr(module, name, None)
+    if not callable(function):
+        there = [each for each, value in vars(module).items() if inspect.isfunction(value)]
+        raise ConfigError(f"--reward_functions {spec}: {place} has no function {name}{did_you_mean(name, there)}")
+    try:
+        inspect.signature(function).bind(object())
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"--reward_functions {spec}: write it as `def {name}(episode):`; it is called with the episode alone"
+        ) from None
+    return Reward(name, function, source=spec)
+
+
+@lru_cache
+def _loaded(path: Path, _modified: int) -> ModuleType:
+    name = f"sqlenv_reward_functions_{path.stem}"
+    spec = spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[name] = module = module_from_spec(spec)  # dataclasses look their module up there
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        at = getattr(error, "lineno", None) or extract_tb(error.__traceback__)[-1].lineno
+        raise ConfigError(
+            f"--reward_functions {path}: it cannot be imported: {type(error).__name__}: {error} (line {at})"
+        ) from error
+    return module
+
+
+def _shown(value: object) -> str:
+    """A value that is no reward, in a message."""
+    if inspect.iscoroutine(value):
+        value.close()
+        return "a coroutine"
+    text = repr(value)
+    return text if len(text) <= 60 else f"a {type(value).__name__}"
+
+
+def try_rewards(rewards: Sequence[Reward], dataset: Dataset, answer_mode: AnswerMode) -> None:
+    """Call a user's own functions on two scripted episodes, so that an error comes before the first rollout.
+
+    Raises RewardError.
+    """
+    own = [reward for reward in rewards if reward.source]
+    questions = dataset.select(Split.TRAIN)
+    if not own or not questions:
+        return
+    question = next((each for each in questions if each.gold_sql), questions[0])
+    settings = EnvSettings(judging=JudgingSettings(variants=False))
+    with EnvironmentFactory(dataset, settings, answer_mode) as factory:
+        players: list[Player] = [RandomPlayer(0, answer_mode)]
+        if question.gold_sql:
+            players.append(OraclePlayer(as_shown_to_players(question, factory.pool), answer_mode))
+        for player in players:
+            played, _ = play(factory.make(), question, player)
+            # As a policy's: with tokens.
+            turns = tuple(replace(turn, tokens=8) for turn in played.turns)
+            tokens = 8 * len(turns)
+            row = TokenRow([0], [0] * tokens, [-1.0] * tokens, [1] * tokens, [at // 8 for at in range(tokens)])
+            for reward in own:
+                reward.of(replace(played, turns=turns, row=row, prompt_tokens=tokens))
+
+
+def bound_without_answer(
+    rewards: Sequence[Reward], weights: Sequence[float], settings: RewardSettings, step_budget: int
+) -> float:
     """Return an upper bound of the weighted sum of the rewards for an episode without a correct ANSWER.
 
-    It is what GRPO optimises, and so what farming pays; `env_server.reward.wrong_total_bound` is that of the
-    environment's own total. Progress, format and structure lie in [0, 1]; the operational signals of n steps,
-    unclipped, between n times the worst and n times the best step. `weights` are in the order of ALL_REWARDS.
+    It is what GRPO optimises, and so what reward hacking pays; `env_server.reward.wrong_total_bound` is that of the
+    environment's own total. The operational signals of n steps, unclipped, lie between n times the worst and n times
+    the best step; the others in [0, 1], a user's own by convention.
     """
-    _, progress, operational, format_share, structure = all_weights(weights)
     bonuses = (0.0, settings.repeat, settings.success, settings.success + settings.repeat)
     steps = [settings.step_cost + bonus for bonus in (*bonuses, settings.success + settings.new_information)]
-    paid = max(operational * step for step in steps)
-    shares = max(0.0, progress) + max(0.0, format_share) + max(0.0, structure)
-    return shares + max(paid, step_budget * paid)
+    bound = 0.0
+    for reward, weight in zip(rewards, weights, strict=True):
+        if reward.name == "operational":
+            paid = max(weight * step for step in steps)
+            bound += max(paid, step_budget * paid)
+        elif reward.name != "correctness":
+            bound += max(0.0, weight)
+    return bound
+
+
+def reward_hacking_advice(
+    rewards: Sequence[Reward], given: Sequence[float] | None, aggregation: str, step_budget: int
+) -> list[str]:
+    """Say when the weights pay as much for no answer as for a right one. Raises ConfigError for a wrong count."""
+    weights = weights_of(rewards, given)
+    if aggregation == "normalize_then_sum":
+        return [
+            "--multi_objective_aggregation normalize_then_sum scales each reward to the same spread, so no weights "
+            "keep an episode without a right answer from being paid like one with it"
+        ]
+    bound = bound_without_answer(rewards, weights, EnvSettings().reward, step_budget)
+    if bound < weights[0]:
+        return []
+    shown = " ".join(f"{weight:g}" for weight in weights)
+    return [
+        f"--reward_weights {shown}: an episode without a right answer can collect {bound:.2f}, and a right answer pays "
+        f"{weights[0]:g}; lower the weights of {', '.join(reward.name for reward in rewards[1:])}"
+    ]
+
+
+def total_reward(episode: Episode, rewards: Sequence[Reward], weights: Sequence[float]) -> float:
+    """Return the weighted sum of an episode's rewards."""
+    return sum(weight * (reward.of(episode) or 0.0) for reward, weight in zip(rewards, weights, strict=True))
 
 
 @lru_cache(4_096)
@@ -114,44 +339,7 @@ def query_parts(sql: str) -> frozenset[tuple[str, str]] | None:
     return frozenset(parts)
 
 
-def structure_rises(episode: Episode) -> list[float] | None:
-    """Return by how much each turn raised the best query's overlap with the gold SQL; they add up to at most 1.
-
-    The overlap is the Jaccard index of their parts. Only a QUERY that ran raises it. None where the question has no
-    gold SQL, or none that sqlglot can parse.
-    """
-    gold = query_parts(episode.gold_sql)
-    if gold is None:
-        return None
-    overlaps = [
-        _overlap(gold, query_parts(turn.argument)) if turn.action_type == ActionType.QUERY and not turn.error else 0.0
-        for turn in episode.turns
-    ]
-    return [after - before for before, after in pairwise(accumulate(overlaps, max, initial=0.0))]
-
-
 def _overlap(gold: frozenset[tuple[str, str]], query: frozenset[tuple[str, str]] | None) -> float:
     if query is None:
         return 0.0
     return len(gold & query) / len(gold | query) if gold | query else 1.0
-
-
-def reward_fields(episodes: Sequence[Episode], settings: RewardSettings) -> dict[str, Rewards]:
-    """The fields that the reward functions read, one value per episode; None for a failed one."""
-
-    def field(of: Callable[[Episode], float | None]) -> Rewards:
-        return [None if e.outcome is Outcome.FAILED else of(e) for e in episodes]
-
-    return {
-        "correctness": field(lambda e: float(e.correct)),
-        "progress": field(lambda e: sum(t.reward.progress for t in e.turns) / settings.progress_scale),
-        "operational": field(lambda e: sum(t.reward.operational for t in e.turns)),
-        "format_share": field(lambda e: sum(t.parseable for t in e.turns) / max(1, len(e.turns))),
-        "structure": field(lambda e: None if (rises := structure_rises(e)) is None else min(1.0, sum(rises))),
-    }
-
-
-def reward_columns(episodes: Sequence[Episode], settings: RewardSettings) -> list[list[float]]:
-    """The values of each reward function over the episodes that did not fail, in the order of ALL_REWARDS."""
-    fields = reward_fields([e for e in episodes if e.outcome is not Outcome.FAILED], settings)
-    return [[value or 0.0 for value in function(**fields)] for function in ALL_REWARDS]

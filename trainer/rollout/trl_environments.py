@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from functools import wraps
 from types import TracebackType
 from typing import Any, Self
 
@@ -39,7 +38,7 @@ from trainer.config import ActionFormat
 from trainer.rollout.environments import LOCAL, open_environments
 from trainer.rollout.episodes import Episode, Outcome, TokenRow, Turn, outcome_of, turn_of
 from trainer.rollout.players import PlayedEnvironment
-from trainer.rollout.rewards import REWARD_FUNCTIONS, Rewards, reward_fields
+from trainer.rollout.rewards import REWARD_FUNCTIONS, Reward
 
 
 class TRLEnvironment:
@@ -81,13 +80,9 @@ class TRLEnvironment:
             turns=tuple(self._turns),
             row=TokenRow([], [], [], [], []),
             gold_sql=question.gold_sql,
+            reward_settings=self._rewards,
             failure=self._failure,
         )
-
-    @property
-    def fields(self) -> dict[str, float | None]:
-        """What the reward functions read of this episode."""
-        return {name: values[0] for name, values in reward_fields([self.episode], self._rewards).items()}
 
     def _take(self, action: SQLAction, text: str, *, parseable: bool = True) -> str:
         """Take an action and return what the policy reads. Raises SQLEnvError; TRL shows the policy its words."""
@@ -227,19 +222,15 @@ class TRLEnvironments:
         self.close()
 
 
-def _of_environments(function: Callable[..., Rewards]) -> Callable[..., Rewards]:
-    """Make a reward function read the environments that TRL hands over; None for those that are not SQLEnv's."""
+def _of_environments(reward: Reward) -> Callable[..., list[float | None]]:
+    """Make a reward read the environments that TRL hands over; None for those that are not SQLEnv's."""
 
-    @wraps(function)
-    def reward(*, environments: Sequence[object], **_: Any) -> Rewards:
-        rewards: Rewards = []
-        for environment in environments:
-            fields = environment.fields if isinstance(environment, TRLEnvironment) else None
-            rewards += [None] if fields is None else function(**{name: [value] for name, value in fields.items()})
-        return rewards
+    def of_environments(*, environments: Sequence[object], **_: Any) -> list[float | None]:
+        return [reward.of(each.episode) if isinstance(each, TRLEnvironment) else None for each in environments]
 
-    return reward
+    of_environments.__name__ = reward.__name__
+    return of_environments
 
 
-TRL_REWARDS = tuple(_of_environments(function) for function in REWARD_FUNCTIONS)
+TRL_REWARDS = tuple(_of_environments(reward) for reward in REWARD_FUNCTIONS)
 """The four rewards of `sqlenv train`, for `reward_funcs`; its weights are (1.0, 0.2, 0.2, 0.1)."""

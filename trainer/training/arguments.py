@@ -41,7 +41,6 @@ from trainer.policy import (
     settle,
 )
 from trainer.rollout.players import with_sql
-from trainer.rollout.rewards import REWARD_NAMES, all_weights
 from trainer.training.batch_shape import BatchSettings, check_batches
 from trainer.training.evaluating import settle_evaluation
 from trainer.training.starting_point import implied_flags, starting_line
@@ -276,15 +275,15 @@ def _defaults_of(kinds: Sequence[type]) -> dict[str, Any]:
     }
 
 
-def require_questions(questions: Sequence[Question], grpo: GRPOConfig) -> None:
+def require_questions(questions: Sequence[Question], grpo: GRPOConfig, reward_functions: Sequence[str] = ()) -> None:
     """Refuse a data set that does not fill one step: TRL would drop the step, and train nothing without a word.
 
-    And one without gold SQL, where `structure` has a weight. Raises SQLEnvError.
+    And one without gold SQL, where `structure` is a reward. Raises SQLEnvError.
     """
     count = len(questions)
     wanted = grpo.generation_batch_size // grpo.num_generations
     if count < wanted:
         fix = "Give more questions, or lower --per_device_train_batch_size or --gradient_accumulation_steps"
         raise ConfigError(f"one step plays {wanted} questions, and the data set has {count} for training. {fix}")
-    if dict(zip(REWARD_NAMES, all_weights(grpo.reward_weights), strict=True))["structure"]:
-        with_sql(questions, "the fifth of --reward_weights, structure,")
+    if "structure" in reward_functions:
+        with_sql(questions, "--reward_functions structure")

@@ -12,10 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from env_server.reward import normalize_action
-from env_server.settings import RewardSettings
 from env_server.types import ActionType
 from trainer.rollout.episodes import Episode, Outcome
-from trainer.rollout.rewards import ALL_REWARDS, reward_columns
+from trainer.rollout.rewards import Reward
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,7 @@ class EpisodeSummary:
     reward: float
     """Total environment reward."""
     rewards: tuple[float, ...]
-    """What each of ALL_REWARDS gives; empty where the episode failed."""
+    """What each of the run's rewards gives, 0 for None; empty where the episode failed."""
     policy_versions: tuple[int, ...]
     """Of each turn that the policy took."""
     truncated_turns: int
@@ -50,14 +49,14 @@ class EpisodeSummary:
     """A digest of its actions before the ANSWER; of equal actions the same on every rank."""
 
     @classmethod
-    def of(cls, episode: Episode, settings: RewardSettings) -> EpisodeSummary:
+    def of(cls, episode: Episode, rewards: Sequence[Reward]) -> EpisodeSummary:
         """Sum up an episode."""
         return cls(
             question_id=episode.question_id,
             outcome=episode.outcome,
             failure=episode.failure,
             reward=episode.reward,
-            rewards=tuple(value for column in reward_columns([episode], settings) for value in column),
+            rewards=() if episode.outcome is Outcome.FAILED else tuple(reward.of(episode) or 0.0 for reward in rewards),
             policy_versions=tuple(turn.policy_version for turn in episode.own_turns),
             given_steps=episode.given_steps,
             truncated_turns=episode.truncated_turns,
@@ -126,16 +125,9 @@ def _digest(episode: Episode) -> bytes:
     return hashlib.blake2b("\n".join(actions).encode(), digest_size=8).digest()
 
 
-def summaries(episodes: Iterable[Episode], settings: RewardSettings) -> list[EpisodeSummary]:
+def summaries(episodes: Iterable[Episode], rewards: Sequence[Reward]) -> list[EpisodeSummary]:
     """Sum up each of `episodes`."""
-    return [EpisodeSummary.of(episode, settings) for episode in episodes]
-
-
-def columns_of(group: EpisodeGroup) -> list[list[float]]:
-    """Return `reward_columns` of a group."""
-    return [list(column) for column in zip(*(each.rewards for each in group if each.rewards), strict=True)] or [
-        [] for _ in ALL_REWARDS
-    ]
+    return [EpisodeSummary.of(episode, rewards) for episode in episodes]
 
 
 def result_of(group: EpisodeGroup) -> GroupResult:

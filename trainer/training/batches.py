@@ -31,7 +31,6 @@ import torch
 from trl import GRPOConfig, GRPOTrainer
 
 from env_server.dataset import Dataset, Question
-from env_server.settings import RewardSettings
 from trainer.ranks import Ranks
 from trainer.rollout.background import RolloutLoop
 from trainer.rollout.client import EpisodeRequest, RolloutClient, derive_seed, request_for
@@ -39,13 +38,12 @@ from trainer.rollout.credit import turn_advantages, turn_rewards
 from trainer.rollout.episodes import Episode, Outcome
 from trainer.rollout.failures import Failures, FailureWindow
 from trainer.rollout.groups import PlayedGroups, has_signal, most_spread, play_groups
-from trainer.rollout.rewards import REWARD_NAMES, all_weights, reward_columns, reward_fields
+from trainer.rollout.rewards import REWARD_FUNCTIONS, Reward, total_reward, weights_of
 from trainer.rollout.timings import Part, split
 from trainer.training.batch_shape import BatchSettings, BatchShape
 from trainer.training.batch_summary import (
     BatchSummary,
     EpisodeGroup,
-    columns_of,
     groups_of,
     of_all_ranks,
     result_of,
@@ -93,10 +91,10 @@ class Batches:
         dataset: Dataset,
         order: QuestionOrder,
         grpo: GRPOConfig,
-        rewards: RewardSettings,
         ranks: Ranks,
         loop: RolloutLoop,
         settings: BatchSettings | None = None,
+        rewards: Sequence[Reward] = REWARD_FUNCTIONS,
         adaptive: AdaptiveWeights | None = None,
         guided: GuidedStarts | None = None,
     ) -> None:
@@ -104,10 +102,10 @@ class Batches:
         self._order = order
         self._shape = BatchShape.of(grpo)
         self._seed = grpo.seed
-        self._weights = grpo.reward_weights
+        self._weights = weights_of(rewards, grpo.reward_weights)
         self._adaptive = adaptive
         self._guided = guided
-        self._rewards = rewards
+        self.rewards = rewards
         self._ranks = ranks
         self._loop = loop
         self._settings = settings or BatchSettings()
@@ -149,7 +147,7 @@ class Batches:
         times = BatchTimes(seconds=seconds, idle=min(idle for *_, idle in ranks))
         self._rows = played.rows
         if self._settings.turn_advantages:
-            self.token_advantages = self._turn_advantages(all_weights(self._weights_of(batch)))
+            self.token_advantages = self._turn_advantages(self._weights_of(batch))
         self._tell(trainer, batch, played, times)
         return [prompt_of(self._dataset.question(episode.question_id)) for episode in self._rows]
 
@@ -158,7 +156,7 @@ class Batches:
         rows, self._rows = self._rows, []
         if len(rows) != len(prompts):
             raise RuntimeError(f"the batch has {len(rows)} rows, and TRL asks for {len(prompts)}")
-        return trl_rows(rows, self._rewards)
+        return trl_rows(rows)
 
     def _turn_advantages(self, weights: Sequence[float]) -> list[list[float]]:
         """Return the advantage of its turn for each completion token of this rank's rows, scaled as TRL scales those
@@ -167,7 +165,7 @@ class Batches:
         size = self._shape.generations
         groups = [self._rows[first : first + size] for first in range(0, len(self._rows), size)]
         totals = [
-            [sum(turn_rewards(each, weights, self._rewards)) for each in group if each.outcome is not Outcome.FAILED]
+            [sum(turn_rewards(each, self.rewards, weights)) for each in group if each.outcome is not Outcome.FAILED]
             for group in groups
         ]
         of_batch = [total for rank in self._ranks.gather([totals]) for group in rank for total in group]
@@ -177,7 +175,7 @@ class Batches:
             if self._scale_rewards != "none":
                 compared = of_group if self._scale_rewards == "group" else of_batch
                 scale = (stdev(compared) if len(compared) > 1 else 0.0) + SCALE_FLOOR
-            for episode, turns in zip(group, turn_advantages(group, weights, self._rewards), strict=True):
+            for episode, turns in zip(group, turn_advantages(group, self.rewards, weights), strict=True):
                 rows.append([turns[turn] / scale if turns else 0.0 for turn in episode.row.turn_ids])
         return rows
 
@@ -206,7 +204,7 @@ class Batches:
         give = None if self._guided is None else self._guided.of(batch)
         return self._loop.start(self._play_judged(self._playing(), batch, ids, whole, self._weights_of(batch), give))
 
-    def _weights_of(self, batch: int) -> Sequence[float] | None:
+    def _weights_of(self, batch: int) -> Sequence[float]:
         return self._weights if self._adaptive is None else self._adaptive.of(batch)
 
     async def _play_all(self, client: RolloutClient, batch: int, ids: Sequence[str], whole: int) -> _Played:
@@ -224,7 +222,7 @@ class Batches:
         batch: int,
         ids: Sequence[str],
         whole: int,
-        weights: Sequence[float] | None,
+        weights: Sequence[float],
         give: Give | None,
     ) -> _Played:
         """Play this rank's groups, and others where they have no signal; of each, take what is trained on."""
@@ -250,7 +248,7 @@ class Batches:
         rows: list[Episode] = []
         left_out: list[Episode] = []
         for group in groups.kept:
-            chosen = set(most_spread(total_rewards(self._rewards, weights, group.episodes), size))
+            chosen = set(most_spread(total_rewards(group.episodes, self.rewards, weights), size))
             for place, episode in enumerate(group.episodes):
                 (rows if place in chosen else left_out).append(episode)
         others = [*left_out, *(episode for group in groups.replaced for episode in group.episodes)]
@@ -299,8 +297,10 @@ class Batches:
         if self._adaptive is not None:
             weights = self._adaptive.of(batch)
             trainer.reward_weights = torch.tensor(weights, dtype=torch.float32)
-            metrics |= {f"reward_weights/{n}": weight for n, weight in zip(REWARD_NAMES, weights, strict=True)}
-            self._adaptive.observe(batch, [columns_of(group) for group in drawn])
+            metrics |= {
+                f"reward_weights/{each.name}": weight for each, weight in zip(self.rewards, weights, strict=True)
+            }
+            self._adaptive.observe(batch, [[each.rewards for each in group if each.rewards] for group in drawn])
         if metrics["rollout/staleness/max"] > self._settings.staleness:
             raise StaleError(
                 f"a token of step {step + 1} was sampled {metrics['rollout/staleness/max']:g} updates before it, and "
@@ -314,7 +314,7 @@ class Batches:
             self._on_batch(step + 1, [*played.rows, *played.others])
 
     def _summed_up(self, played: _Played) -> BatchSummary:
-        rows, others = (summaries(episodes, self._rewards) for episodes in (played.rows, played.others))
+        rows, others = (summaries(episodes, self.rewards) for episodes in (played.rows, played.others))
         if played.groups is None:
             return BatchSummary(rows, others)
         # The same objects, so that they are sent once.
@@ -338,27 +338,20 @@ def prompt_of(question: Question) -> list[dict[str, str]]:
     return [{"role": "user", "content": question.text, "question_id": question.question_id}]
 
 
-def total_rewards(rewards: RewardSettings, weights: Sequence[float] | None, episodes: Sequence[Episode]) -> list[float]:
+def total_rewards(episodes: Sequence[Episode], rewards: Sequence[Reward], weights: Sequence[float]) -> list[float]:
     """Return each episode's weighted sum of rewards; of a failed one, the median, at neither end."""
-    weighted = _weighted(reward_columns(episodes, rewards), weights)
-    totals = iter([sum(row) for row in zip(*weighted, strict=True)])
-    known = [None if episode.outcome is Outcome.FAILED else next(totals) for episode in episodes]
-    middle = median([total for total in known if total is not None] or [0.0])
-    return [middle if total is None else total for total in known]
+    totals = [None if e.outcome is Outcome.FAILED else total_reward(e, rewards, weights) for e in episodes]
+    middle = median([total for total in totals if total is not None] or [0.0])
+    return [middle if total is None else total for total in totals]
 
 
-def _weighted(columns: Sequence[Sequence[float]], weights: Sequence[float] | None) -> list[list[float]]:
-    """Each reward function's values, times its weight."""
-    return [[weight * value for value in values] for weight, values in zip(all_weights(weights), columns, strict=True)]
-
-
-def trl_rows(episodes: Sequence[Episode], rewards: RewardSettings) -> dict[str, Any]:
-    """What TRL's `rollout_func` returns: one row for each episode, and the fields that the reward functions read."""
+def trl_rows(episodes: Sequence[Episode]) -> dict[str, Any]:
+    """What TRL's `rollout_func` returns: one row for each episode, and the episodes for the reward functions."""
     rows = [episode.row for episode in episodes]
     return {
         "prompt_ids": [row.prompt_ids for row in rows],
         "completion_ids": [row.completion_ids for row in rows],
         "logprobs": [row.logprobs for row in rows],
         "env_mask": [row.env_mask for row in rows],
-        **reward_fields(episodes, rewards),
+        "episode": list(episodes),
     }

@@ -50,6 +50,7 @@ from trainer.models import base_config, load_tokenizer
 from trainer.policy import resolve_policy
 from trainer.rollout.environments import open_environments
 from trainer.rollout.examples import Examples
+from trainer.rollout.rewards import rewards_of, try_rewards, weights_of
 from trainer.training.arguments import require_questions
 from trainer.training.memory import GIB, Estimate, estimate, shape_of, shapes_of
 from trainer.training.memory_plan import bits_of, device_of, load_of, memory_table, remedy
@@ -183,7 +184,8 @@ class _Run:
             f"{self._arguments.data}, {self._answer_mode.value} mode: {_extent(train)} to train on, "
             f"{_extent(held_out)} to evaluate on",
         )
-        require_questions(train, self._grpo)
+        require_questions(train, self._grpo, self._arguments.reward_functions)
+        try_rewards(rewards_of(self._arguments.reward_functions), dataset, self._answer_mode)
         return dataset
 
     def _asked(self, dataset: Dataset) -> list[Question]:
@@ -318,11 +320,13 @@ class _Run:
             f"{steps:,} of {questions} questions x {grpo.num_generations} episodes{ranks}; {episodes} episodes of at "
             f"most {tokens:,} tokens, {episodes * tokens:,} in all",
         )
+        rewards = rewards_of(self._arguments.reward_functions)
+        weights = zip(rewards, weights_of(rewards, grpo.reward_weights), strict=True)
         self._plan.say(
             "learning",
             f"{grpo.loss_type}, rate {grpo.learning_rate:g} ({grpo.lr_scheduler_type.value}), beta {grpo.beta:g}, "
             f"temperature {grpo.temperature:g}, {self._arguments.reward_weighting} reward weights "
-            f"{grpo.reward_weights}, {grpo.optim.value}",
+            f"({', '.join(f'{reward.name} {weight:g}' for reward, weight in weights)}), {grpo.optim.value}",
         )
         self._plan.say("evaluation", f"{self._arguments.eval_episodes} questions, before and after, greedily")
 

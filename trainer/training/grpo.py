@@ -22,7 +22,7 @@ from trainer.config import ConfigError
 from trainer.flags.combinations import check_optimizer
 from trainer.models import init_kwargs, keep_gradients, load_to_continue, repair_generation_settings
 from trainer.policy import PolicyError, resolve_policy
-from trainer.rollout.rewards import ALL_REWARDS, all_weights
+from trainer.rollout.rewards import weights_of
 from trainer.training.arguments import advise
 from trainer.training.batches import Batches, prompt_of
 from trainer.training.evaluating import SQLEnvTrainer
@@ -59,7 +59,7 @@ def build_trainer(
     Raises PolicyError, ConfigError.
     """
     policy = resolve_policy(str(model_config.model_name_or_path), model_config.model_revision)
-    grpo.reward_weights = all_weights(grpo.reward_weights)
+    grpo.reward_weights = weights_of(batches.rewards, grpo.reward_weights)
     grpo.model_init_kwargs = init_kwargs(model_config, grpo)
     quantization = get_quantization_config(model_config)
     continued = None
@@ -68,7 +68,7 @@ def build_trainer(
     try:
         trainer = SQLEnvTrainer(
             model=policy.base.location if continued is None else continued,
-            reward_funcs=list(ALL_REWARDS),
+            reward_funcs=list(batches.rewards),
             args=grpo,
             train_dataset=prompt_rows(questions),
             # Only so that transformers lets evaluation happen; see `trainer.training.evaluating`.

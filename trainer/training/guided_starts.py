@@ -20,18 +20,18 @@ helped only where no episode of its group is right. Guarantees:
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, TypedDict
 
 from env_server.dataset import Dataset
 from env_server.sql.pool import DatabasePool
 from env_server.types import ActionType, AnswerMode, SQLAction
 from trainer.rollout.episodes import Episode
 from trainer.rollout.players import as_shown_to_players, oracle_plan
-from trainer.training.learnt import Delayed
+from trainer.training.stateful import Delayed
 
 FIRST_LEFT = 2
 """Steps that are left to the policy at first: as a rule, to ask the query and to answer."""
@@ -42,13 +42,13 @@ Low, since a group has signal as soon as one episode is right, and the fewer ste
 counts without help: with all but the ANSWER given, a policy learns to copy.
 """
 
-Actions = tuple[SQLAction, ...]
-Give = Callable[[str], Actions]
+Way = list[list[str]]
+"""Actions, each as its type and argument."""
+Give = Callable[[str], tuple[SQLAction, ...]]
 """The steps that are given to episodes of a question, by its id; none where no way is known."""
 
 
-@dataclass(frozen=True, slots=True)
-class GuidedResult:
+class GuidedResult(NamedTuple):
     """What came of one guided group. Failed episodes are not in `played`."""
 
     hardness: str
@@ -57,16 +57,18 @@ class GuidedResult:
     played: int
 
 
-Results = tuple[Sequence[GuidedResult], Mapping[str, Actions]]
-"""Of a batch: its guided groups, and the policy's own ways."""
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
+class Known(TypedDict):
     """What has been learnt: steps that are left to the policy, by difficulty, and ways of its own, by question."""
 
-    left: Mapping[str, int]
-    ways: Mapping[str, Actions]
+    left: dict[str, int]
+    ways: dict[str, Way]
+
+
+class Results(TypedDict):
+    """Of a batch: its guided groups, as `GuidedResult`, and the policy's own ways."""
+
+    groups: list[Sequence[Any]]
+    ways: dict[str, Way]
 
 
 def given_steps(steps: int, left: int) -> int:
@@ -82,81 +84,56 @@ def follow(left: int, results: Sequence[GuidedResult]) -> int:
     return left if success else max(1, left - 1)
 
 
-def learn(known: Known, results: Iterable[GuidedResult], ways: Mapping[str, Actions]) -> Known:
+def learn(known: Known, results: Results) -> Known:
     """Return what is known after a batch; of the ways to an answer, the shortest is kept."""
     by_hardness: defaultdict[str, list[GuidedResult]] = defaultdict(list)
-    for result in results:
+    for result in itertools.starmap(GuidedResult, results["groups"]):
         if result.played:
             by_hardness[result.hardness].append(result)
-    left = {level: follow(known.left.get(level, FIRST_LEFT), group) for level, group in by_hardness.items()}
-    shorter = {name: way for name, way in ways.items() if name not in known.ways or len(way) < len(known.ways[name])}
-    return Known({**known.left, **left}, {**known.ways, **shorter})
+    left = {level: follow(known["left"].get(level, FIRST_LEFT), group) for level, group in by_hardness.items()}
+    return {"left": {**known["left"], **left}, "ways": shortest([known["ways"], results["ways"]])}
 
 
-class GuidedStarts:
-    """What episodes of a question are given. `lag`: so many batches before one may not have ended when it is begun."""
+def shortest(parts: Iterable[Mapping[str, Way]]) -> dict[str, Way]:
+    """Return the shortest way of each question; of equally long ones, the first."""
+    merged: dict[str, Way] = {}
+    for part in parts:
+        merged |= {name: way for name, way in part.items() if name not in merged or len(way) < len(merged[name])}
+    return merged
+
+
+class GuidedStarts(Delayed[Known, Results]):
+    """What episodes of a question are given. `lag`: see `Delayed`."""
 
     def __init__(self, dataset: Dataset, databases: DatabasePool, answer_mode: AnswerMode, lag: int = 0) -> None:
+        super().__init__({"left": {}, "ways": {}}, learn, lag)
         self._dataset = dataset
         self._databases = databases
         self._answer_mode = answer_mode
-        self._known: Delayed[Known, Results] = Delayed(
-            Known({}, {}), lambda known, results: learn(known, *results), lag
-        )
 
     def of(self, batch: int) -> Give:
         """Return what a batch's guided groups are given."""
-        return partial(self._give, self._known.state_of(batch))
+        return partial(self._give, self.state_of(batch))
 
-    def _give(self, known: Known, question_id: str) -> Actions:
+    def _give(self, known: Known, question_id: str) -> tuple[SQLAction, ...]:
         question = self._dataset.question(question_id)
-        way: Sequence[SQLAction] = known.ways.get(question_id, ())
+        found = known["ways"].get(question_id, [])
+        way = [SQLAction(action_type=kind, argument=argument) for kind, argument in found]
         if question.gold_sql:
             shown = as_shown_to_players(question, self._databases)
             way = oracle_plan(shown, self._databases.schema(question.db_id).table_names, self._answer_mode)
-        return tuple(way[: given_steps(len(way), known.left.get(question.hardness.value, FIRST_LEFT))])
+        return tuple(way[: given_steps(len(way), known["left"].get(question.hardness.value, FIRST_LEFT))])
 
-    def ways(self, episodes: Iterable[Episode]) -> dict[str, Actions]:
+    def ways(self, episodes: Iterable[Episode]) -> dict[str, Way]:
         """Return the shortest right way, with a query on it, of each question that has no gold SQL."""
-        found: dict[str, Actions] = {}
-        for episode in sorted((each for each in episodes if each.correct), key=lambda each: len(each.turns)):
-            asked = any(turn.action_type == ActionType.QUERY and not turn.error for turn in episode.turns)
-            if asked and not self._dataset.question(episode.question_id).gold_sql:
-                way = tuple(SQLAction(action_type=turn.action_type, argument=turn.argument) for turn in episode.turns)
-                found.setdefault(episode.question_id, way)
-        return found
+        return shortest(
+            {episode.question_id: [[turn.action_type, turn.argument] for turn in episode.turns]}
+            for episode in episodes
+            if episode.correct
+            and any(turn.action_type == ActionType.QUERY and not turn.error for turn in episode.turns)
+            and not self._dataset.question(episode.question_id).gold_sql
+        )
 
-    def observe(self, batch: int, results: Sequence[GuidedResult], ways: Iterable[Mapping[str, Actions]]) -> None:
+    def observe(self, batch: int, results: Sequence[GuidedResult], ways: Iterable[Mapping[str, Way]]) -> None:
         """Learn what came of a batch; `ways` are those of each rank. Called once for each batch, in their order."""
-        merged: dict[str, Actions] = {}
-        for part in ways:
-            merged = dict(learn(Known({}, merged), (), part).ways)
-        self._known.add(batch, (list(results), merged))
-
-    def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps."""
-        known = self._known.state
-        recent = [
-            [batch, [astuple(each) for each in results], _written(ways)]
-            for batch, (results, ways) in self._known.pending
-        ]
-        return {"left": dict(known.left), "ways": _written(known.ways), "recent": recent}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what a checkpoint kept."""
-        self._known.state = Known(state["left"], _read(state["ways"]))
-        self._known.pending = [
-            (batch, ([GuidedResult(*each) for each in results], _read(ways)))
-            for batch, results, ways in state["recent"]
-        ]
-
-
-def _written(ways: Mapping[str, Actions]) -> dict[str, list[list[str]]]:
-    return {name: [[action.action_type, action.argument] for action in way] for name, way in ways.items()}
-
-
-def _read(ways: Mapping[str, Sequence[Sequence[str]]]) -> dict[str, Actions]:
-    return {
-        name: tuple(SQLAction(action_type=kind, argument=argument) for kind, argument in way)
-        for name, way in ways.items()
-    }
+        self.add(batch, {"groups": [list(result) for result in results], "ways": shortest(ways)})

@@ -46,6 +46,7 @@ OF_A_RUN = (
         "dynamic_sampling",
         "rollout_downsampling",
         "guided_starts",
+        "reward_functions",
         "reward_weighting",
         "advantages",
         "difficulty",
@@ -114,7 +115,7 @@ class RolloutFunction:
         self._batches += 1
         if self._on_batch is not None:
             self._on_batch(episodes)
-        return trl_rows(episodes, self._settings.reward)
+        return trl_rows(episodes)
 
     def close(self) -> None:
         """Release everything; closing twice is allowed."""

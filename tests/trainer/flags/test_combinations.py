@@ -9,7 +9,8 @@ import pytest
 from transformers.integrations.integration_utils import get_available_reporting_integrations
 
 from sqlenv import cli
-from trainer.flags.combinations import context_advice, farming_advice, length_advice
+from trainer.flags.combinations import context_advice, length_advice
+from trainer.rollout.rewards import REWARD_FUNCTIONS, reward_hacking_advice
 
 NOWHERE = ["--use_cpu", "true", "--bf16", "false", "--model_name_or_path", "nowhere", "--data", "answers:synthetic"]
 NOWHERE += ["--answer_mode", "sql"]
@@ -33,7 +34,7 @@ SERVERS = ("--use_vllm", "true", "--use_peft", "true")
         (("--report_to", "abacus"), "--report_to abacus: there is no such tracker; known are .*wandb.*"),
         (
             ("--reward_weights", "1", "1"),
-            "--reward_weights takes 4 numbers .correctness, .*, and more for structure; .* 2",
+            "--reward_weights takes 4 numbers .correctness, .* got 2; --reward_functions adds rewards",
         ),
         (("--max_steps", "0"), "--max_steps must be positive, or -1 .*"),
         (("--scale_rewards", "false"), "--scale_rewards must be one of .*'none'.*, not 'false'"),
@@ -75,7 +76,10 @@ def test_few_bits_without_bitsandbytes_name_the_extra(command: str, capsys: pyte
     ("flags", "advice"),
     [
         (("--reward_weights", "1", "1", "1", "1"), "--reward_weights 1 1 1 1: .* can collect 2.15, and .* pays 1; .*"),
-        (("--reward_weights", *("1", "0.2", "0.2", "0.1", "1")), "--reward_weights 1 0.2 0.2 0.1 1: .* 1.33, .*"),
+        (
+            ("--reward_functions", "structure", "--reward_weights", *("1", "0.2", "0.2", "0.1", "1")),
+            "--reward_weights 1 0.2 0.2 0.1 1: .* 1.33, .*",
+        ),
         (("--multi_objective_aggregation", "normalize_then_sum"), "--multi_objective_aggregation .*"),
         (("--max_completion_length", "512"), "--max_completion_length 512 starves episodes: .* about 1218 tokens"),
         (("--max_turn_length", "5000"), "--max_turn_length 5000 is more than .*--max_completion_length 4096.*"),
@@ -91,7 +95,7 @@ def test_what_trains_badly_is_said_and_the_run_goes_on(
 
 def test_weights_are_judged_by_what_a_wrong_episode_can_collect() -> None:
     def advised(*weights: float, steps: int = 15) -> bool:
-        return bool(farming_advice(weights, "sum_then_normalize", steps))
+        return bool(reward_hacking_advice(REWARD_FUNCTIONS, weights, "sum_then_normalize", steps))
 
     assert not advised(1.0, 0.2, 0.2, 0.1)
     assert not advised(1.0, 0.5, 0.2, 0.4)
@@ -99,7 +103,7 @@ def test_weights_are_judged_by_what_a_wrong_episode_can_collect() -> None:
     assert advised(0.0, 0.0, 0.0, 0.0)
     assert advised(1.0, 0.0, 10.0, 0.0)
     assert not advised(1.0, 0.0, 10.0, 0.0, steps=5)
-    assert farming_advice(None, "sum_then_normalize", 15)
+    assert not reward_hacking_advice(REWARD_FUNCTIONS, None, "sum_then_normalize", 15)
 
 
 def test_advice_on_lengths() -> None:

@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from env_server.settings import RewardSettings
 from env_server.types import ActionType, RewardComponents
 from trainer.rollout.credit import turn_advantages, turn_rewards
 from trainer.rollout.episodes import Episode, Outcome, TokenRow, Turn
-from trainer.rollout.rewards import reward_columns
+from trainer.rollout.rewards import REWARD_FUNCTIONS, REWARDS, total_reward
 
-SETTINGS = RewardSettings()
+ALL = tuple(REWARDS.values())
 CORRECT_ONLY = (1.0, 0.0, 0.0, 0.0)
 
 
@@ -39,7 +38,7 @@ def test_the_advantages_of_a_tree_worked_out_by_hand() -> None:
     ]
     # Returns at a discount of 0.5: 0.25 0.5 1 | 0 0 0 | 0 0 | 0.5 1. States: all four; after a; after a, b; after d.
     start, after_a, after_ab = (0.25 + 0 + 0 + 0.5) / 4, (0.5 + 0 + 0) / 3, (1 + 0) / 2
-    assert turn_advantages(group, CORRECT_ONLY, SETTINGS, 0.5) == [
+    assert turn_advantages(group, REWARD_FUNCTIONS, CORRECT_ONLY, 0.5) == [
         pytest.approx([0.25 - start, 0.5 - after_a, 1 - after_ab]),
         pytest.approx([-start, -after_a, -after_ab]),
         pytest.approx([-start, -after_a]),
@@ -66,8 +65,8 @@ WEIGHTS = st.tuples(*[st.floats(-2, 2)] * 5)
 
 @given(EPISODES.filter(lambda each: each.outcome is not Outcome.FAILED), WEIGHTS)
 def test_the_rewards_of_turns_add_up_to_what_grpo_is_given(played: Episode, weights: tuple[float, ...]) -> None:
-    whole = sum(w * column[0] for w, column in zip(weights, reward_columns([played], SETTINGS), strict=True))
-    assert sum(turn_rewards(played, weights, SETTINGS)) == pytest.approx(whole, abs=1e-9)
+    whole = total_reward(played, ALL, weights)
+    assert sum(turn_rewards(played, ALL, weights)) == pytest.approx(whole, abs=1e-9)
 
 
 @given(st.lists(EPISODES, min_size=1, max_size=6), WEIGHTS, st.floats(0, 1))
@@ -75,7 +74,7 @@ def test_the_advantages_of_a_state_cancel_out(
     group: list[Episode], weights: tuple[float, ...], discount: float
 ) -> None:
     by_state = defaultdict(list)
-    advantages = turn_advantages(group, weights, SETTINGS, discount)
+    advantages = turn_advantages(group, ALL, weights, discount)
     for each, values in zip(group, advantages, strict=True):
         assert len(values) == len(each.turns)
         for number, value in enumerate(values):
@@ -88,7 +87,7 @@ def test_without_a_discount_the_first_turn_has_the_episodes_own_advantage(
     group: list[Episode], weights: tuple[float, ...]
 ) -> None:
     played = [each for each in group if each.turns]
-    totals = [sum(turn_rewards(each, weights, SETTINGS)) for each in played]
-    advantages = [values[0] for values in turn_advantages(group, weights, SETTINGS, 1.0) if values]
+    totals = [sum(turn_rewards(each, ALL, weights)) for each in played]
+    advantages = [values[0] for values in turn_advantages(group, ALL, weights, 1.0) if values]
     mean = sum(totals) / len(totals) if totals else 0.0
     assert advantages == pytest.approx([total - mean for total in totals], abs=1e-9)

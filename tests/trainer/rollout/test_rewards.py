@@ -1,32 +1,36 @@
-"""The reward functions read one field each, in order, and pass a failed episode on as None."""
+"""Reward functions: what they pay, what an episode without a right answer can collect, and a user's own."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from env_server.dataset import Gold
+from env_server.dataset import Dataset, Gold
 from env_server.reward import EpisodeRewards
 from env_server.settings import RewardSettings
-from env_server.types import RewardComponents
+from env_server.types import AnswerMode, RewardComponents
+from trainer.config import ConfigError
 from trainer.rollout.episodes import Episode, Outcome, TokenRow, Turn
 from trainer.rollout.rewards import (
-    ALL_REWARDS,
-    all_weights,
-    most_without_answer,
+    REWARD_FUNCTIONS,
+    REWARDS,
+    Reward,
+    RewardError,
+    bound_without_answer,
     query_parts,
-    reward_columns,
-    reward_correctness,
-    reward_fields,
-    reward_format,
-    reward_operational,
-    reward_progress,
-    reward_structure,
+    rewards_of,
+    total_reward,
+    try_rewards,
+    weights_of,
 )
+
+ALL = tuple(REWARDS.values())
 
 
 def turn(operational: float, progress: float = 0.0, parseable: bool = True) -> Turn:
@@ -42,8 +46,7 @@ def episode(outcome: Outcome, *turns: Turn, gold_sql: str = "") -> Episode:
 def asked(*queries: str, gold_sql: str, error: str = "") -> float | None:
     """What `structure` pays for an episode of these queries, which all ran or all failed."""
     turns = [replace(turn(0.0), argument=sql, error=error) for sql in queries]
-    (paid,) = reward_structure(**reward_fields([episode(Outcome.WRONG, *turns, gold_sql=gold_sql)], RewardSettings()))
-    return paid
+    return REWARDS["structure"].of(episode(Outcome.WRONG, *turns, gold_sql=gold_sql))
 
 
 EPISODES = [
@@ -55,19 +58,28 @@ EPISODES = [
 
 
 def test_one_value_per_row_in_order_with_none_for_a_failed_episode() -> None:
-    fields = reward_fields(EPISODES, RewardSettings())
-    assert reward_correctness(**fields) == [1.0, None, 0.0, 0.0]
-    assert reward_progress(**fields) == [pytest.approx(1.0), None, pytest.approx(0.5), 0.0]
-    assert reward_operational(**fields) == [pytest.approx(-0.01), None, pytest.approx(-0.04), pytest.approx(-0.02)]
-    assert reward_format(**fields) == [1.0, None, 0.5, 1.0]
-    assert reward_structure(**fields) == [None] * 4, "there is no gold SQL"
-    assert len(ALL_REWARDS) == 5, "TRL leaves a row out where all of them are None"
+    paid = {reward.name: reward(episode=EPISODES, prompts=["x"] * 4, completions=["ANSWER 42"] * 4) for reward in ALL}
+    assert paid["correctness"] == [1.0, None, 0.0, 0.0]
+    assert paid["progress"] == [pytest.approx(1.0), None, pytest.approx(0.5), 0.0]
+    assert paid["operational"] == [pytest.approx(-0.01), None, pytest.approx(-0.04), pytest.approx(-0.02)]
+    assert paid["format"] == [1.0, None, 0.5, 1.0]
+    assert paid["structure"] == [None] * 4, "there is no gold SQL"
 
 
-def test_weights_that_are_left_out_are_those_of_the_rewards_that_not_every_run_has() -> None:
-    assert all_weights(None) == [1.0, 1.0, 1.0, 1.0, 0.0]
-    assert all_weights([1.0, 0.2, 0.2, 0.1]) == [1.0, 0.2, 0.2, 0.1, 0.0]
-    assert all_weights([1.0, 0.2, 0.2, 0.1, 0.3]) == [1.0, 0.2, 0.2, 0.1, 0.3]
+def test_progress_is_measured_in_the_settings_that_the_episode_was_rewarded_by() -> None:
+    played = episode(Outcome.WRONG, turn(0.0, 0.3))
+    assert REWARDS["progress"].of(played) == 2.0
+    assert REWARDS["progress"].of(replace(played, reward_settings=RewardSettings(progress_scale=0.3))) == 1.0
+
+
+def test_weights_that_are_not_given_are_the_defaults_of_the_table() -> None:
+    rewards = rewards_of(["structure"])
+    assert weights_of(REWARD_FUNCTIONS, None) == [1.0, 0.2, 0.2, 0.1]
+    assert weights_of(rewards, [1.0, 0.0, 0.0, 0.0]) == [1.0, 0.0, 0.0, 0.0, 0.1]
+    assert weights_of(rewards, [1.0, 0.2, 0.2, 0.1, 0.3]) == [1.0, 0.2, 0.2, 0.1, 0.3]
+    for count in (3, 6):
+        with pytest.raises(ConfigError, match=r"takes 4 to 5 numbers \(correctness, .*, structure\)"):
+            weights_of(rewards, [1.0] * count)
 
 
 GOLD = 'SELECT T1.Name, COUNT(*) AS n FROM Singer AS T1 WHERE T1.Country = "France" GROUP BY T1.Name ORDER BY n LIMIT 1'
@@ -106,12 +118,6 @@ def test_structure_is_a_share_that_more_queries_do_not_lessen_and_the_gold_makes
     assert asked(*queries, gold_sql, gold_sql=gold_sql) == pytest.approx(1.0)
 
 
-def test_rewards_ignore_text() -> None:
-    fields = reward_fields(EPISODES, RewardSettings())
-    with_text = reward_correctness(prompts=["x"], completions=["ANSWER 42"], completion_ids=[[1]], **fields)
-    assert with_text == reward_correctness(**fields)
-
-
 MOVES = st.builds(
     lambda kind, argument, ok, rows: (kind, argument, ok, rows if kind == "QUERY" and ok else None),
     st.sampled_from(["QUERY", "QUERY", "DESCRIBE", "SAMPLE", "DROP"]),
@@ -135,9 +141,8 @@ def test_no_episode_without_a_right_answer_collects_more_than_the_bound(
         turns.append(Turn("", kind, argument, parseable, "", "" if ok else "error", step))
     if answers:
         turns.append(Turn("", "ANSWER", "wrong", parseable, "", "", rewards.answer("wrong", correct=False)))
-    columns = reward_columns([episode(Outcome.WRONG, *turns, gold_sql=GOLD)], settings)
-    total = sum(weight * values[0] for weight, values in zip(weights, columns, strict=True))
-    assert total <= most_without_answer(weights, settings, 15) + 1e-9
+    total = total_reward(episode(Outcome.WRONG, *turns, gold_sql=GOLD), ALL, weights)
+    assert total <= bound_without_answer(ALL, weights, settings, 15) + 1e-9
 
 
 def test_the_bound_is_reached_and_under_the_default_weights_a_third_of_a_right_answer() -> None:
@@ -147,9 +152,98 @@ def test_the_bound_is_reached_and_under_the_default_weights_a_third_of_a_right_a
     weights = (1.0, 0.2, 0.2, 0.1, 0.2)
     collected = 0.2 * sum(step.progress for step in steps) / settings.progress_scale
     collected += 0.2 * sum(step.operational for step in steps) + 0.1
-    assert most_without_answer(weights[:4], settings, 15) == pytest.approx(collected) == pytest.approx(0.33)
+    assert (
+        bound_without_answer(REWARD_FUNCTIONS, weights[:4], settings, 15)
+        == pytest.approx(collected)
+        == pytest.approx(0.33)
+    )
     structure = asked(*(f"{GOLD} -- {i}" for i in range(15)), gold_sql=GOLD)
     assert structure is not None
-    assert most_without_answer(weights, settings, 15) == pytest.approx(collected + 0.2 * structure)
-    assert most_without_answer((1.0, 0.0, -1.0, 0.0), settings, 15) == pytest.approx(0.75)
-    assert most_without_answer((1.0, -1.0, 0.0, -1.0), settings, 15) == 0.0
+    assert bound_without_answer(ALL, weights, settings, 15) == pytest.approx(collected + 0.2 * structure)
+    assert bound_without_answer(REWARD_FUNCTIONS, (1.0, 0.0, -1.0, 0.0), settings, 15) == pytest.approx(0.75)
+    assert bound_without_answer(REWARD_FUNCTIONS, (1.0, -1.0, 0.0, -1.0), settings, 15) == 0.0
+
+
+def written(folder: Path, code: str) -> str:
+    (folder / "my.py").write_text(code, encoding="utf-8")
+    return str(folder / "my.py")
+
+
+def test_a_function_of_ones_own_is_called_once_for_each_episode(tmp_path: Path) -> None:
+    mine = written(
+        tmp_path, "calls = []\ndef brevity(episode):\n    calls.append(episode)\n    return len(episode.turns)"
+    )
+    (*shipped, own) = rewards_of([f"{mine}:brevity"])
+    assert tuple(shipped) == REWARD_FUNCTIONS
+    assert (own.name, own.__name__, weights_of((own,), None)) == ("brevity", "reward_brevity", [0.1])
+    played = episode(Outcome.WRONG, turn(0.0), turn(0.0))
+    assert (own(episode=[played]), own.of(played), own.of_turns(played)) == ([2.0], 2.0, [0.0, 2.0])
+    assert sys.modules[own.function.__module__].calls == [played]
+
+
+@pytest.mark.parametrize(
+    ("code", "spec", "fix"),
+    [
+        ("", "brevity", r"name a reward \(correctness, .*FILE.py:FUNCTION"),
+        ("", "strukture", "did you mean structure"),
+        ("", "yours.py:brevity", r"there is no file /.*yours.py; did you mean my.py\?"),
+        ("def brevty(episode): ...", "my.py:brevity", "my.py has no function brevity; did you mean brevty"),
+        ("brevity = 3", "my.py:brevity", "my.py has no function brevity"),
+        ("def brevity(): ...", "my.py:brevity", r"write it as `def brevity\(episode\):`"),
+        ("def brevity(a, b): ...", "my.py:brevity", r"write it as `def brevity\(episode\):`"),
+        ("\ndef brevity(episode) 1", "my.py:brevity", r"my.py: it cannot be imported: SyntaxError: .*line 2\)"),
+        ("import nowhere_to_be_found", "my.py:brevity", r"cannot be imported: ModuleNotFoundError: .*line 1\)"),
+        ("def format(episode): ...", "my.py:format", "has a reward format already; rename one"),
+    ],
+)
+def test_what_cannot_be_called_is_refused_with_the_fix(
+    code: str, spec: str, fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path, code)
+    with pytest.raises(ConfigError, match=fix):
+        rewards_of([spec])
+
+
+@pytest.mark.parametrize(
+    ("returned", "fix"),
+    [
+        ("'long'", "returned 'long' .* return a number, a list with one number per turn, or None"),
+        ("[1.0]", r"returned \[1.0\] .* of 2 turns; return a number, a list with one number per turn"),
+        ("[None] * len(episode.turns)", "one number per turn"),
+        ("float('nan')", "returned nan .* return finite numbers"),
+        ("[float('inf')] * len(episode.turns)", "return finite numbers"),
+        ("episode.turns[9]", r"IndexError: .* \(my.py, line 2\), on episode e; make the function take every episode"),
+    ],
+)
+def test_what_is_no_reward_ends_the_run_with_the_fix(returned: str, fix: str, tmp_path: Path) -> None:
+    mine = written(tmp_path, f"def brevity(episode):\n    return {returned}")
+    *_, own = rewards_of([f"{mine}:brevity"])
+    with pytest.raises(RewardError, match=rf"--reward_functions {mine}:brevity.*{fix}"):
+        own(episode=[episode(Outcome.WRONG, turn(0.0), turn(0.0))])
+    assert own(episode=[episode(Outcome.FAILED)]) == [None], "it never sees a failed episode"
+
+
+def test_a_coroutine_is_no_reward() -> None:
+    async def judged(_: Episode) -> float:
+        return 1.0
+
+    own = Reward("judged", judged)  # type: ignore[arg-type]
+    with pytest.raises(RewardError, match="a coroutine"):
+        own.of(episode(Outcome.WRONG, turn(0.0)))
+
+
+def test_ones_own_are_tried_on_episodes_that_look_like_a_policys(pets: Dataset) -> None:
+    seen: list[Episode] = []
+
+    def tokens(episode: Episode) -> float:
+        seen.append(episode)
+        return 1 / sum(turn.tokens or 0 for turn in episode.turns) + 1 / len(episode.row.logprobs)
+
+    def only_right(episode: Episode) -> float:
+        return 1.0 if episode.correct else float("nan")
+
+    try_rewards((*REWARD_FUNCTIONS, Reward("tokens", tokens, source="my.py:tokens")), pets, AnswerMode.VALUE)
+    assert {each.correct for each in seen} == {True, False}
+    with pytest.raises(RewardError, match=r"my\.py:only_right returned nan"):
+        try_rewards((Reward("only_right", only_right, source="my.py:only_right"),), pets, AnswerMode.VALUE)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import Qwen3ForCausalLM
 
 from env_server.dataset import Dataset
-from env_server.settings import EnvSettings, RewardSettings
+from env_server.settings import EnvSettings
 from inference.engine import Completion, FinishReason, Sampling
 from inference.hf.engine import HFEngine
 from tests.logprobs import logprobs_of
@@ -21,6 +21,7 @@ from trainer.chat.format import ChatFormat, ChatSettings
 from trainer.policy import PlaySettings
 from trainer.rollout.client import EpisodeRequest, RolloutClient, RolloutSettings
 from trainer.rollout.environments import LocalEnvironments
+from trainer.rollout.rewards import REWARD_FUNCTIONS
 from trainer.rollout.transcript import TokenBudget
 from trainer.rollout.turns import GeneratedTurn, generate_turn
 from trainer.training.batch_summary import EpisodeSummary
@@ -202,6 +203,6 @@ async def test_by_default_a_template_that_thinks_leaves_no_generated_token_untra
         (episode,) = await client.play([EpisodeRequest("cats", seed=1)])
     assert (episode.failure, len(episode.turns)) == ("", turns)
     share = sum(episode.row.env_mask) / engine.tokens
-    metrics = rollout_metrics([EpisodeSummary.of(episode, RewardSettings())], BatchTimes(1.0, 0.0), 0)
+    metrics = rollout_metrics([EpisodeSummary.of(episode, REWARD_FUNCTIONS)], BatchTimes(1.0, 0.0), 0)
     assert metrics["rollout/trained_token_share"] == share
     assert share == 1.0 if thinking is None else share < 0.8

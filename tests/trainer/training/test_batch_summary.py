@@ -8,21 +8,17 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from env_server.settings import RewardSettings
 from env_server.types import ActionType, RewardComponents
 from trainer.rollout.episodes import Episode, Outcome, TokenRow, Turn
-from trainer.rollout.rewards import reward_columns
+from trainer.rollout.rewards import REWARD_FUNCTIONS
 from trainer.training.batch_summary import (
     BatchSummary,
     EpisodeSummary,
-    columns_of,
     groups_of,
     of_all_ranks,
     result_of,
     summaries,
 )
-
-SETTINGS = RewardSettings()
 
 
 @st.composite
@@ -41,9 +37,10 @@ def episodes(draw: st.DrawFn) -> Episode:
 
 @given(st.lists(episodes(), min_size=1, max_size=6))
 def test_a_groups_rewards_and_result_are_those_of_its_episodes(group: Sequence[Episode]) -> None:
-    told = summaries(group, SETTINGS)
-    assert columns_of(told) == reward_columns(group, SETTINGS)
+    told = summaries(group, REWARD_FUNCTIONS)
     played = [episode for episode in group if episode.outcome is not Outcome.FAILED]
+    rewards = [tuple(reward.of(episode) for reward in REWARD_FUNCTIONS) for episode in played]
+    assert [each.rewards for each in told if each.rewards] == rewards
     result = result_of(told)
     assert (result.question_id, result.played) == (group[0].question_id, len(played))
     assert result.solved == sum(episode.correct for episode in played)
@@ -54,7 +51,7 @@ def test_a_groups_rewards_and_result_are_those_of_its_episodes(group: Sequence[E
 def test_the_parts_of_all_ranks_are_the_batch_however_it_is_cut(
     batch: Sequence[Episode], generations: int, data: st.DataObject
 ) -> None:
-    rows = summaries(batch, SETTINGS)
+    rows = summaries(batch, REWARD_FUNCTIONS)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(rows)), max_size=3)))
     parts = [
         BatchSummary(rows[first:last], rows[first:last], replaced=1)
@@ -78,4 +75,4 @@ def test_a_long_episode_is_told_in_few_bytes() -> None:
     turn = Turn("x" * 1000, ActionType.QUERY, "x" * 1000, True, "y" * 1000, "", RewardComponents())
     row = TokenRow([1] * 500, [2] * 4000, [-0.5] * 4000, [1] * 4000, [0] * 4000)
     episode = Episode("e", "q", "d", "", "easy", "f", Outcome.WRONG, (turn,) * 10, row)
-    assert len(pickle.dumps(summaries([episode] * 100, SETTINGS))) < 100 * 250 < len(pickle.dumps(episode))
+    assert len(pickle.dumps(summaries([episode] * 100, REWARD_FUNCTIONS))) < 100 * 250 < len(pickle.dumps(episode))

@@ -19,7 +19,6 @@ from trl import GRPOConfig
 from trl.trainer.utils import RepeatSampler
 
 from env_server.dataset import Dataset, Question
-from env_server.settings import RewardSettings
 from env_server.types import ActionType, RewardComponents, SQLAction
 from inference.engine import EngineError
 from inference.hf.engine import HFEngine
@@ -33,7 +32,7 @@ from trainer.rollout.credit import DISCOUNT
 from trainer.rollout.environments import LocalEnvironments
 from trainer.rollout.episodes import Episode, Outcome, TokenRow, Turn
 from trainer.rollout.failures import RolloutError
-from trainer.rollout.rewards import REWARD_FUNCTIONS, REWARD_NAMES, all_weights
+from trainer.rollout.rewards import REWARD_FUNCTIONS
 from trainer.rollout.transcript import TokenBudget
 from trainer.training.batch_shape import BatchSettings, BatchShape, check_batches
 from trainer.training.batch_summary import BatchSummary, summaries
@@ -164,12 +163,11 @@ def batches_of(
         AnyQuestion(),  # type: ignore[arg-type]
         order or Dealt(),
         grpo or config(),
-        RewardSettings(),
         ranks or Ranks(),
         loop,
         filled,
-        adaptive,
-        guided,
+        adaptive=adaptive,
+        guided=guided,
     )
     batches.play_with(script, None if told is None else lambda step, episodes: told.append((step, list(episodes))))
     return batches
@@ -189,8 +187,7 @@ def test_a_batch_is_played_when_it_is_asked_for_and_handed_over_once(loop: Rollo
     assert len(script.asked) == 1, "nothing is played ahead"
     rows = batches(prompts, trainer)
     assert set(rows) == {
-        *("prompt_ids", "completion_ids", "logprobs", "env_mask"),
-        *("correctness", "progress", "operational", "format_share", "structure"),
+        *("prompt_ids", "completion_ids", "logprobs", "env_mask", "episode"),
     }
     assert {len(values) for values in rows.values()} == {4}
     ((step, episodes),) = told
@@ -483,7 +480,7 @@ def test_of_more_episodes_than_are_trained_on_the_most_different_are(loop: Rollo
     prompts = batches.prepare(trainer)
     assert questions_of(prompts) == ["q0"] * 4 + ["q1"] * 4
     rows = batches(prompts, trainer)
-    assert [sum(rows["correctness"][group : group + 4]) for group in (0, 4)] == [1.0, 1.0]
+    assert [sum(each.correct for each in rows["episode"][group : group + 4]) for group in (0, 4)] == [1, 1]
     ((_, episodes),) = told
     seeds = {request.seed for requests in script.asked for request in requests}
     assert [len(requests) for requests in script.asked] == [16, 16]
@@ -510,8 +507,8 @@ def test_a_failed_candidate_is_neither_the_best_nor_the_worst(loop: RolloutLoop)
     failed = episode_of("q", 0, outcome=Outcome.FAILED)
     right, wrong = (episode_of("q", seed, correct=bool(seed)) for seed in (1, 0))
     weights = [1.0, 0.0, 0.0, 0.0]
-    assert total_rewards(RewardSettings(), weights, [failed, right, wrong]) == [0.5, 1.0, 0.0]
-    assert total_rewards(RewardSettings(), weights, [failed, failed]) == [0.0, 0.0]
+    assert total_rewards([failed, right, wrong], REWARD_FUNCTIONS, weights) == [0.5, 1.0, 0.0]
+    assert total_rewards([failed, failed], REWARD_FUNCTIONS, weights) == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 2])
@@ -536,7 +533,7 @@ def test_the_lag_is_what_may_be_in_flight_when_a_batch_is_begun(
 
 
 def test_adaptive_weights_are_those_that_groups_are_judged_and_trained_under(loop: RolloutLoop) -> None:
-    adaptive = AdaptiveWeights(all_weights([1.0, 0.2, 0.2, 0.1]))
+    adaptive = AdaptiveWeights([1.0, 0.2, 0.2, 0.1])
     script = Script(lambda r: episode_of(r.question_id, r.seed, correct=r.seed % 2 == 0, version=100))
     batches = batches_of(script, loop, config(rows=8, generations=4), BatchSettings(refill=1.0), adaptive=adaptive)
     trainer, expected = trainer_at(0), []
@@ -546,7 +543,7 @@ def test_adaptive_weights_are_those_that_groups_are_judged_and_trained_under(loo
         batches.prepare(trainer)
         assert trainer.reward_weights.tolist() == pytest.approx(expected[-1])
     assert len(set(expected)) == 3, "they follow the episodes"
-    logged = [trainer._metrics["train"][f"reward_weights/{name}"] for name in REWARD_NAMES]
+    logged = [trainer._metrics["train"][f"reward_weights/{reward.name}"] for reward in REWARD_FUNCTIONS]
     assert list(zip(*logged, strict=True)) == expected
 
 
@@ -565,7 +562,7 @@ def test_ranks_weigh_by_the_episodes_of_all(loop: RolloutLoop) -> None:
         return episode_of(request.question_id, request.seed, correct=bool(request.seed % 2))
 
     def weights_of(index: int) -> tuple[float, ...]:
-        adaptive = AdaptiveWeights(all_weights([1.0, 0.2, 0.2, 0.1]))
+        adaptive = AdaptiveWeights([1.0, 0.2, 0.2, 0.1])
         grpo = config(rows=4, generations=4)
         batches_of(Script(play), loop, grpo, ranks=Rank(index, 2), adaptive=adaptive).prepare(trainer_at(0))
         return adaptive.of(1)
@@ -630,7 +627,7 @@ def real_batches(
     pets: Dataset, client: RolloutClient, loop: RolloutLoop, told: list[Told], rows: int = 4, ranks: Ranks | None = None
 ) -> Batches:
     order = EpochOrder([q.question_id for q in pets.questions], 0)
-    batches = Batches(pets, order, config(rows=rows), RewardSettings(), ranks or Ranks(), loop)
+    batches = Batches(pets, order, config(rows=rows), ranks or Ranks(), loop)
     batches.play_with(client, lambda step, episodes: told.append((step, list(episodes))))
     return batches
 
@@ -696,7 +693,7 @@ def test_failed_episodes_are_rows_without_rewards_until_there_are_too_many(
 
 
 def test_a_batch_is_that_of_all_ranks_and_as_slow_as_the_slowest(loop: RolloutLoop) -> None:
-    peers = BatchSummary(summaries([episode_of("peer", seed) for seed in range(4)], RewardSettings()))
+    peers = BatchSummary(summaries([episode_of("peer", seed) for seed in range(4)], REWARD_FUNCTIONS))
 
     class SecondOfTwo(Ranks):
         """A rank whose peer has had its episodes already, in 1000 seconds."""

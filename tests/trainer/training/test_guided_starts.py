@@ -43,12 +43,12 @@ def test_the_steps_that_are_left_follow_success(left: int, results: list[tuple[i
     st.lists(st.tuples(st.sampled_from(["easy", "hard"]), st.integers(1, 5), st.integers(0, 8)), max_size=30),
 )
 def test_levels_move_by_one_step_a_batch_and_each_for_itself(results: list[tuple[str, int, int]]) -> None:
-    known = Known({}, {})
+    known: Known = {"left": {}, "ways": {}}
     for level, steps, solved in results:
-        before = {name: known.left.get(name, FIRST_LEFT) for name in ("easy", "hard")}
-        known = learn(known, [GuidedResult(level, steps, solved, 8)], {})
+        before = {name: known["left"].get(name, FIRST_LEFT) for name in ("easy", "hard")}
+        known = learn(known, {"groups": [[level, steps, solved, 8]], "ways": {}})
         for name, left in before.items():
-            now = known.left.get(name, FIRST_LEFT)
+            now = known["left"].get(name, FIRST_LEFT)
             assert now >= 1
             assert abs(now - left) <= (name == level)
             assert now <= left or solved >= 2
@@ -110,8 +110,8 @@ def test_a_run_that_resumes_gives_what_it_would_have_given(pets: Dataset, pets_p
     for batch, name in enumerate(("cats", "oldest")):
         way = starts.ways([played(name, "DESCRIBE pets", "DESCRIBE owners", "QUERY SELECT 2", "ANSWER 2")])
         starts.observe(batch, [GuidedResult("easy", 2, 0, 8)], [way])
-    resumed.restore(json.loads(json.dumps(starts.state())))
-    assert resumed.state() == starts.state()
+    resumed.load_state_dict(json.loads(json.dumps(starts.state_dict())))
+    assert resumed.state_dict() == starts.state_dict()
     for batch in (2, 3):
         assert [resumed.of(batch)(name) for name in ("cats", "oldest")] == [
             starts.of(batch)(name) for name in ("cats", "oldest")

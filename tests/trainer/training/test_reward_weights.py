@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from env_server.settings import RewardSettings
-from trainer.rollout.rewards import most_without_answer
-from trainer.training.reward_weights import LEAST, RATE, AdaptiveWeights, Measured, measure
+from trainer.config import ConfigError
+from trainer.rollout.rewards import REWARD_FUNCTIONS, bound_without_answer
+from trainer.training.reward_weights import LEAST, RATE, AdaptiveWeights
 
 BASE = (1.0, 0.2, 0.2, 0.1)
 BUDGET = 15
@@ -29,17 +30,12 @@ HISTORIES = st.lists(GROUPS, max_size=12)
 Episodes = Sequence[Sequence[float]]
 
 
-def columns(group: Episodes) -> list[list[float]]:
-    """The rewards of a group by function; a group may have no episode that did not fail."""
-    return [[episode[place] for episode in group] for place in range(len(BASE))]
-
-
 def told(weights: AdaptiveWeights, history: Sequence[Sequence[Episodes]]) -> list[tuple[float, ...]]:
     """The weights of each batch, and of the one after the last."""
     used = []
     for batch, groups in enumerate(history):
         used.append(weights.of(batch))
-        weights.observe(batch, [columns(group) for group in groups])
+        weights.observe(batch, groups)
     return [*used, weights.of(len(history))]
 
 
@@ -66,8 +62,15 @@ def test_no_wrong_episode_is_paid_like_a_right_one(
 ) -> None:
     right, wrong = (1.0, *right[1:]), (0.0, *wrong[1:])
     for weights in told(AdaptiveWeights(BASE), history):
-        assert total(weights, right) > most_without_answer(weights, REWARDS, BUDGET) >= total(weights, wrong) - 1e-9
-        assert most_without_answer(weights, REWARDS, BUDGET) <= most_without_answer(BASE, REWARDS, BUDGET) + 1e-12
+        assert (
+            total(weights, right)
+            > bound_without_answer(REWARD_FUNCTIONS, weights, REWARDS, BUDGET)
+            >= total(weights, wrong) - 1e-9
+        )
+        assert (
+            bound_without_answer(REWARD_FUNCTIONS, weights, REWARDS, BUDGET)
+            <= bound_without_answer(REWARD_FUNCTIONS, BASE, REWARDS, BUDGET) + 1e-12
+        )
 
 
 @given(HISTORIES, st.tuples(*[st.floats(-2, 2)] * 4))
@@ -89,7 +92,7 @@ def test_weights_know_the_same_results_drawn_ahead_or_resumed(
     history: list[list[Episodes]], lag: int, stop: int
 ) -> None:
     def told_to(weights: AdaptiveWeights, batch: int) -> None:
-        weights.observe(batch, [columns(group) for group in history[batch]])
+        weights.observe(batch, history[batch])
 
     whole = AdaptiveWeights(BASE, lag)
     used: dict[int, tuple[float, ...]] = {}
@@ -99,18 +102,18 @@ def test_weights_know_the_same_results_drawn_ahead_or_resumed(
             assert used.setdefault(ahead, whole.of(ahead)) == whole.of(ahead), "asked earlier or later, it is the same"
         told_to(whole, batch)
         if batch == stop:
-            saved = json.loads(json.dumps(whole.state()))
+            saved = json.loads(json.dumps(whole.state_dict()))
     unhurried = told(AdaptiveWeights(BASE), history)
     assert all(weights == unhurried[max(0, batch - lag)] for batch, weights in used.items()), "so many batches later"
     if stop >= len(history):
         return
     resumed = AdaptiveWeights(BASE, lag)
-    resumed.restore(saved)
+    resumed.load_state_dict(saved)
     for batch in range(stop + 1, len(history)):
         for ahead in range(batch, batch + lag + 1):
             assert resumed.of(ahead) == used[ahead]
         told_to(resumed, batch)
-    assert resumed.state() == whole.state()
+    assert resumed.state_dict() == whole.state_dict()
 
 
 def test_a_reward_that_is_mastered_loses_its_weight_and_gets_it_back() -> None:
@@ -130,30 +133,33 @@ def weights_after(weights: Sequence[float]) -> AdaptiveWeights:
     """Weights that have come to these."""
     adaptive = AdaptiveWeights(BASE)
     factors = [weight / base for weight, base in zip(weights, BASE, strict=True)]
-    adaptive.restore({"factors": factors, "least": [0.0, 0.0, -0.1, 0.0], "recent": []})
+    adaptive.load_state_dict({"state": {"factors": factors, "least": [0.0, 0.0, -0.1, 0.0]}, "pending": []})
     return adaptive
 
 
 def test_spreads_are_within_groups_and_groups_of_one_are_left_out() -> None:
-    all_solved, all_failed = [(1.0, 1.0, 0.0, 1.0)] * 2, [(0.0, 0.0, 0.0, 1.0)] * 2
-    assert measure([columns(all_solved), columns(all_failed)]) == Measured(
-        means=(0.5, 0.5, 0.0, 1.0), spreads=(0.0,) * 4, least=(0.0, 0.0, 0.0, 1.0)
-    )
+    """All right beside all wrong: correctness differs between groups, and so says nothing."""
+    all_solved, all_failed, one = [(1.0, 1.0, 0.0, 1.0)] * 2, [(0.0, 0.0, 0.0, 1.0)] * 2, [(0.0,) * 4]
     mixed = [(1.0, 1.0, 0.0, 1.0), (0.0, 0.5, 0.0, 1.0)]
-    measured = measure([columns(mixed), columns(all_solved), columns([(0.0,) * 4]), columns([])])
-    assert measured is not None
-    assert measured.means == (0.75, 0.875, 0.0, 1.0)
-    assert measured.spreads == pytest.approx(((0.25 / 2) ** 0.5, (0.0625 / 2) ** 0.5, 0.0, 0.0))
-    assert measure([columns([(0.0,) * 4]), columns([])]) is None
+    for history in ([[all_solved, all_failed]], [[one, []]]):
+        assert told(AdaptiveWeights(BASE), history)[-1] == BASE
+    assert told(AdaptiveWeights(BASE), [[mixed, all_solved, one, []]]) == told(
+        AdaptiveWeights(BASE), [[mixed, all_solved]]
+    )
+
+
+def test_a_checkpoint_of_other_rewards_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--reward_functions"):
+        AdaptiveWeights((*BASE, 0.1)).load_state_dict(AdaptiveWeights(BASE).state_dict())
 
 
 def test_the_first_step_is_the_formula() -> None:
     """c is 1 for correctness; for progress 0.25 over the 0.75 - 0.5 above the least, for format 0.1 over 0.9 - 0.8."""
     weights = AdaptiveWeights(BASE)
-    weights.observe(0, [columns([(1.0, 1.0, 0.0, 1.0), (0.0, 0.5, 0.0, 0.8)])])
+    weights.observe(0, [[(1.0, 1.0, 0.0, 1.0), (0.0, 0.5, 0.0, 0.8)]])
     assert weights.of(1) == pytest.approx((1.0, 0.2, 0.2 * (1 - RATE * (1 - LEAST)), 0.1))
-    weights.observe(1, [columns([(1.0, 0.0, 0.0, 1.0), (0.0, 0.0, 0.0, 0.0)])])
-    weights.observe(2, [columns([(1.0, 1.0, 0.0, 1.0), (0.0, 0.5, 0.0, 0.8)])])
+    weights.observe(1, [[(1.0, 0.0, 0.0, 1.0), (0.0, 0.0, 0.0, 0.0)]])
+    weights.observe(2, [[(1.0, 1.0, 0.0, 1.0), (0.0, 0.5, 0.0, 0.8)]])
     assert weights.of(3)[1] == pytest.approx(0.2 * ((1 - RATE * (1 - LEAST)) * (1 - RATE) + RATE / 3), rel=1e-12), (
         "0.25 over the 0.75 above the least seen so far"
     )

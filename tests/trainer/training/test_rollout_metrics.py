@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from env_server.settings import RewardSettings
 from env_server.types import ActionType, RewardComponents
 from trainer.rollout.episodes import Episode, Outcome, TokenRow, Turn
+from trainer.rollout.rewards import REWARD_FUNCTIONS
 from trainer.training.batch_summary import EpisodeSummary
 from trainer.training.rollout_metrics import BatchTimes, drawn_metrics, rollout_metrics
 
@@ -28,7 +28,7 @@ def episode_with(
     )
     row = TokenRow([1], [2] * len(mask), [0.0] * len(mask), list(mask), [0] * len(mask))
     episode = Episode("e", "q", "d", "", "easy", "f", outcome, turns, row, truncated)
-    return EpisodeSummary.of(episode, RewardSettings())
+    return EpisodeSummary.of(episode, REWARD_FUNCTIONS)
 
 
 def test_metrics_of_a_batch() -> None:
@@ -64,7 +64,7 @@ def test_explorations_differ_in_what_was_done_and_not_in_how_it_is_written_or_an
     def exploring(*actions: tuple[str, str]) -> EpisodeSummary:
         turns = tuple(Turn("", kind, argument, True, "", "", RewardComponents()) for kind, argument in actions)
         row = TokenRow([1], [2], [0.0], [1], [0])
-        return EpisodeSummary.of(Episode("e", "q", "d", "", "easy", "f", Outcome.WRONG, turns, row), RewardSettings())
+        return EpisodeSummary.of(Episode("e", "q", "d", "", "easy", "f", Outcome.WRONG, turns, row), REWARD_FUNCTIONS)
 
     count = exploring(("QUERY", "SELECT count(*) FROM pets"), ("ANSWER", "3"))
     written_otherwise = exploring(("QUERY", "select  count(*)\nfrom pets"), ("ANSWER", "4"))
