@@ -36,7 +36,6 @@ from benchmarks.server_process import ROOT
 from benchmarks.simulated import LONG_SCRIPT, ScriptedPolicy, SimulatedEngine
 from env_server.data.loading import load_dataset
 from env_server.dataset import Split, in_turn
-from env_server.settings import RewardSettings
 from trainer.chat.format import ChatFormat
 from trainer.models import tokenizer_of
 from trainer.policy import resolve_policy
@@ -44,6 +43,7 @@ from trainer.ranks import Ranks
 from trainer.rollout.client import RolloutClient, RolloutSettings, request_for
 from trainer.rollout.environments import LocalEnvironments
 from trainer.rollout.episodes import Episode
+from trainer.rollout.rewards import REWARD_FUNCTIONS
 from trainer.rollout.transcript import TokenBudget
 from trainer.tiny import BASE_CHECKPOINT
 from trainer.training.batch_summary import BatchSummary, of_all_ranks, summaries
@@ -71,7 +71,7 @@ class Rank:
         self._ranks = ranks
         self._own = list(episodes)
         self._log = log
-        self._rewards = RewardSettings()
+        self._rewards = REWARD_FUNCTIONS
 
     def tell_episodes(self) -> int:
         """Every rank gets all of it. Returns how many it got."""
