@@ -28,7 +28,7 @@ usage: sqlenv COMMAND [flags]        (sqlenv COMMAND --help says more, sqlenv --
   play       play an episode yourself, in this terminal
   inference  start vLLM as the policy server, for training with --use_vllm
   serve      the environment as a network service, for training runs here or elsewhere
-  data       look at, check, convert and fetch data sets: sqlenv data doctor | suggest | validate ...
+  data       check, fix, extend, convert and fetch data sets: sqlenv data doctor | suggest | build | export | fetch
 
 A first run:  sqlenv train --config configs/tiny.yaml --output_dir runs/first
 """
@@ -210,7 +210,7 @@ def _inference(argv: Sequence[str]) -> int:
 
 
 def _data(argv: Sequence[str]) -> int:
-    from env_server.data.cli import commands
+    from env_server.tools import commands
 
     return commands.run(argv)
 

@@ -19,7 +19,7 @@ FORBIDDEN = {
 }
 
 ROOMS = {
-    "env_server": ["top", "sql", "judging", "test_suites", "core", "data", "service", "client"],
+    "env_server": ["top", "sql", "judging", "test_suites", "core", "data", "tools", "service", "client"],
     "inference": ["top", "in_vllm", "hf", "vllm", "launch", "weights"],
     "trainer": [
         *("top", "chat", "policy", "models", "tiny", "rollout", "engines", "eval", "report"),
@@ -199,7 +199,7 @@ def test_inference_runs_without_the_others() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["sqlenv", "trainer.config", "inference.launch.launcher", "env_server.data.cli.inspection"]
+    "module", ["sqlenv", "trainer.config", "inference.launch.launcher", "env_server.tools.commands"]
 )
 def test_light_modules_stay_light(module: str) -> None:
     loaded = loaded_by(f'import sys, {module}; print(*{{name.partition(".")[0] for name in sys.modules}})')
@@ -233,7 +233,7 @@ SLOW = {*TRAINING, "scipy", "pandas", "httpx", "huggingface_hub", "safetensors"}
         ("chat", 850),
         ("view", 950),
         ("serve", 650),
-        ("data inspect", 550),
+        ("data doctor", 550),
         ("export", 250),
         ("inference", 300),
     ],

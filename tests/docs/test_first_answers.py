@@ -37,17 +37,17 @@ def test_from_two_csv_files_to_an_answer(
         "data doctor",
         "data doctor",
         "data suggest",
-        "data validate",
+        "data doctor",
         "warmup --model_name_or_path",
         "train --config",
         "chat runs/my-shop",
     ]
     assert status == [1, 1, 0, 0, 0, 0, 0]
-    looked, mended, proposed, validated, _, _, answered = said
-    kinds = {"number_as_text", "mixed_dates", "outer_blanks", "spellings", "undeclared_foreign_key"}
-    assert kinds <= set(re.findall(r"^(?:error|warning) (\w+)", looked, re.M))
-    assert SHOWN[0] in mended
+    found, fixed, proposed, checked, _, _, answered = said
+    kinds = {"number_as_text", "mixed_dates", "surrounding_whitespace", "inconsistent_values", "undeclared_foreign_key"}
+    assert kinds <= set(re.findall(r"^(?:error|warning) (\w+)", found, re.M))
+    assert SHOWN[0] in fixed
     assert "60 added to fixed/my-shop/questions-suggested.jsonl." in proposed
-    assert re.search(r"^ +80 usable$", validated, re.M)
+    assert "80 questions, answered with a value: 80 usable" in checked
     assert Path("runs/my-shop/report.html").is_file()
     assert SHOWN[1] in answered

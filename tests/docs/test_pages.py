@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from env_server.cache import CACHE_VARIABLE
-from env_server.data.cli.commands import run as run_data
 from env_server.data.loading import load_dataset
 from env_server.dataset import Dataset
 from env_server.environment import SQLEnvironment
 from env_server.factory import EnvironmentFactory
+from env_server.tools.commands import run as run_data
 from sqlenv import cli
 from trainer.chat.actions import parse_action
 from trainer.chat.prompts import first_message, observation_message
@@ -100,7 +100,7 @@ def test_the_commands_that_a_page_names_exist(page: str, capsys: pytest.CaptureF
         run_data(["--help"])
     listed = capsys.readouterr().out
     of_data = set(re.findall(r"^    (\w+) ", listed, re.M))
-    assert of_data == {"inspect", "validate", "build", "doctor", "suggest", "export", "fetch"}
+    assert of_data == {"build", "doctor", "suggest", "export", "fetch"}
     for command, subcommand in COMMAND.findall("\n".join(code(PAGES[page]))):
         assert command in cli._COMMANDS, command
         if command == "data" and subcommand:

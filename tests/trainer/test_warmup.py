@@ -25,17 +25,17 @@ from trl import SFTConfig, SFTTrainer
 import trainer.demos.demonstrations
 import trainer.warmup
 from env_server.cache import CACHE_VARIABLE
-from env_server.data.doctor.findings import Kind
 from env_server.dataset import Dataset, Hardness, Split
 from env_server.environment import SQLEnvironment
 from env_server.settings import EnvSettings
+from env_server.tools.findings import Kind
 from env_server.types import AnswerMode, SQLAction
 from inference.adapters import Place, find_policy
 from inference.engine import Completion, FinishReason, Sampling
 from policies.tiny.tokenizer import build_tokenizer
 from sqlenv import cli
 from tests.clock import Clock
-from tests.env_server.data.doctor.planted import Planted, plant
+from tests.env_server.tools.planted import Planted, plant
 from trainer.chat.format import ChatFormat, Conversation
 from trainer.demos.demonstrations import play_demonstrations
 from trainer.eval.run_files import RunFolder

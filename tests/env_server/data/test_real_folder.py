@@ -1,23 +1,16 @@
-"""The real Spider folder: what curation leaves out, that every gold can be answered, and what `inspect` says of it."""
+"""The real Spider folder: what curation leaves out. That every gold can be answered: `tools/test_real_databases.py`."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from io import StringIO
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from env_server.data.cli.inspection import inspect_text
-from env_server.data.cli.validation import validate
 from env_server.data.loading import load_dataset
 from env_server.dataset import Dataset, ExclusionReason, Split
-from env_server.settings import EnvSettings, JudgingSettings
 from env_server.types import AnswerMode
-
-ALONE = EnvSettings(judging=JudgingSettings(variants=False))
 
 
 @pytest.fixture(scope="module")
@@ -46,21 +39,3 @@ def test_what_is_left_out(
     assert train.isdisjoint(evaluation)
     assert train | evaluation == set(dataset.databases)
     assert (len(train), len(evaluation)) == (35, 11)
-
-
-@pytest.mark.parametrize("mode", AnswerMode)
-def test_every_gold_is_judged_correct(datasets: Mapping[AnswerMode, Dataset], mode: AnswerMode) -> None:
-    validation = validate(datasets[mode], mode, ALONE)
-    assert validation.problem == ""
-    assert (validation.total, validation.database_total, len(validation.split())) == (2274, 46, 46)
-
-
-def test_the_overview(datasets: Mapping[AnswerMode, Dataset]) -> None:
-    console = Console(file=StringIO(), width=200, highlight=False)
-    with console.capture() as capture:
-        console.print(inspect_text(datasets[AnswerMode.VALUE]))
-    out = capture.get()
-    assert "among them 889 duplicates (the SQL of an earlier question, up to formatting), 6 questions" in out
-    rows = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line.strip()}
-    assert rows["all"] == ["46", "484", "843", "462", "317", "2,106"]
-    assert [rows[name][0] for name in ("gold_too_large", "gold_empty", "gold_fails")] == ["110", "57", "1"]

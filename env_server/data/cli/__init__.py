@@ -1,1 +1,0 @@
-"""`sqlenv data`: its subcommands, and what they print and write."""

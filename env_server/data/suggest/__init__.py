@@ -1,1 +1,0 @@
-"""Questions proposed for a user's own databases, from the generator's families, each verified before it is shown."""

@@ -1,0 +1,410 @@
+"""What is wrong with the tables and columns of a database, told from its survey. Pure.
+
+A check speaks only where a person who reads the values would agree: a column is numbers when all that is left besides
+numbers stands for missing values, codes with leading zeros are no numbers, and years stay years. A fix changes only
+cells whose meaning is certain; where the column leaves it open, the hint names the flag that states it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from env_server.dataset import SQLValue
+from env_server.tools.cells import (
+    AMBIGUOUS_FORM,
+    CERTAIN_NULL_WORDS,
+    ISO_FORM,
+    NO,
+    NULL_WORDS,
+    YES,
+    YES_NO,
+    DecimalMark,
+    WrittenDate,
+    WrittenNumber,
+    date_orders,
+    decimal_marks,
+    fix_mojibake,
+    is_mojibake,
+    read_date,
+    read_number,
+)
+from env_server.tools.findings import CellFix, Finding, Kind, Order, Place, Stated, TableFix
+from env_server.tools.keys import is_called_key, likely_references, table_keys
+from env_server.tools.survey import SENTINELS, ColumnSurvey, DatabaseSurvey, TableSurvey
+
+MIN_CONSTANT_ROWS = 5
+MAX_DISTINCT_SHARE = 0.8
+"""Where nearly each row has a text of its own, two spellings may be two things."""
+MIN_DATES = 3
+MAX_ODD_SHARE = 0.05
+"""Cells that are neither numbers nor missing, in a column that is taken for numbers all the same."""
+SENTINEL_FACTOR = 5
+"""How much greater a sentinel is than every other number."""
+_WORD = re.compile(r"(?=.{3})[^\W\d_][^\W\d_ .,'&/-]*(?:[ .,'&/-]+[^\W\d_]+)*\.?")
+_TOTALS = frozenset(("total", "totals", "sum", "grand total", "overall", "all", "summe", "gesamt", "subtotal"))
+_SAME = 1e-6
+_YEAR = re.compile(r"(?:19|20)\d\d")
+_SHOWN = 3
+
+Texts = Sequence[tuple[str, int]]
+"""Texts of a column, and how often each occurs."""
+
+
+def check_tables(
+    survey: DatabaseSurvey, stated: Stated, delimiters: Mapping[str, str] | None = None
+) -> Iterator[Finding]:
+    """Yield what is wrong with the tables and columns of a database. `delimiters`: of the files of imported tables."""
+    keys = {(each.table, each.column) for each in likely_references(survey)}
+    keys |= {(table, column.name) for table, column in table_keys(survey).items()}
+    for table in survey.tables:
+        place = Place(survey.db_id, table.name)
+        yield from (replace(each, place=place) for each in _check_rows(table))
+        delimiter = (delimiters or {}).get(table.name, "")
+        mark = _table_mark(table, delimiter)
+        for column in table.columns:
+            is_key = (table.name, column.name) in keys
+            found = check_column(column, stated, mark, imported=survey.imported, is_key=is_key)
+            yield from (replace(each, place=replace(place, column=column.name)) for each in found)
+
+
+def check_header(cells: Sequence[str], rows: int, place: Place) -> Iterator[Finding]:
+    """Yield what is wrong with the first line of a file of tables, as it is written."""
+    named = [" ".join(cell.split()) for cell in cells]
+    data = [cell for cell in named if read_number(cell) or read_date(cell)]
+    years = all(_YEAR.fullmatch(cell) for cell in data) and len(set(data)) == len(data) > 1  # a column for each
+    if rows and data and not years and len(data) * 2 >= len(named):
+        message = f"the first line has {', '.join(map(repr, data[:3]))}"
+        yield Finding(Kind.NO_HEADER, message, "Put a line with the names of the columns above it", place=place)
+        return
+    if "" in named:
+        number = named.index("") + 1
+        message = f"column {number} has no name, and was called column_{number}"
+        yield Finding(Kind.RENAMED_COLUMN, message, "Give it a name, or leave it out", place=place)
+    folded = [cell.casefold() for cell in named]
+    if twice := next((cell for i, cell in enumerate(named) if cell and folded[i] in folded[:i]), ""):
+        message = f"two columns are called {twice!r}; the second was called {twice}_2"
+        yield Finding(Kind.RENAMED_COLUMN, message, "Give each a name of its own", place=place)
+
+
+def check_column(
+    column: ColumnSurvey, stated: Stated, table_mark: DecimalMark | None, *, imported: bool, is_key: bool = False
+) -> Iterator[Finding]:
+    """Yield what is wrong with a column.
+
+    `table_mark`: the decimal mark of its table, where that is known. `is_key`: it is a primary or foreign key, declared
+    or by its name.
+    """
+    if column.problem:
+        message = f"it was too much to examine: {column.problem}"
+        yield Finding(Kind.NOT_EXAMINED, message, "Nothing is known of it. Examine it yourself")
+    if column.problem or column.rows == 0:
+        return
+    yield from _emptiness(column)
+    yield from _sentinels(column)
+    yield from _letters(column)
+    padded = [text for text, _ in column.texts if text.strip() and text != text.strip()]
+    if padded:
+        message = f"{_count(column.texts, padded)} with white space around, such as {_shown(padded)}"
+        fix = CellFix(Order.WHITESPACE, _of_text(str.strip))
+        yield Finding(Kind.SURROUNDING_WHITESPACE, message, "Strip it", fix, _few(padded))
+    counts: Counter[str] = Counter()
+    for text, count in column.texts:
+        counts[text.strip()] += count
+    stripped = list(counts.items())
+    numbers = [] if is_key else list(_numbers(column, stripped, stated, table_mark, imported=imported))
+    special = numbers or list(_dates(stripped, stated))
+    yield from special or _words(column, stripped)
+
+
+def _check_rows(table: TableSurvey) -> Iterator[Finding]:
+    if not table.rows:
+        yield Finding(Kind.EMPTY_TABLE, "it has no rows", "Leave it out, or check that it was exported whole")
+    if table.duplicates:
+        row = ", ".join(_short(value) for value in table.duplicate[:6])
+        occur = "row occurs" if table.duplicates == 1 else "rows occur"
+        message = f"{table.duplicates:,} {occur} already, such as ({row}): counts and sums count them again"
+        yield Finding(Kind.DUPLICATE_ROWS, message, "Keep each row once", TableFix.DROP_DUPLICATES)
+    label = next((str(v) for v in table.last if isinstance(v, str) and v.strip(" :").casefold() in _TOTALS), "")
+    sums = [value for value, total in zip(table.last, table.totals, strict=True) if _is_sum(value, total)]
+    if label and sums:
+        message = f"the last row is called {label!r} and has the sum of the others, {sums[0]!r}: sums are twice as high"
+        yield Finding(Kind.TOTAL_ROW, message, "Leave the row out", TableFix.DROP_LAST_ROW, (label,))
+
+
+def _is_sum(value: SQLValue, total: SQLValue) -> bool:
+    if not isinstance(value, int | float) or not isinstance(total, int | float) or not total:
+        return False
+    return abs(value - total) <= _SAME * abs(total)
+
+
+def _emptiness(column: ColumnSurvey) -> Iterator[Finding]:
+    empty = sum(count for text, count in column.texts if not text.strip())
+    if column.nulls + empty == column.rows:
+        message = f"none of its {column.rows:,} rows has a value"
+        yield Finding(Kind.EMPTY_COLUMN, message, "Leave it out", TableFix.DROP_COLUMN)
+    elif column.distinct == 1 and not column.nulls and column.rows >= MIN_CONSTANT_ROWS and not column.primary_key:
+        value = column.texts[0][0] if column.texts else column.numbers[0][0] if column.numbers else "the same"
+        hint = "Check that it was exported whole; leave it out if it says nothing"
+        yield Finding(Kind.CONSTANT_COLUMN, f"all of its {column.rows:,} rows have {value!r}", hint)
+
+
+def _sentinels(column: ColumnSurvey) -> Iterator[Finding]:
+    if column.low is None or column.high is None or column.primary_key:
+        return
+    bound = SENTINEL_FACTOR * max(abs(column.low), abs(column.high), 1)
+    for number, count in column.numbers:
+        if count > 1 and number in SENTINELS and abs(number) > bound:
+            message = f"{count:,} cells are {number}; all others lie between {column.low} and {column.high}"
+            hint = "If it stands for a missing value, leave the cells empty: averages and maxima count it"
+            yield Finding(Kind.SENTINEL_NUMBER, message, hint, CellFix(Order.VALUES, _without(number)), (str(number),))
+
+
+def _without(number: int | float) -> Callable[[SQLValue], SQLValue]:
+    def convert(value: SQLValue) -> SQLValue:
+        written = read_number(value) if isinstance(value, str) else None
+        return None if (written.value(".") if written else value) == number else value
+
+    return convert
+
+
+def _letters(column: ColumnSurvey) -> Iterator[Finding]:
+    broken = [text for text, _ in column.texts if is_mojibake(text)]
+    if broken:
+        fixed = {text: fix_mojibake(text) for text in broken}
+        fix = CellFix(Order.LETTERS, _of_text(lambda text: fix_mojibake(text) or text)) if all(fixed.values()) else None
+        hint = f"Restore the letters{f', as in {fixed[broken[0]]!r}' if fix else ' from their source'}"
+        yield Finding(
+            Kind.MOJIBAKE, f"{_count(column.texts, broken)} such as {_shown(broken)}", hint, fix, _few(broken)
+        )
+
+
+def _table_mark(table: TableSurvey, delimiter: str) -> DecimalMark | None:
+    """Return the decimal mark that the columns of numbers agree on, else the one that the delimiter suggests."""
+    marks: set[DecimalMark] = set()
+    for column in table.columns:
+        numbers = [number for text, _ in column.texts if (number := read_number(text))]
+        is_numeric = len(numbers) * 2 > len(column.texts)
+        marked = [number for number in numbers if re.search(r"[.,]\d", number.digits)]
+        if is_numeric and marked and len(possible := decimal_marks(marked)) == 1:
+            marks.update(possible)
+        if any(isinstance(number, float) for number, _ in column.numbers):
+            marks.add(".")
+    suggested: dict[str, DecimalMark] = {",": ".", ";": ","}
+    return marks.pop() if len(marks) == 1 else None if marks else suggested.get(delimiter)
+
+
+def _numbers(
+    column: ColumnSurvey, texts: Texts, stated: Stated, table_mark: DecimalMark | None, *, imported: bool
+) -> Iterator[Finding]:
+    """Numbers that are text, alone or among others that are not."""
+    read: dict[str, WrittenNumber] = {}
+    missing: list[str] = []
+    odd: list[str] = []
+    for text, _ in texts:
+        number = read_number(text)
+        if number is not None:
+            read[text] = number
+        else:
+            (missing if text.casefold() in NULL_WORDS else odd).append(text)
+    counts = dict(texts)
+    odd_cells = sum(counts[text] for text in odd)
+    cells = sum(counts[text] for text in read) + column.number_cells
+    if not texts or not cells or any(number.is_code for number in read.values()):
+        return
+    if odd_cells > MAX_ODD_SHARE * cells or (odd and column.distinct < 20):
+        return
+    unusual = [text for text, number in read.items() if not number.plain]
+    if not (unusual or missing or odd):
+        if not imported:
+            yield from _stored_as_text(column, read)
+        return
+    units = {number.unit for number in read.values()}
+    if len(units - {""}) > 1 or units >= {"%", ""}:
+        by_unit: dict[str, str] = {}
+        for text, number in read.items():
+            by_unit.setdefault(number.unit, text)
+        hint = "Convert them to one unit, and name it in the column's name"
+        message = f"quantities such as {_shown(list(by_unit.values()))}"
+        yield Finding(Kind.MIXED_UNITS, message, hint, None, _few(unusual))
+        return
+    shown = [*unusual, *missing, *odd]
+    numeric = column.text_cells + column.number_cells - odd_cells - sum(counts[text] for text in missing)
+    message = f"{numeric:,} of {column.rows:,} cells are numbers, but it is text for cells such as {_shown(shown)}"
+    marks = decimal_marks(read.values())
+    if len(marks) > 1:
+        is_plain = all(number.plain for number in read.values() if re.search("[.,]", number.digits))
+        told = {
+            mark for mark in (table_mark, "." if is_plain else None) if mark
+        }  # SQLite reads plain ones with a point
+        marks = [stated.decimal_mark] if stated.decimal_mark else list(told) if len(told) == 1 else marks
+    fix = None
+    if not marks:
+        hint = "Decimal points and commas are mixed. Write all numbers the same way"
+    elif odd:
+        hint = f"Correct {_shown(odd)} by hand; then it can be made numbers"
+    elif len(marks) > 1:
+        example = next(text for text in unusual if len(decimal_marks([read[text]])) > 1)
+        hint = (
+            f"Whether {example!r} has thousands or decimals is open: state it with --decimal point or --decimal comma"
+        )
+    else:
+        examples = [f"{text!r} as {_or_null(read[text].value(marks[0]))}" for text in unusual]
+        examples += [f"{text!r} as NULL" for text in missing]
+        hint = f"Make it a column of numbers: {', '.join(_few(examples))}"
+        fix = _to_numbers(marks[0], [*(n.value(marks[0]) for n in read.values()), *(n for n, _ in column.numbers)])
+    yield Finding(Kind.NUMBER_AS_TEXT, message, hint, fix, _few(shown))
+
+
+def _or_null(value: SQLValue) -> str:
+    return "NULL" if value is None else str(value)
+
+
+def _to_numbers(mark: DecimalMark, values: Iterable[SQLValue]) -> CellFix:
+    def convert(value: SQLValue) -> SQLValue:
+        if not isinstance(value, str):
+            return value
+        if value.strip().casefold() in NULL_WORDS:
+            return None
+        written = read_number(value)
+        return value if written is None or (number := written.value(mark)) is None else number
+
+    whole = all(isinstance(value, int) for value in values)
+    return CellFix(Order.VALUES, convert, "INTEGER" if whole else "REAL")
+
+
+def _stored_as_text(column: ColumnSurvey, read: Mapping[str, WrittenNumber]) -> Iterator[Finding]:
+    """Plain numbers in a column of text; where their order as text is that of numbers, nothing goes wrong."""
+    if column.number_cells or len(read) < MIN_DATES or is_called_key(column.name):
+        return
+    by_value = sorted(read, key=lambda text: read[text].value(".") or 0)
+    if by_value != sorted(read):
+        message = f"its numbers are stored as text, so that their MAX is {max(read)!r} and their MIN {min(read)!r}"
+        hint = f"Make it a column of numbers: the greatest is {by_value[-1]}, the smallest {by_value[0]}"
+        yield Finding(Kind.NUMBER_AS_TEXT, message, hint, _to_numbers(".", [n.value(".") for n in read.values()]))
+
+
+def _dates(texts: Texts, stated: Stated) -> Iterator[Finding]:
+    read = {text: written for text, _ in texts if (written := read_date(text))}
+    odd = [text for text, _ in texts if text not in read and text.casefold() not in NULL_WORDS]
+    if len(read) < MIN_DATES or len(odd) > MAX_ODD_SHARE * len(read):
+        return
+    impossible = [text for text, each in read.items() if each.iso(True) is None and each.iso(False) is None]
+    if impossible:
+        hint = "Correct it; date functions return NULL for it"
+        yield Finding(Kind.IMPOSSIBLE_DATE, f"there is no {_shown(impossible)}", hint, None, _few(impossible))
+    forms = Counter(each.form for each in read.values())
+    hint, fix = _to_dates([read[text] for text in read if text not in impossible], stated)
+    if odd:
+        hint, fix = f"Correct {_shown(odd)} by hand; then all can be written as {ISO_FORM}", None
+    if len(forms) > 1:
+        examples = [next(text for text in read if read[text].form == form) for form, _ in forms.most_common()]
+        message = f"dates such as {_shown(examples)}" + (f", and {_shown(odd)}" if odd else "")
+        yield Finding(Kind.MIXED_DATES, message, hint, fix, _few(examples[1:]))
+    elif not _is_sortable(next(iter(forms)), read):
+        message = f"dates such as {_shown(list(read))}, whose order as text is not that of time"
+        yield Finding(Kind.NON_ISO_DATES, message, hint, fix)
+
+
+def _is_sortable(form: str, texts: Iterable[str]) -> bool:
+    return form == ISO_FORM or (form == "2024/5/1" and len({len(text.split(" ")[0]) for text in texts}) == 1)
+
+
+def _to_dates(dates: Sequence[WrittenDate], stated: Stated) -> tuple[str, CellFix | None]:
+    """Return the hint and the fix: none where the order or the century is open."""
+    orders = date_orders(dates)
+    day_first = stated.day_first if len(orders) > 1 else next(iter(orders), None)
+    if not orders:
+        return "Some begin with the day and others with the month: correct them by hand", None
+    if day_first is None and any(each.form == AMBIGUOUS_FORM for each in dates):
+        return "Whether the day or the month comes first is open: state it with --dates day-first or month-first", None
+    if any(each.has_short_year for each in dates) and stated.pivot_year is None:
+        return "The century is open: state the last year of this one with --pivot_year, such as 29 for 2029", None
+    pivot_year = stated.pivot_year or 0
+
+    def convert(value: SQLValue) -> SQLValue:
+        if not isinstance(value, str):
+            return value
+        if value.strip().casefold() in NULL_WORDS:
+            return None
+        written = read_date(value)
+        return value if written is None else written.iso(bool(day_first), pivot_year) or value
+
+    return f"Write all as {ISO_FORM}, which SQLite compares, sorts and computes with", CellFix(Order.VALUES, convert)
+
+
+def _words(column: ColumnSurvey, texts: Texts) -> Iterator[Finding]:
+    missing = [text for text, _ in texts if text.casefold() in CERTAIN_NULL_WORDS]
+    if missing and len(missing) < len(texts):
+        message = f"{_count(texts, missing)}: {_shown(missing)}"
+        fix = _replaced(dict.fromkeys(missing))
+        yield Finding(
+            Kind.NULL_PLACEHOLDER, message, "Leave the cells empty, so that they are NULL", fix, _few(missing)
+        )
+    if column.primary_key:
+        return
+    others = [(text, count) for text, count in texts if text not in missing]
+    folded = {text.casefold() for text, _ in others}
+    if folded <= YES | NO and folded & YES and folded & NO:
+        if len(others) > 2:
+            message = f"yes and no are written as {_shown([text for text, _ in others], 8)}"
+            yield _respelled(Kind.MIXED_YES_NO, message, _yes_no(others))
+        return
+    groups: dict[str, list[tuple[str, int]]] = defaultdict(list)
+    for text, count in others:
+        groups[" ".join(text.split()).casefold()].append((text, count))
+    varied = [group for group in groups.values() if len(group) > 1 and _WORD.fullmatch(group[0][0])]
+    if varied and len(groups) <= MAX_DISTINCT_SHARE * sum(count for _, count in others):
+        message = "; ".join(" and ".join(repr(text) for text, _ in group) for group in varied[:_SHOWN])
+        message += f"; and {len(varied) - _SHOWN} more" if len(varied) > _SHOWN else ""
+        new = {text: _commonest(group) for group in varied for text, _ in group}
+        yield _respelled(Kind.INCONSISTENT_VALUES, message, new)
+
+
+def _yes_no(texts: Texts) -> dict[str, str]:
+    """Return what each text becomes: one of the pair of words that most cells have."""
+    pair = max(YES_NO, key=lambda pair: sum(count for text, count in texts if text.casefold() in pair))
+    words = [_commonest([each for each in texts if each[0].casefold() == word]) or word for word in pair]
+    if words[0].isupper() or words[0].istitle():
+        words = [word if word != plain else word.title() for word, plain in zip(words, pair, strict=True)]
+    return {text: words[0] if text.casefold() in YES else words[1] for text, _ in texts}
+
+
+def _commonest(texts: Texts) -> str:
+    return max(texts, key=lambda each: (each[1], not each[0].isupper()), default=("", 0))[0]
+
+
+def _respelled(kind: Kind, message: str, new: Mapping[str, str]) -> Finding:
+    changed = {old: text for old, text in new.items() if old != text}
+    hint = f"Write {', '.join(_few([f'{text} for {old!r}' for old, text in changed.items()]))}"
+    return Finding(kind, message, hint, _replaced(changed), _few(list(changed)))
+
+
+def _replaced(new: Mapping[str, str | None]) -> CellFix:
+    return CellFix(Order.TEXTS, lambda value: new.get(value.strip(), value) if isinstance(value, str) else value)
+
+
+def _of_text(convert: Callable[[str], str]) -> Callable[[SQLValue], SQLValue]:
+    return lambda value: convert(value) if isinstance(value, str) else value
+
+
+def _count(texts: Texts, chosen: Sequence[str]) -> str:
+    wanted = set(chosen)
+    count = sum(count for text, count in texts if text in wanted)
+    return f"{count:,} cell" if count == 1 else f"{count:,} cells"
+
+
+def _few(items: Sequence[str]) -> tuple[str, ...]:
+    return tuple(items[:_SHOWN])
+
+
+def _shown(texts: Sequence[str], most: int = _SHOWN) -> str:
+    """Show some texts so that white space is seen."""
+    return ", ".join(repr(text) if len(text) <= 60 else repr(text[:60] + "...") for text in texts[:most])
+
+
+def _short(value: SQLValue) -> str:
+    text = "NULL" if value is None else repr(value) if isinstance(value, bytes) else str(value)
+    return text if len(text) <= 30 else text[:30] + "..."
