@@ -6,7 +6,7 @@ Real ranks over gloo, each with so many scripted episodes of 7 turns with some 9
 results of all on every rank, and all episodes in one file, in turn:
 
 - `episodes`: every rank gets the episodes of all, and the main one writes them;
-- `summaries`: every rank gets numbers (`trainer.training.batch_summary`), and the main one the lines that each made.
+- `summaries`: every rank gets numbers (`trainer.training.batch_stats`), and the main one the lines that each made.
 
 Prints one JSON line: for each way the seconds that it takes, the processor time of the main rank and of another in
 milliseconds for each episode of the batch, the bytes that each sends for an episode, and the ratio of the seconds. What
@@ -42,11 +42,10 @@ from trainer.policy import resolve_policy
 from trainer.ranks import Ranks
 from trainer.rollout.client import RolloutClient, RolloutSettings, request_for
 from trainer.rollout.environments import LocalEnvironments
-from trainer.rollout.episodes import Episode
-from trainer.rollout.rewards import REWARD_FUNCTIONS
+from trainer.rollout.episodes import Episode, record
 from trainer.rollout.transcript import TokenBudget
 from trainer.tiny import BASE_CHECKPOINT
-from trainer.training.batch_summary import BatchSummary, of_all_ranks, summaries
+from trainer.training.batch_stats import BatchRecords, of_all_ranks, without_texts
 from trainer.training.run_log import episode_lines
 
 GENERATIONS = 8
@@ -71,19 +70,19 @@ class Rank:
         self._ranks = ranks
         self._own = list(episodes)
         self._log = log
-        self._rewards = REWARD_FUNCTIONS
+        self._records = [record(episode, with_versions=True) for episode in self._own]
 
     def tell_episodes(self) -> int:
         """Every rank gets all of it. Returns how many it got."""
         everything = self._ranks.gather(self._own)
         if self._ranks.is_main:
-            self._log.write_text(episode_lines(1, everything))
+            self._log.write_text(episode_lines(1, [record(each, with_versions=True) for each in everything]))
         return len(everything)
 
     def tell_summaries(self) -> int:
         """As training does. Returns of how many episodes it was told."""
         whole = of_all_ranks(self._ranks.gather([self._part()]), GENERATIONS)
-        parts = self._ranks.gather_on_main(episode_lines(1, self._own))
+        parts = self._ranks.gather_on_main(episode_lines(1, self._records))
         if self._ranks.is_main:
             self._log.write_text("".join(parts))
         return len(whole.rows)
@@ -92,11 +91,11 @@ class Rank:
         """Bytes of both ways."""
         return {
             "episodes": len(pickle.dumps(self._own)),
-            "summaries": len(pickle.dumps(self._part())) + len(episode_lines(1, self._own).encode()),
+            "summaries": len(pickle.dumps(self._part())) + len(episode_lines(1, self._records).encode()),
         }
 
-    def _part(self) -> BatchSummary:
-        return BatchSummary(summaries(self._own, self._rewards))
+    def _part(self) -> BatchRecords:
+        return BatchRecords([without_texts(each) for each in self._records])
 
     def timed(self, way: Callable[[], int]) -> tuple[float, float]:
         """Seconds, and milliseconds of the processor for each episode of the batch."""

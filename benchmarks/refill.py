@@ -45,7 +45,7 @@ from trainer.ranks import Ranks
 from trainer.rollout.background import RolloutLoop
 from trainer.rollout.client import RolloutClient, RolloutSettings
 from trainer.rollout.environments import LocalEnvironments
-from trainer.rollout.episodes import Episode
+from trainer.rollout.episodes import EpisodeRecord, has_signal
 from trainer.rollout.transcript import TokenBudget
 from trainer.tiny import BASE_CHECKPOINT
 from trainer.training.batch_shape import BatchSettings
@@ -102,13 +102,13 @@ def play(dataset: Dataset, refill: float, batches: int) -> dict[str, float]:
     trained: list[float] = []
     played = 0
 
-    def told(_: int, episodes: Sequence[Episode]) -> None:
+    def told(_: int, episodes: Sequence[EpisodeRecord]) -> None:
         nonlocal played
         played += len(episodes)
         rows = episodes[: GROUPS * SIZE]
         trained.append(fmean(episode.correct for episode in rows))
         groups = [rows[first : first + SIZE] for first in range(0, len(rows), SIZE)]
-        useful.append(fmean(0 < sum(episode.correct for episode in group) < SIZE for group in groups))
+        useful.append(fmean(map(has_signal, groups)))
 
     useful: list[float] = []
     with RolloutLoop() as loop, closing(LocalEnvironments(dataset, EnvSettings(), AnswerMode.VALUE)) as environments:

@@ -47,7 +47,7 @@ from trainer.report.tables import for_terminal, group_table, success_table
 from trainer.rollout.background import RolloutLoop
 from trainer.rollout.client import RolloutClient
 from trainer.rollout.environments import AnyEnvironments, open_environments
-from trainer.rollout.episodes import Episode
+from trainer.rollout.episodes import EpisodeRecord
 from trainer.rollout.examples import Examples
 from trainer.rollout.rewards import rewards_of, try_rewards, weights_of
 from trainer.signals import StopAfterStep, StopSignals
@@ -205,9 +205,9 @@ class Training:
             trainer.add_callback(SavePlaySettings(play))  # the last one: it marks a checkpoint as whole
             client = RolloutClient(policy.engine, environments, chat, settings)
 
-            def keep(step: int, episodes: Sequence[Episode]) -> None:
+            def keep(step: int, records: Sequence[EpisodeRecord]) -> None:
                 # Each rank makes the lines of its own: the main one alone would be the slower the more ranks there are.
-                for lines in self._ranks.gather_on_main(episode_lines(step, episodes)):
+                for lines in self._ranks.gather_on_main(episode_lines(step, records)):
                     if log is not None:
                         log.write_episodes(lines)
 

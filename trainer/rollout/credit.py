@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from statistics import fmean
 
-from trainer.rollout.episodes import Episode, Outcome
+from trainer.rollout.episodes import Episode
 from trainer.rollout.rewards import Reward
 
 DISCOUNT = 0.95
@@ -42,7 +42,7 @@ def turn_advantages(
     by_state: defaultdict[tuple[str, ...], list[float]] = defaultdict(list)
     for episode in group:
         to_go: list[float] = []
-        if episode.outcome is not Outcome.FAILED:
+        if not episode.failed:
             for reward in reversed(turn_rewards(episode, rewards, weights)):
                 to_go.append(reward + discount * (to_go[-1] if to_go else 0.0))
             to_go.reverse()

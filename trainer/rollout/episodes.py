@@ -5,7 +5,8 @@ Plain data. Rollouts produce it; rewards, metrics, evaluation and the report rea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -138,6 +139,11 @@ class Episode:
         return self.outcome is Outcome.CORRECT
 
     @property
+    def failed(self) -> bool:
+        """True when the infrastructure failed."""
+        return self.outcome is Outcome.FAILED
+
+    @property
     def reward(self) -> float:
         """Total environment reward of the episode."""
         return sum(turn.reward.total for turn in self.turns)
@@ -158,14 +164,38 @@ class EpisodeRecord:
     steps: int
     parse_rate: float
     tokens: int
-    """Tokens that the policy generated."""
+    """Tokens that the policy generated, of those that are trained on."""
     failure: str
     prompt_tokens: int | None = None
     """Tokens that the policy was given to read, each turn's whole prompt counted; None where that is not known."""
     given_steps: int = 0
     """First turns that were given and not the policy's; above 0, the episode says nothing of unguided play."""
+    truncated_turns: int = 0
+    """Oldest turns that were dropped from what was trained on because the context was full."""
+    rewards: dict[str, float | None] = field(default_factory=dict)
+    """What each reward function gave, before its weight; none for an episode that failed or was not trained on."""
     turns: list[dict[str, Any]] = field(default_factory=list)
     """`Turn` as dictionaries."""
+
+    @property
+    def correct(self) -> bool:
+        """True when the ANSWER was judged correct."""
+        return self.outcome == Outcome.CORRECT
+
+    @property
+    def failed(self) -> bool:
+        """True when the infrastructure failed."""
+        return self.outcome == Outcome.FAILED
+
+    @property
+    def own_turns(self) -> list[dict[str, Any]]:
+        """The turns that the policy took."""
+        return self.turns[self.given_steps :]
+
+    @property
+    def generated_tokens(self) -> int:
+        """Tokens that the policy generated, those that are no longer in what was trained on among them."""
+        return sum(turn["tokens"] or 0 for turn in self.turns)
 
 
 def record(episode: Episode, *, with_versions: bool = False) -> EpisodeRecord:
@@ -189,8 +219,28 @@ def record(episode: Episode, *, with_versions: bool = False) -> EpisodeRecord:
         failure=episode.failure,
         prompt_tokens=episode.prompt_tokens,
         given_steps=episode.given_steps,
+        truncated_turns=episode.truncated_turns,
+        rewards={name: None if r is None else round(math.fsum(r), 9) for name, r in episode.rewards.items()},
         turns=[_logged(turn, with_versions) for turn in turns],
     )
+
+
+def has_signal(group: Iterable[Episode | EpisodeRecord]) -> bool:
+    """Return whether a group has right and wrong episodes, which GRPO is to learn from; failed ones are neither.
+
+    The one definition of signal. Shaped rewards differ in nearly every group, and so say nothing about that: see DAPO's
+    dynamic sampling (Yu et al. 2025, arXiv:2503.14476), which filters by accuracy.
+    """
+    return len(_verdicts(group)) > 1
+
+
+def all_wrong(group: Iterable[Episode | EpisodeRecord]) -> bool:
+    """Return whether a group has episodes that did not fail, and none of them is right."""
+    return _verdicts(group) == {False}
+
+
+def _verdicts(group: Iterable[Episode | EpisodeRecord]) -> set[bool]:
+    return {each.correct for each in group if not each.failed}
 
 
 def _logged(turn: Turn, with_versions: bool) -> dict[str, Any]:

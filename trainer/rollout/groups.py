@@ -22,12 +22,12 @@ largest variance (max-variance down-sampling: Xu et al., 2025, "Not All Rollouts
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import pvariance
 
 from trainer.rollout.client import EpisodeRequest, RolloutClient
-from trainer.rollout.episodes import Episode, Outcome
+from trainer.rollout.episodes import Episode, all_wrong, has_signal
 from trainer.rollout.failures import Failures, rollout_error_alone
 
 
@@ -71,14 +71,14 @@ async def play_groups(
     async def play_one(number: int, requests: Sequence[EpisodeRequest], *, guided: bool = False) -> Group:
         place = number + (count + extra) * guided
         episodes = await client.play(requests, failures=failures, first=place * len(requests))
-        group = Group(number, tuple(episodes), has_signal(each.outcome for each in episodes), guided)
+        group = Group(number, tuple(episodes), has_signal(episodes), guided)
         groups.append(group)
         return group
 
     async def play(number: int) -> None:
         nonlocal drawn
         group = await play_one(number, draw(number))
-        if all_wrong(each.outcome for each in group.episodes) and (requests := guide(number)):
+        if all_wrong(group.episodes) and (requests := guide(number)):
             group = await play_one(number, requests, guided=True)
         if not group.has_signal and drawn < count + extra:
             number, drawn = drawn, drawn + 1
@@ -89,20 +89,6 @@ async def play_groups(
             for number in range(count):
                 tasks.create_task(play(number))
     return choose_groups(groups, count)
-
-
-def has_signal(outcomes: Iterable[Outcome]) -> bool:
-    """Return whether a group has right and wrong episodes, which GRPO is to learn from; failed ones are neither.
-
-    Shaped rewards differ in nearly every group, and so say nothing about that: see DAPO's dynamic sampling (Yu et al.
-    2025, arXiv:2503.14476), which filters by accuracy.
-    """
-    return len({outcome is Outcome.CORRECT for outcome in outcomes if outcome is not Outcome.FAILED}) > 1
-
-
-def all_wrong(outcomes: Iterable[Outcome]) -> bool:
-    """Return whether a group has episodes that did not fail, and none of them is right."""
-    return {outcome is Outcome.CORRECT for outcome in outcomes if outcome is not Outcome.FAILED} == {False}
 
 
 def choose_groups(groups: Sequence[Group], count: int) -> PlayedGroups:

@@ -39,7 +39,7 @@ from env_server.sql.parsing import parse_query
 from env_server.types import ActionType, AnswerMode
 from sqlenv.parser import did_you_mean
 from trainer.config import ConfigError
-from trainer.rollout.episodes import Episode, Outcome, TokenRow
+from trainer.rollout.episodes import Episode, TokenRow
 from trainer.rollout.players import OraclePlayer, Player, RandomPlayer, as_shown_to_players, play
 
 RewardFunction = Callable[[Episode], float | Sequence[float] | None]
@@ -81,7 +81,7 @@ class Reward:
 
     def of_turns(self, episode: Episode) -> Sequence[float] | None:
         """Return the reward of each turn, which add up to the episode's: a single number is the last turn's."""
-        if episode.outcome is Outcome.FAILED:
+        if episode.failed:
             return None
         if self.name not in episode.rewards:
             episode.rewards[self.name] = self._call(episode)

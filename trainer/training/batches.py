@@ -24,7 +24,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from math import ceil
 from operator import itemgetter
-from statistics import fmean, median, stdev
+from statistics import median, stdev
 from typing import Any
 
 import torch
@@ -35,29 +35,29 @@ from trainer.ranks import Ranks
 from trainer.rollout.background import RolloutLoop
 from trainer.rollout.client import EpisodeRequest, RolloutClient, derive_seed, request_for
 from trainer.rollout.credit import turn_advantages, turn_rewards
-from trainer.rollout.episodes import Episode, Outcome
+from trainer.rollout.episodes import Episode, EpisodeRecord, has_signal, record
 from trainer.rollout.failures import Failures, FailureWindow
-from trainer.rollout.groups import PlayedGroups, has_signal, most_spread, play_groups
+from trainer.rollout.groups import PlayedGroups, most_spread, play_groups
 from trainer.rollout.rewards import REWARD_FUNCTIONS, Reward, total_reward, weights_of
 from trainer.rollout.timings import Part, split
 from trainer.training.batch_shape import BatchSettings, BatchShape
-from trainer.training.batch_summary import (
-    BatchSummary,
-    EpisodeGroup,
+from trainer.training.batch_stats import (
+    BatchRecords,
+    BatchTimes,
+    batch_metrics,
     groups_of,
+    guided_metrics,
     of_all_ranks,
-    result_of,
-    summaries,
+    without_texts,
 )
-from trainer.training.guided_starts import Give, GuidedResult, GuidedStarts
+from trainer.training.guided_starts import Give, GuidedStarts
 from trainer.training.questions import QuestionOrder
 from trainer.training.reward_weights import AdaptiveWeights
-from trainer.training.rollout_metrics import BatchTimes, drawn_metrics, guided_metrics, rollout_metrics
 
 SCALE_FLOOR = 1e-4
 """What TRL adds to the standard deviation that it divides advantages by."""
 
-OnBatch = Callable[[int, Sequence[Episode]], None]
+OnBatch = Callable[[int, Sequence[EpisodeRecord]], None]
 """Called on each rank with the training step and the episodes that the rank played."""
 
 
@@ -148,7 +148,7 @@ class Batches:
         self._rows = played.rows
         if self._settings.turn_advantages:
             self.token_advantages = self._turn_advantages(self._weights_of(batch))
-        self._tell(trainer, batch, played, times)
+        self._conclude(trainer, batch, played, times)
         return [prompt_of(self._dataset.question(episode.question_id)) for episode in self._rows]
 
     def __call__(self, prompts: Sequence[object], trainer: GRPOTrainer) -> dict[str, Any]:
@@ -165,8 +165,7 @@ class Batches:
         size = self._shape.generations
         groups = [self._rows[first : first + size] for first in range(0, len(self._rows), size)]
         totals = [
-            [sum(turn_rewards(each, self.rewards, weights)) for each in group if each.outcome is not Outcome.FAILED]
-            for group in groups
+            [sum(turn_rewards(each, self.rewards, weights)) for each in group if not each.failed] for group in groups
         ]
         of_batch = [total for rank in self._ranks.gather([totals]) for group in rank for total in group]
         rows = []
@@ -276,31 +275,34 @@ class Batches:
             self._dataset.question(question_id), derive_seed(self._seed, step, self._ranks.index, *place)
         )
 
-    def _tell(self, trainer: GRPOTrainer, batch: int, played: _Played, times: BatchTimes) -> None:
-        """Check the batch of all ranks, learn from it, and have this rank's episodes kept."""
-        step = trainer.state.global_step
-        whole = of_all_ranks(self._ranks.gather([self._summed_up(played)]), self._shape.generations)
-        drawn = whole.drawn_first
+    def _conclude(self, trainer: GRPOTrainer, batch: int, played: _Played, times: BatchTimes) -> None:
+        """Check the batch of all ranks, learn from it, and have this rank's episodes logged."""
+        step, size = trainer.state.global_step, self._shape.generations
+        everything = [*played.rows, *played.others]
+        for reward in self.rewards:
+            reward(episode=everything)
+        records = [record(episode, with_versions=True) for episode in everything]
+        whole = of_all_ranks(self._ranks.gather([self._part(played, records)]), size)
         self._failures.add(whole.failures, len(whole.rows) + len(whole.others))
-        metrics = rollout_metrics(whole.rows, times, step)
-        metrics |= drawn_metrics(drawn)
-        metrics["rollout/replaced"] = whole.replaced
+        metrics = batch_metrics(whole, size, times, step)
         if self._guided is not None:
-            metrics |= guided_metrics(whole.rows, [episode for group in whole.guided for episode in group])
-            ways = self._ranks.gather([self._guided.ways([*played.rows, *played.others])])
-            self._guided.observe(batch, [self._guided_result(group) for group in whole.guided], ways)
-        trained = groups_of(whole.rows, self._shape.generations)
-        signals = [has_signal(each.outcome for each in group) for group in trained]
-        metrics["rollout/no_signal"] = 1 - fmean(signals)
-        decided = [signal for signal, group in zip(signals, trained, strict=True) for _ in group]
+            metrics |= guided_metrics(whole)
+            ways = self._ranks.gather([self._guided.ways(everything)])
+            self._guided.observe(batch, [episode for group in whole.guided for episode in group], ways)
+        decided = [signal for group in groups_of(whole.rows, size) for signal in [has_signal(group)] * len(group)]
         self.decided = decided[self._ranks.index * self._shape.rows :][: self._shape.rows]
         if self._adaptive is not None:
             weights = self._adaptive.of(batch)
             trainer.reward_weights = torch.tensor(weights, dtype=torch.float32)
-            metrics |= {
-                f"reward_weights/{each.name}": weight for each, weight in zip(self.rewards, weights, strict=True)
-            }
-            self._adaptive.observe(batch, [[each.rewards for each in group if each.rewards] for group in drawn])
+            names = [reward.name for reward in self.rewards]
+            metrics |= {f"reward_weights/{name}": weight for name, weight in zip(names, weights, strict=True)}
+            self._adaptive.observe(
+                batch,
+                [
+                    [[e.rewards[name] or 0.0 for name in names] for e in group if not e.failed]
+                    for group in whole.drawn_first
+                ],
+            )
         if metrics["rollout/staleness/max"] > self._settings.staleness:
             raise StaleError(
                 f"a token of step {step + 1} was sampled {metrics['rollout/staleness/max']:g} updates before it, and "
@@ -311,26 +313,21 @@ class Batches:
             trainer._metrics["train"][name].append(value)
         if self._on_batch is not None:
             # The trainer logs a step under the number it has after its update.
-            self._on_batch(step + 1, [*played.rows, *played.others])
+            self._on_batch(step + 1, records)
 
-    def _summed_up(self, played: _Played) -> BatchSummary:
-        rows, others = (summaries(episodes, self.rewards) for episodes in (played.rows, played.others))
+    def _part(self, played: _Played, records: Sequence[EpisodeRecord]) -> BatchRecords:
+        """Return what this rank exchanges of a batch."""
+        brief = [without_texts(each) for each in records]
+        rows, others = brief[: len(played.rows)], brief[len(played.rows) :]
         if played.groups is None:
-            return BatchSummary(rows, others)
+            return BatchRecords(rows, others)
         # The same objects, so that they are sent once.
-        known = dict(zip(map(id, (*played.rows, *played.others)), (*rows, *others), strict=True))
-        first: list[EpisodeGroup] = []
-        guided: list[EpisodeGroup] = []
+        known = dict(zip(map(id, (*played.rows, *played.others)), brief, strict=True))
+        part = BatchRecords(rows, others, replaced=len(played.groups.replaced))
         for group in (*played.groups.kept, *played.groups.replaced):
-            drawn_first = group.number < self._shape.rows // self._shape.generations
-            if group.guided or drawn_first:
-                place = guided if group.guided else first
-                place.append([known[id(episode)] for episode in group.episodes])
-        return BatchSummary(rows, others, first, len(played.groups.replaced), guided)
-
-    def _guided_result(self, group: EpisodeGroup) -> GuidedResult:
-        result, hardness = result_of(group), self._dataset.question(group[0].question_id).hardness.value
-        return GuidedResult(hardness, max(each.given_steps for each in group), result.solved, result.played)
+            if group.guided or group.number < self._shape.rows // self._shape.generations:
+                (part.guided if group.guided else part.drawn_first).append([known[id(e)] for e in group.episodes])
+        return part
 
 
 def prompt_of(question: Question) -> list[dict[str, str]]:
@@ -340,7 +337,7 @@ def prompt_of(question: Question) -> list[dict[str, str]]:
 
 def total_rewards(episodes: Sequence[Episode], rewards: Sequence[Reward], weights: Sequence[float]) -> list[float]:
     """Return each episode's weighted sum of rewards; of a failed one, the median, at neither end."""
-    totals = [None if e.outcome is Outcome.FAILED else total_reward(e, rewards, weights) for e in episodes]
+    totals = [None if e.failed else total_reward(e, rewards, weights) for e in episodes]
     middle = median([total for total in totals if total is not None] or [0.0])
     return [middle if total is None else total for total in totals]
 

@@ -20,16 +20,16 @@ helped only where no episode of its group is right. Guarantees:
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypedDict
+from statistics import fmean
+from typing import TypedDict
 
 from env_server.dataset import Dataset
 from env_server.sql.pool import DatabasePool
 from env_server.types import ActionType, AnswerMode, SQLAction
-from trainer.rollout.episodes import Episode
+from trainer.rollout.episodes import Episode, EpisodeRecord
 from trainer.rollout.players import as_shown_to_players, oracle_plan
 from trainer.training.stateful import Delayed
 
@@ -48,15 +48,6 @@ Give = Callable[[str], tuple[SQLAction, ...]]
 """The steps that are given to episodes of a question, by its id; none where no way is known."""
 
 
-class GuidedResult(NamedTuple):
-    """What came of one guided group. Failed episodes are not in `played`."""
-
-    hardness: str
-    given: int
-    solved: int
-    played: int
-
-
 class Known(TypedDict):
     """What has been learnt: steps that are left to the policy, by difficulty, and ways of its own, by question."""
 
@@ -64,10 +55,18 @@ class Known(TypedDict):
     ways: dict[str, Way]
 
 
-class Results(TypedDict):
-    """Of a batch: its guided groups, as `GuidedResult`, and the policy's own ways."""
+class GuidedEpisode(TypedDict):
+    """What is kept of a guided episode."""
 
-    groups: list[Sequence[Any]]
+    hardness: str
+    given_steps: int
+    correct: bool
+
+
+class Results(TypedDict):
+    """Of a batch: the records of its guided episodes that did not fail, in brief, and the policy's own ways."""
+
+    episodes: list[GuidedEpisode]
     ways: dict[str, Way]
 
 
@@ -76,20 +75,19 @@ def given_steps(steps: int, left: int) -> int:
     return max(0, min(steps - 1, max(1, steps - left)))
 
 
-def follow(left: int, results: Sequence[GuidedResult]) -> int:
-    """Return how many steps are left to the policy after guided groups of one difficulty."""
-    success = sum(each.solved for each in results) / max(1, sum(each.played for each in results))
-    if success >= RISE and any(each.given > 1 for each in results):
+def follow(left: int, episodes: Sequence[GuidedEpisode]) -> int:
+    """Return how many steps are left to the policy after guided episodes of one difficulty."""
+    success = fmean(each["correct"] for each in episodes)
+    if success >= RISE and any(each["given_steps"] > 1 for each in episodes):
         return left + 1
     return left if success else max(1, left - 1)
 
 
 def learn(known: Known, results: Results) -> Known:
     """Return what is known after a batch; of the ways to an answer, the shortest is kept."""
-    by_hardness: defaultdict[str, list[GuidedResult]] = defaultdict(list)
-    for result in itertools.starmap(GuidedResult, results["groups"]):
-        if result.played:
-            by_hardness[result.hardness].append(result)
+    by_hardness: defaultdict[str, list[GuidedEpisode]] = defaultdict(list)
+    for each in results["episodes"]:
+        by_hardness[each["hardness"]].append(each)
     left = {level: follow(known["left"].get(level, FIRST_LEFT), group) for level, group in by_hardness.items()}
     return {"left": {**known["left"], **left}, "ways": shortest([known["ways"], results["ways"]])}
 
@@ -134,6 +132,11 @@ class GuidedStarts(Delayed[Known, Results]):
             and not self._dataset.question(episode.question_id).gold_sql
         )
 
-    def observe(self, batch: int, results: Sequence[GuidedResult], ways: Iterable[Mapping[str, Way]]) -> None:
-        """Learn what came of a batch; `ways` are those of each rank. Called once for each batch, in their order."""
-        self.add(batch, {"groups": [list(result) for result in results], "ways": shortest(ways)})
+    def observe(self, batch: int, episodes: Iterable[EpisodeRecord], ways: Iterable[Mapping[str, Way]]) -> None:
+        """Learn from a batch's guided episodes; `ways` are those of each rank. Called once for each batch, in order."""
+        kept: list[GuidedEpisode] = [
+            {"hardness": each.hardness, "given_steps": each.given_steps, "correct": each.correct}
+            for each in episodes
+            if not each.failed
+        ]
+        self.add(batch, {"episodes": kept, "ways": shortest(ways)})

@@ -19,7 +19,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from trainer.eval.run_files import RunFolder, episode_line
 from trainer.report.tables import clock
-from trainer.rollout.episodes import Episode, record
+from trainer.rollout.episodes import EpisodeRecord
 from trainer.training.evaluating import BEST, PREFIX
 
 WIDTH = 132
@@ -88,9 +88,9 @@ class RunLog(TrainerCallback):  # type: ignore[misc]  # transformers carries no 
         self._episodes.close()
 
 
-def episode_lines(step: int, episodes: Iterable[Episode]) -> str:
+def episode_lines(step: int, records: Iterable[EpisodeRecord]) -> str:
     """Return the lines of a training step's episodes, as they are kept."""
-    return "".join(episode_line(step, record(episode, with_versions=True)) for episode in episodes)
+    return "".join(episode_line(step, record) for record in records)
 
 
 def _shown(logs: Mapping[str, float]) -> dict[str, float]:

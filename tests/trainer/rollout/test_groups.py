@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from env_server.types import SQLAction
+from tests.trainer.records import make_record
 from trainer.rollout.client import EpisodeRequest
-from trainer.rollout.episodes import Episode, Outcome, TokenRow
+from trainer.rollout.episodes import Episode, Outcome, TokenRow, has_signal
 from trainer.rollout.failures import Failures, RolloutError
-from trainer.rollout.groups import Group, PlayedGroups, choose_groups, has_signal, most_spread, play_groups
+from trainer.rollout.groups import Group, PlayedGroups, choose_groups, most_spread, play_groups
 
 SIZE = 2
 
@@ -187,4 +188,5 @@ RIGHT, WRONG, LOST = Outcome.CORRECT, Outcome.WRONG, Outcome.FAILED
     ],
 )
 def test_a_group_has_signal_where_correctness_differs_within_it(outcomes: list[Outcome], expected: bool) -> None:
-    assert has_signal(outcomes) is expected
+    group = [make_record("q", outcome.value) for outcome in outcomes]
+    assert has_signal(group) is expected

@@ -21,11 +21,10 @@ from trainer.chat.format import ChatFormat, ChatSettings
 from trainer.policy import PlaySettings
 from trainer.rollout.client import EpisodeRequest, RolloutClient, RolloutSettings
 from trainer.rollout.environments import LocalEnvironments
-from trainer.rollout.rewards import REWARD_FUNCTIONS
+from trainer.rollout.episodes import record
 from trainer.rollout.transcript import TokenBudget
 from trainer.rollout.turns import GeneratedTurn, generate_turn
-from trainer.training.batch_summary import EpisodeSummary
-from trainer.training.rollout_metrics import BatchTimes, rollout_metrics
+from trainer.training.batch_stats import BatchRecords, BatchTimes, batch_metrics
 
 CHAT = ChatFormat(family_tokenizer("qwen3"), ChatSettings(max_thinking_length=12))
 OPENED = ChatFormat(family_tokenizer("qwen3_5_think"), ChatSettings(max_thinking_length=12))
@@ -203,6 +202,7 @@ async def test_by_default_a_template_that_thinks_leaves_no_generated_token_untra
         (episode,) = await client.play([EpisodeRequest("cats", seed=1)])
     assert (episode.failure, len(episode.turns)) == ("", turns)
     share = sum(episode.row.env_mask) / engine.tokens
-    metrics = rollout_metrics([EpisodeSummary.of(episode, REWARD_FUNCTIONS)], BatchTimes(1.0, 0.0), 0)
+    batch = BatchRecords([record(episode, with_versions=True)])
+    metrics = batch_metrics(batch, 1, BatchTimes(1.0, 0.0), 0)
     assert metrics["rollout/trained_token_share"] == share
     assert share == 1.0 if thinking is None else share < 0.8

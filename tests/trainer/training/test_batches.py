@@ -30,18 +30,17 @@ from trainer.rollout.background import RolloutLoop
 from trainer.rollout.client import EpisodeRequest, RolloutClient, RolloutSettings
 from trainer.rollout.credit import DISCOUNT
 from trainer.rollout.environments import LocalEnvironments
-from trainer.rollout.episodes import Episode, Outcome, TokenRow, Turn
+from trainer.rollout.episodes import Episode, EpisodeRecord, Outcome, TokenRow, Turn, record
 from trainer.rollout.failures import RolloutError
 from trainer.rollout.rewards import REWARD_FUNCTIONS
 from trainer.rollout.transcript import TokenBudget
 from trainer.training.batch_shape import BatchSettings, BatchShape, check_batches
-from trainer.training.batch_summary import BatchSummary, summaries
+from trainer.training.batch_stats import BatchRecords
 from trainer.training.batches import Batches, StaleError, prompt_of, total_rewards
-from trainer.training.guided_starts import GuidedResult
 from trainer.training.questions import EpochOrder, QuestionOrder
 from trainer.training.reward_weights import AdaptiveWeights
 
-Told = tuple[int, list[Episode]]
+Told = tuple[int, list[EpisodeRecord]]
 
 
 def config(
@@ -376,7 +375,7 @@ def test_nothing_is_older_than_allowed_and_no_group_is_lost_or_doubled(data: st.
             rows = batches(prompts, trainer_at(step))
             assert len(rows["prompt_ids"]) == 4
             ((_, episodes),) = told
-            ages = [step - turn.policy_version for episode in episodes for turn in episode.turns]
+            ages = [step - turn["policy_version"] for episode in episodes for turn in episode.turns]
             assert all(0 <= age <= staleness for age in ages)
             groups = questions_of(prompts)
             assert groups[0::2] == groups[1::2]
@@ -425,7 +424,7 @@ class Guided:
     given = (SQLAction(action_type="DESCRIBE", argument="pets"),)
 
     def __init__(self) -> None:
-        self.observed: list[tuple[int, list[GuidedResult]]] = []
+        self.observed: list[tuple[int, list[EpisodeRecord]]] = []
 
     def of(self, batch: int) -> Callable[[str], tuple[SQLAction, ...]]:
         return lambda question_id: () if question_id == "q1" else self.given
@@ -433,8 +432,8 @@ class Guided:
     def ways(self, episodes: Sequence[Episode]) -> dict[str, Any]:
         return {}
 
-    def observe(self, batch: int, results: Sequence[GuidedResult], ways: Any) -> None:
-        self.observed.append((batch, list(results)))
+    def observe(self, batch: int, episodes: Sequence[EpisodeRecord], ways: Any) -> None:
+        self.observed.append((batch, list(episodes)))
 
 
 def test_guided_groups_are_trained_on_and_count_in_no_number_about_unguided_play(loop: RolloutLoop) -> None:
@@ -460,7 +459,9 @@ def test_guided_groups_are_trained_on_and_count_in_no_number_about_unguided_play
     assert metrics["rollout/guided_share"] == [0.5]
     assert metrics["rollout/given_steps"] == [1]
     assert metrics["rollout/steps"] == [1], "those of the policy"
-    assert guided.observed == [(0, [GuidedResult("easy", 1, solved, 8)])]
+    ((batch, learnt_from),) = guided.observed
+    assert (batch, sum(each.correct for each in learnt_from)) == (0, solved)
+    assert [each.given_steps for each in learnt_from] == [1] * 8
 
 
 def test_of_more_episodes_than_are_trained_on_the_most_different_are(loop: RolloutLoop) -> None:
@@ -549,11 +550,11 @@ def test_adaptive_weights_are_those_that_groups_are_judged_and_trained_under(loo
 
 def test_ranks_weigh_by_the_episodes_of_all(loop: RolloutLoop) -> None:
     """Each of two ranks plays one group; whichever it is, both learn of both."""
-    parts: dict[int, BatchSummary] = {}
+    parts: dict[int, BatchRecords] = {}
 
     class Rank(Ranks):
         def gather(self, items: Sequence[Any]) -> list[Any]:
-            if not isinstance(items[0], BatchSummary):
+            if not isinstance(items[0], BatchRecords):
                 return list(items)
             parts[self.index] = items[0]
             return [parts.get(0, items[0]), parts.get(1, items[0])]
@@ -645,8 +646,8 @@ def test_real_episodes_become_the_rows_that_trl_reads(
     trainer = trainer_at(0)
     prompts = batches.prepare(trainer)
     rows = batches(prompts, trainer)
-    ((_, episodes),) = told
-    for index, episode in enumerate(episodes):
+    assert [each.episode_id for each in told[0][1]] == [episode.episode_id for episode in rows["episode"]]
+    for index, episode in enumerate(rows["episode"]):
         assert prompts[index] == prompt_of(pets.question(episode.question_id))
         assert rows["prompt_ids"][index] == episode.row.prompt_ids
         assert rows["completion_ids"][index] == episode.row.completion_ids
@@ -693,13 +694,13 @@ def test_failed_episodes_are_rows_without_rewards_until_there_are_too_many(
 
 
 def test_a_batch_is_that_of_all_ranks_and_as_slow_as_the_slowest(loop: RolloutLoop) -> None:
-    peers = BatchSummary(summaries([episode_of("peer", seed) for seed in range(4)], REWARD_FUNCTIONS))
+    peers = BatchRecords([record(episode_of("peer", seed), with_versions=True) for seed in range(4)])
 
     class SecondOfTwo(Ranks):
         """A rank whose peer has had its episodes already, in 1000 seconds."""
 
         def gather(self, items: Sequence[Any]) -> list[Any]:
-            if isinstance(items[0], BatchSummary):
+            if isinstance(items[0], BatchRecords):
                 return [peers, *items]
             return [(1000.0, {}, 1000.0), *items]
 

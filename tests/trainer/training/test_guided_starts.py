@@ -12,8 +12,13 @@ from hypothesis import strategies as st
 from env_server.dataset import Dataset
 from env_server.sql.pool import DatabasePool
 from env_server.types import ActionType, AnswerMode, RewardComponents, SQLAction
+from tests.trainer.records import make_record
 from trainer.rollout.episodes import Episode, Outcome, TokenRow, Turn
-from trainer.training.guided_starts import FIRST_LEFT, GuidedResult, GuidedStarts, Known, follow, given_steps, learn
+from trainer.training.guided_starts import FIRST_LEFT, GuidedEpisode, GuidedStarts, Known, follow, given_steps, learn
+
+
+def guided(level: str, given: int, solved: int, played: int) -> list[GuidedEpisode]:
+    return [{"hardness": level, "given_steps": given, "correct": n < solved} for n in range(played)]
 
 
 @pytest.mark.parametrize(
@@ -36,7 +41,7 @@ def test_some_steps_are_given_and_never_the_last(steps: int, left: int, expected
     ],
 )
 def test_the_steps_that_are_left_follow_success(left: int, results: list[tuple[int, int, int]], expected: int) -> None:
-    assert follow(left, [GuidedResult("easy", *result) for result in results]) == expected
+    assert follow(left, [each for result in results for each in guided("easy", *result)]) == expected
 
 
 @given(
@@ -46,7 +51,7 @@ def test_levels_move_by_one_step_a_batch_and_each_for_itself(results: list[tuple
     known: Known = {"left": {}, "ways": {}}
     for level, steps, solved in results:
         before = {name: known["left"].get(name, FIRST_LEFT) for name in ("easy", "hard")}
-        known = learn(known, {"groups": [[level, steps, solved, 8]], "ways": {}})
+        known = learn(known, {"episodes": guided(level, steps, solved, 8), "ways": {}})
         for name, left in before.items():
             now = known["left"].get(name, FIRST_LEFT)
             assert now >= 1
@@ -63,7 +68,7 @@ def actions(*texts: str) -> tuple[SQLAction, ...]:
 def test_the_oracles_steps_are_given_where_there_is_sql(pets: Dataset, pets_pool: DatabasePool) -> None:
     starts = GuidedStarts(pets, pets_pool, AnswerMode.VALUE)
     assert starts.of(0)("oslo") == actions("DESCRIBE pets", "DESCRIBE owners")
-    starts.observe(0, [GuidedResult("easy", 2, 0, 8)], [])
+    starts.observe(0, [make_record("q", "wrong", given_steps=2)] * 8, [])
     query, *_ = (action.argument for action in starts.of(1)("oslo") if action.action_type == ActionType.QUERY)
     assert query == pets.question("oslo").gold_sql
     assert len(starts.of(1)("oslo")) == 3
@@ -71,7 +76,7 @@ def test_the_oracles_steps_are_given_where_there_is_sql(pets: Dataset, pets_pool
 
 def test_a_batch_that_may_still_be_played_gives_nothing_to_the_next(pets: Dataset, pets_pool: DatabasePool) -> None:
     starts = GuidedStarts(pets, pets_pool, AnswerMode.VALUE, lag=1)
-    starts.observe(0, [GuidedResult("easy", 2, 0, 8)], [])
+    starts.observe(0, [make_record("q", "wrong", given_steps=2)] * 8, [])
     assert [len(starts.of(batch)("oslo")) for batch in (0, 1, 2)] == [2, 2, 3]
 
 
@@ -109,7 +114,7 @@ def test_a_run_that_resumes_gives_what_it_would_have_given(pets: Dataset, pets_p
     starts, resumed = (GuidedStarts(hidden, pets_pool, AnswerMode.VALUE, lag=1) for _ in range(2))
     for batch, name in enumerate(("cats", "oldest")):
         way = starts.ways([played(name, "DESCRIBE pets", "DESCRIBE owners", "QUERY SELECT 2", "ANSWER 2")])
-        starts.observe(batch, [GuidedResult("easy", 2, 0, 8)], [way])
+        starts.observe(batch, [make_record("q", "wrong", given_steps=2)] * 8, [way])
     resumed.load_state_dict(json.loads(json.dumps(starts.state_dict())))
     assert resumed.state_dict() == starts.state_dict()
     for batch in (2, 3):

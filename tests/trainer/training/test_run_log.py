@@ -19,7 +19,8 @@ from trainer.rollout.episodes import Episode, Outcome, TokenRow, Turn, record
 from trainer.training.run_log import RunLog, episode_lines
 
 TURN = Turn("QUERY x", ActionType.QUERY, "x", True, "", "no such table: x", RewardComponents(total=-0.02))
-EPISODE = Episode("e#1", "e", "db", "?", "easy", "f", Outcome.WRONG, (TURN,), TokenRow([1], [2], [-0.1], [1], [0]))
+ROW = TokenRow([1], [2], [-0.1], [1], [0])
+EPISODE = record(Episode("e#1", "e", "db", "?", "easy", "f", Outcome.WRONG, (TURN,), ROW), with_versions=True)
 OTHER = replace(EPISODE, episode_id="e#2")
 ROLLOUT = {"rollout/success_rate": 0.25, "rollout/steps": 3.0}
 
@@ -61,8 +62,8 @@ def test_a_line_holds_what_the_trainer_logs(logged: Logged) -> None:
     logged.step(1, {"loss": 0.5, "reward": 0.1, **ROLLOUT})
     assert logged.folder.metrics() == [{"step": 1, "loss": 0.5, "reward": 0.1, **ROLLOUT}]
     assert [(row.step, row.record) for row in logged.folder.episodes()] == [
-        (1, record(EPISODE, with_versions=True)),
-        (1, record(OTHER, with_versions=True)),
+        (1, EPISODE),
+        (1, OTHER),
     ]
 
 
