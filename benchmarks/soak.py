@@ -207,7 +207,7 @@ class SoakTest:
                 "waiting": ready["waiting"],
                 "open": self._server.metric("sqlenv_sessions_opened_total")
                 - self._server.metric("sqlenv_sessions_closed_total"),
-                "lanes": self._server.metric("sqlenv_lane_waiting") + self._server.metric("sqlenv_lane_running"),
+                "lanes": self._server.metric("sqlenv_pool_waiting") + self._server.metric("sqlenv_pool_running"),
             }
             if not any(left.values()):
                 return

@@ -23,19 +23,19 @@ _BEARER = "bearer."
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why a request is refused: an HTTP status, a sentence for its sender, and a word for the metrics."""
+class Rejection:
+    """Why a request is rejected: an HTTP status, a sentence for its sender, and a word for the metrics."""
 
     status: int
     text: str
     reason: str
 
 
-NO_TOKEN = Refusal(401, "a token is needed: send the header 'Authorization: Bearer TOKEN'", "token")
-WRONG_TOKEN = Refusal(
+NO_TOKEN = Rejection(401, "a token is needed: send the header 'Authorization: Bearer TOKEN'", "token")
+WRONG_TOKEN = Rejection(
     401, "the token is not this server's; it is the value that SQLENV_TOKEN had at its start", "token"
 )
-DRAINING = Refusal(503, "the server is shutting down; connect to another one", "draining")
+DRAINING = Rejection(503, "the server is shutting down; connect to another one", "draining")
 
 
 class Access:
@@ -46,7 +46,7 @@ class Access:
         self._origins = {origin.rstrip("/").lower() for origin in allowed_origins}
         self._hosts = {urlsplit(origin).netloc for origin in self._origins}
 
-    def refusal(
+    def check(
         self,
         authorization: str | None,
         origin: str | None,
@@ -54,8 +54,8 @@ class Access:
         subprotocols: Sequence[str] = (),
         *,
         page: bool = False,
-    ) -> Refusal | None:
-        """Return why a request is refused; None when it is welcome.
+    ) -> Rejection | None:
+        """Return why a request is rejected; None when it is allowed.
 
         `page`: only the playground asks for this, and a browser names no origin when a page reads from its own.
         """
@@ -64,11 +64,11 @@ class Access:
                 text = (
                     f"pages of another origin may not use this server; start it with --allowed_origins {origin[:200]}"
                 )
-                return Refusal(403, text, "origin")
+                return Rejection(403, text, "origin")
             page = True
         if page and host is not None and not self._is_trusted(host):
             fix = f"Open it by its address, or start it with a token or --allowed_origins http://{host[:200]}"
-            return Refusal(403, f"a server without a token has no pages at a name but localhost. {fix}", "origin")
+            return Rejection(403, f"a server without a token has no pages at a name but localhost. {fix}", "origin")
         if self._token is None:
             return None
         sent = _token_in(authorization, subprotocols)

@@ -1,17 +1,21 @@
 """The FastAPI application of one worker, put together.
 
-`create_app` makes everything that the worker's sessions share; it starts with the application and ends with it. The
-server calls `app.state.service.drain()` before it stops.
+`create_app` makes everything that the worker's sessions share; it starts with the application and ends with it. A stop
+signal drains: no new sessions, running episodes get `grace_s` to end, while /ready and /metrics still answer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+import os
+import signal
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from importlib import resources
 from importlib.metadata import version
+from multiprocessing import parent_process
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
@@ -28,12 +32,12 @@ from env_server.service.capacity import Capacity
 from env_server.service.execution.cpu_budget import CpuBudget
 from env_server.service.execution.databases import ServiceDatabases, SessionJobs
 from env_server.service.execution.query_pool import QueryPool
-from env_server.service.http import BodyLimit, ThrowAway
-from env_server.service.logs import log
+from env_server.service.http import BodyLimit, StatelessEnv
+from env_server.service.logs import log, log_loop_errors
 from env_server.service.metrics import Metrics
 from env_server.service.session import Session
 from env_server.service.settings import ServiceSettings
-from env_server.service.socket import Sockets, SocketsFirst
+from env_server.service.socket import Sockets, WebSocketRouter
 from env_server.sql.sandbox import limit_memory
 
 DESCRIPTION = (
@@ -48,11 +52,12 @@ GAUGES_S = 1.0
 class Service:
     """What the sessions of one worker share."""
 
-    def __init__(self, settings: ServiceSettings, dataset: Dataset, capacity: Capacity, metrics: Metrics) -> None:
+    def __init__(self, settings: ServiceSettings, dataset: Dataset) -> None:
         self._settings = settings
         self._dataset = dataset
-        self._capacity = capacity
-        self._metrics = metrics
+        self.capacity = Capacity(settings.slots, settings.queue_slots)
+        self.metrics = Metrics()
+        self.metrics.sessions_max.set(self.capacity.limit)
         self._environment_settings = settings.environment
         catalogue = Catalogue(settings.cache_dir)
         self.databases = ServiceDatabases(dataset.databases, self._environment_settings, catalogue)
@@ -64,18 +69,22 @@ class Service:
         self.access = Access(token, settings.allowed_origins)
         served = served_data(dataset, settings.answer_mode, settings.environment, catalogue)
         self.data = served.model_dump(mode="json")
-        self.sockets = Sockets(settings, self.access, capacity, metrics, self._new_session, served.version_tag)
+        self.sockets = Sockets(
+            settings, self.access, self.capacity, self.metrics, self._new_session, served.version_tag
+        )
         # All HTTP requests share one account.
-        self.throw_away = ThrowAway(self._new_jobs(), self._new_episodes)
+        self.stateless = StatelessEnv(self._new_jobs(), self._new_episodes)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Start the query pool and what runs in the background; end them."""
+        log_loop_errors(asyncio.get_running_loop())
         await asyncio.to_thread(self.databases.learn_schemas)
         async with self.query_pool:
             background = [asyncio.ensure_future(self.sockets.close_idle()), asyncio.ensure_future(self._gauge())]
             try:
-                yield
+                with self._draining_on_signals():
+                    yield
             finally:
                 for task in background:
                     task.cancel()
@@ -84,10 +93,50 @@ class Service:
                         await task
                 self.databases.close()
 
+    @contextmanager
+    def _draining_on_signals(self) -> Iterator[None]:
+        """Have the first stop signal drain, and then stop the ASGI server, by its own handler; the second, at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield  # signals are the main thread's
+            return
+        loop = asyncio.get_running_loop()
+        handlers = {int(number): signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+        seen: set[int] = set()
+        drains: list[asyncio.Task[None]] = []
+
+        def stop(number: int) -> None:
+            handler = handlers[number]
+            if callable(handler):
+                handler(number, None)
+
+        async def drain(number: int) -> None:
+            await self.drain()
+            stop(number)
+
+        def on_signal(number: int) -> None:
+            # A terminal sends SIGINT to all processes, and the supervisor SIGTERM to its workers: together one stop.
+            if number in seen:
+                log(logging.WARNING, "ending_at_once")
+                stop(number)
+            elif not drains:
+                drains.append(asyncio.ensure_future(drain(number)))
+            seen.add(number)
+
+        for number in handlers:
+            loop.add_signal_handler(number, on_signal, number)
+        try:
+            yield
+        finally:
+            for task in drains:
+                task.cancel()
+            for number, handler in handlers.items():
+                loop.remove_signal_handler(number)
+                signal.signal(number, handler)
+
     async def drain(self) -> None:
         """Take no more sessions; return when the last one is gone, at the latest after `grace_s`."""
         log(logging.INFO, "draining", count=self.sockets.sessions, grace_s=self._settings.grace_s)
-        self._capacity.close()
+        self.capacity.close()
         await self.sockets.drain(self._settings.grace_s)
 
     async def authorize(self, request: Request) -> None:
@@ -102,20 +151,20 @@ class Service:
         """Return the load, over all workers."""
         return {
             "status": "draining" if self.sockets.draining else "ready",
-            "active_sessions": self._capacity.active(),
-            "max_sessions": self._capacity.limit,
-            "waiting": self._capacity.waiting(),
+            "active_sessions": self.metrics.total("sessions"),
+            "max_sessions": self.metrics.total("sessions_max"),
+            "waiting": self.metrics.total("sessions_waiting"),
             "data": self.data,
         }
 
     def _admit(self, request: Request, *, page: bool = False) -> None:
         headers = request.headers
         sent = headers.get("authorization"), headers.get("origin"), headers.get("host")
-        refusal = self.access.refusal(*sent, page=page)
-        if refusal is not None:
-            self._metrics.refused(refusal.reason)
-            challenge = {"WWW-Authenticate": "Bearer"} if refusal.status == 401 else None
-            raise HTTPException(refusal.status, refusal.text, challenge)
+        rejection = self.access.check(*sent, page=page)
+        if rejection is not None:
+            self.metrics.refused.labels(rejection.reason).inc()
+            challenge = {"WWW-Authenticate": "Bearer"} if rejection.status == 401 else None
+            raise HTTPException(rejection.status, rejection.text, challenge)
 
     def _new_episodes(self) -> Episodes:
         return Episodes(
@@ -130,36 +179,30 @@ class Service:
         return SessionJobs(self.databases, self.query_pool.run, CpuBudget())
 
     def _new_session(self) -> Session:
-        return Session(self._new_episodes(), self._new_jobs(), self._metrics)
+        return Session(self._new_episodes(), self._new_jobs(), self.metrics)
 
     async def _gauge(self) -> None:
         while True:
             await asyncio.sleep(GAUGES_S)
-            gauges: dict[str, float] = {
-                "cache_entries": len(self.databases.outcomes),
-                "cache_bytes": self.databases.outcomes.bytes,
-            }
+            self.metrics.cache_entries.set(len(self.databases.outcomes))
+            self.metrics.cache_bytes.set(self.databases.outcomes.bytes)
             for name, stats in self.query_pool.stats.items():
-                gauges[f"{name}_waiting"] = stats.waiting
-                gauges[f"{name}_running"] = stats.running
-                self._metrics.set_lane_restarts(name, stats.restarts)
-            self._metrics.set_gauges(**gauges)
+                self.metrics.pool_waiting.labels(name).set(stats.waiting)
+                self.metrics.pool_running.labels(name).set(stats.running)
+                self.metrics.pool_restarts.labels(name).set(stats.restarts)
+            if (parent := parent_process()) is not None and not parent.is_alive():
+                log(logging.ERROR, "parent_died")
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
 
 
-def create_app(
-    settings: ServiceSettings,
-    dataset: Dataset,
-    *,
-    capacity: Capacity,
-    metrics: Metrics,
-    policies: Sequence[str] = (),
-) -> FastAPI:
+def create_app(settings: ServiceSettings, dataset: Dataset, *, policies: Sequence[str] = ()) -> FastAPI:
     """Return the application of one worker. `dataset` must be loaded for the settings' answer mode.
 
     `policies` are what the playground offers to let play; whoever names them adds the route by which they do.
     """
     limit_memory(settings.environment.sandbox)
-    service = Service(settings, dataset, capacity, metrics)
+    service = Service(settings, dataset)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -186,8 +229,10 @@ def create_app(
         "author": "the SQLEnv authors",
         "documentation_url": None,
     }
-    app.include_router(http.router(service.throw_away, service.authorize, service.ready, metadata, metrics.render))
+    app.include_router(
+        http.router(service.stateless, service.authorize, service.ready, metadata, service.metrics.render)
+    )
     app.include_router(pages.router(dataset, service.authorize_page, settings.answer_mode, policies))
     app.add_middleware(BodyLimit, max_bytes=settings.max_frame_bytes)
-    app.add_middleware(SocketsFirst, sockets=service.sockets)
+    app.add_middleware(WebSocketRouter, sockets=service.sockets)
     return app

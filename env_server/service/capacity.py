@@ -1,176 +1,100 @@
-"""One capacity for all workers: how many sessions may be open, and who waits for one.
+"""The capacity of one worker: how many sessions may be open, and who waits for one.
 
-Promises:
-
-- Never more than `limit` sessions are open, whatever the workers do at the same time: a place is counted under a lock
-  that the kernel frees when its holder dies.
-- Nobody waits longer than asked, and no more than `queue_size` wait, over all workers. Who waits in a worker is served
-  in the order of arrival; nobody who comes later overtakes.
-- A place is never lost: not when the one who waits for it gives up in the moment that it is granted, and not when a
-  worker is killed, whose places and queue the parent clears.
-
-A place that another worker frees is noticed within `POLL_S`, and only looked for while somebody waits.
+Guarantees: never more than `limit` sessions are open; no more than `queue_size` connections wait, in the order of
+arrival, and none longer than asked; a slot is never lost, not even when the connection that waits for it gives up in
+the moment that it is granted.
 """
 
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from enum import IntEnum
 
 from env_server.errors import SQLEnvError
-from env_server.service.shared_table import SharedTable
-
-POLL_S = 0.02
-"""How often a worker looks for a place that another one has freed."""
 
 
 class CapacityReachedError(SQLEnvError):
-    """There is no free place, and none came free in time."""
+    """There is no free slot, and none came free in time."""
 
     reason = "capacity"
+    text = (
+        "all {max} sessions of this server are in use ({active} active). "
+        "Close one, try again later, or start the server with more --max_sessions"
+    )
 
     def __init__(self, active: int, max_sessions: int) -> None:
-        super().__init__(self._text(active, max_sessions))
+        super().__init__(self.text.format(active=active, max=max_sessions))
         self.active = active
         self.max_sessions = max_sessions
 
-    def _text(self, active: int, max_sessions: int) -> str:
-        return (
-            f"all {max_sessions} sessions of this server are in use ({active} active). "
-            "Close one, try again later, or start the server with more --max_sessions"
-        )
-
 
 class QueueFullError(CapacityReachedError):
-    """There is no free place, and as many wait for one as may."""
+    """There is no free slot, and as many wait for one as may."""
 
     reason = "queue_full"
-
-    def _text(self, active: int, max_sessions: int) -> str:
-        return (
-            f"all {max_sessions} sessions of this server are in use ({active} active) and its queue is full. "
-            "Try again later, or start the server with more --max_sessions or a longer --queue_size"
-        )
+    text = (
+        "all {max} sessions of this server are in use ({active} active) and its queue is full. "
+        "Try again later, or start the server with more --max_sessions or a longer --queue_size"
+    )
 
 
 class DrainingError(CapacityReachedError):
     """The server is shutting down and takes no new sessions."""
 
     reason = "draining"
-
-    def _text(self, active: int, max_sessions: int) -> str:
-        return f"the server is shutting down ({active} sessions are finishing). Connect to another one"
-
-
-class _Column(IntEnum):
-    ACTIVE = 0
-    WAITING = 1
-
-
-class PlaceTable:
-    """The places that each worker has taken and how many wait in it, shared by forked workers."""
-
-    def __init__(self, workers: int = 1) -> None:
-        self.workers = workers
-        self._table = SharedTable(workers, len(_Column))
-        # A POSIX lock belongs to a process, also on a file that forked processes share, and dies with it.
-        self._lock = tempfile.TemporaryFile() if workers > 1 else None  # noqa: SIM115
-
-    def close(self) -> None:
-        """Close the lock's file."""
-        if self._lock is not None:
-            self._lock.close()
-
-    def take(self, worker: int, column: int, limit: int) -> bool:
-        """Count one more for the worker unless all workers together have `limit`; say whether it was counted."""
-        with self._locked():
-            if self.total(column) >= limit:
-                return False
-            self._table.row(worker)[column] += 1
-            return True
-
-    def give(self, worker: int, column: int) -> None:
-        """Count one less for the worker."""
-        with self._locked():
-            self._table.row(worker)[column] -= 1
-
-    def total(self, column: int) -> int:
-        """Return the count over all workers."""
-        return int(self._table.total(column))
-
-    def clear(self, worker: int) -> int:
-        """Give back whatever a dead worker held; return how many sessions it had."""
-        with self._locked():
-            row = self._table.row(worker)
-            lost = int(row[_Column.ACTIVE])
-            for column in _Column:
-                row[column] = 0
-            return lost
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        if self._lock is None:
-            yield
-            return
-        fcntl.lockf(self._lock, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.lockf(self._lock, fcntl.LOCK_UN)
+    text = "the server is shutting down ({active} sessions are finishing). Connect to another one"
 
 
 class Capacity:
-    """A worker's view of the capacity. Used on the worker's event loop alone."""
+    """Slots for sessions. Used on one event loop."""
 
-    def __init__(self, limit: int, queue_size: int = 0, table: PlaceTable | None = None, worker: int = 0) -> None:
+    def __init__(self, limit: int, queue_size: int = 0) -> None:
         self.limit = limit
         self.queue_size = queue_size
-        self._table = table or PlaceTable()
-        self._worker = worker
+        self.active = 0
+        """Slots that are taken."""
         self._waiters: dict[asyncio.Future[None], None] = {}
-        self._poll: asyncio.TimerHandle | None = None
         self._closed = False
 
-    def active(self) -> int:
-        """Return how many places are taken, over all workers."""
-        return self._table.total(_Column.ACTIVE)
-
+    @property
     def waiting(self) -> int:
-        """Return how many wait for a place, over all workers."""
-        return self._table.total(_Column.WAITING)
+        """How many wait for a slot."""
+        return len(self._waiters)
 
     def try_acquire(self) -> bool:
-        """Take a place if one is free and nobody waits for it here."""
-        return not self._closed and not self._waiters and self._take()
+        """Take a slot if one is free and nobody waits for it."""
+        free = not self._closed and not self._waiters and self.active < self.limit
+        self.active += free
+        return free
 
     def release(self) -> None:
-        """Give a place back, to the first who waits here if anyone does."""
-        self._table.give(self._worker, _Column.ACTIVE)
-        self._grant()
+        """Free a slot, for the first that waits if any does."""
+        self.active -= 1
+        for waiter in list(self._waiters):
+            if self.active >= self.limit:
+                return
+            del self._waiters[waiter]
+            if not waiter.done():
+                self.active += 1
+                waiter.set_result(None)
 
     async def acquire(self, timeout_s: float) -> float:
-        """Take a place, waiting for one if there is room in the queue; return the seconds waited.
+        """Take a slot, waiting for one if there is room in the queue; return the seconds waited.
 
         Raises CapacityReachedError after `timeout_s`, QueueFullError at once, DrainingError once closed.
         """
         if self._closed:
-            raise self._refusal(DrainingError)
+            raise DrainingError(self.active, self.limit)
         if self.try_acquire():
             return 0.0
         if timeout_s <= 0 or self.queue_size == 0:
-            raise self._refusal(CapacityReachedError)
-        if not self._table.take(self._worker, _Column.WAITING, self.queue_size):
-            raise self._refusal(QueueFullError)
+            raise CapacityReachedError(self.active, self.limit)
+        if len(self._waiters) >= self.queue_size:
+            raise QueueFullError(self.active, self.limit)
         loop = asyncio.get_running_loop()
         started = loop.time()
         waiter: asyncio.Future[None] = loop.create_future()
         self._waiters[waiter] = None
-        timer = loop.call_later(timeout_s, self._refuse, waiter, CapacityReachedError)
-        self._poll_soon()
+        timer = loop.call_later(timeout_s, self._reject, waiter, CapacityReachedError)
         try:
             await waiter
         except asyncio.CancelledError:
@@ -179,45 +103,16 @@ class Capacity:
             raise
         finally:
             timer.cancel()
-            self._forget(waiter)
+            self._waiters.pop(waiter, None)
         return loop.time() - started
 
     def close(self) -> None:
-        """Refuse everyone who waits and everyone who comes; places that are taken can still be given back."""
+        """Reject all that wait or come; slots that are taken can still be released."""
         self._closed = True
         for waiter in list(self._waiters):
-            self._refuse(waiter, DrainingError)
+            self._reject(waiter, DrainingError)
 
-    def _take(self) -> bool:
-        return self._table.take(self._worker, _Column.ACTIVE, self.limit)
-
-    def _grant(self) -> None:
-        while self._waiters:
-            waiter = next(iter(self._waiters))
-            if not waiter.done():
-                if not self._take():
-                    return
-                waiter.set_result(None)
-            self._forget(waiter)
-
-    def _refuse(self, waiter: asyncio.Future[None], error: type[CapacityReachedError]) -> None:
+    def _reject(self, waiter: asyncio.Future[None], error: type[CapacityReachedError]) -> None:
+        self._waiters.pop(waiter, None)
         if not waiter.done():
-            waiter.set_exception(self._refusal(error))
-        self._forget(waiter)
-
-    def _refusal(self, error: type[CapacityReachedError]) -> CapacityReachedError:
-        return error(self.active(), self.limit)
-
-    def _forget(self, waiter: asyncio.Future[None]) -> None:
-        if waiter in self._waiters:
-            del self._waiters[waiter]
-            self._table.give(self._worker, _Column.WAITING)
-
-    def _poll_soon(self) -> None:
-        if self._poll is None and self._waiters and self._table.workers > 1:
-            self._poll = asyncio.get_running_loop().call_later(POLL_S, self._look)
-
-    def _look(self) -> None:
-        self._poll = None
-        self._grant()
-        self._poll_soon()
+            waiter.set_exception(error(self.active, self.limit))

@@ -80,7 +80,7 @@ def schemas() -> dict[str, Any]:
     }
 
 
-class ThrowAway:
+class StatelessEnv:
     """Carries out requests in episodes of their own."""
 
     def __init__(self, jobs: SessionJobs, new_episodes: Callable[[], Episodes]) -> None:
@@ -123,7 +123,7 @@ def _reset(episodes: Episodes, request: ResetRequest) -> SQLObservation:
 
 
 def router(
-    throw_away: ThrowAway,
+    stateless: StatelessEnv,
     authorized: Authorized,
     ready: Callable[[], dict[str, Any]],
     metadata: dict[str, Any],
@@ -157,12 +157,12 @@ def router(
 
     @guarded.post("/reset", summary="The first observation of an episode that is thrown away")
     async def reset(request: Annotated[ResetRequest | None, Body()] = None) -> StepReply:
-        observation = throw_away.reset(request or ResetRequest())
+        observation = stateless.reset(request or ResetRequest())
         return StepReply(**observation_data(observation))
 
     @guarded.post("/step", summary="One action in an episode that is thrown away")
     async def step(request: StepRequest) -> StepReply:
-        return StepReply(**observation_data(await throw_away.step(request.action)))
+        return StepReply(**observation_data(await stateless.step(request.action)))
 
     @guarded.get("/state", summary="The state of an environment that was never reset")
     async def state() -> dict[str, Any]:

@@ -131,7 +131,7 @@ def _request(kind: str, message: dict[str, Any]) -> Request:
 
 
 def validation_errors(error: ValidationError) -> list[dict[str, Any]]:
-    """Return what is wrong, without the values that were sent and without links."""
+    """Return what is wrong, without the values that were sent and without connections."""
     errors = error.errors(include_url=False, include_context=False, include_input=False)
     return [{"loc": list(each["loc"]), "msg": each["msg"], "type": each["type"]} for each in errors]
 

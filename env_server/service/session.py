@@ -53,7 +53,7 @@ class Session:
         try:
             request = parse_frame(frame)
         except FrameError as error:
-            self._metrics.frame_error(error.code)
+            self._metrics.frame_errors.labels(error.code).inc()
             return error.reply
         if isinstance(request, CloseRequest):
             return None
@@ -96,13 +96,14 @@ class Session:
     def _apply(self, step: PlannedStep, outcome: Outcome | None, route: str, began: float) -> str:
         observation = self._episodes.apply(step, outcome)
         self.playing = not observation.done
-        self._metrics.step(*_labels(step.kind, observation), time.perf_counter() - began, route)
+        self._metrics.steps.labels(*_labels(step.kind, observation)).inc()
+        self._metrics.step_seconds.labels(route).observe(time.perf_counter() - began)
         return observation_frame(observation)
 
     def _failed(self, error: SQLEnvError) -> str:
         if isinstance(error, DataError):
             log(logging.ERROR, "a database cannot be used", error=error)
-        self._metrics.frame_error(ErrorCode.EXECUTION_ERROR)
+        self._metrics.frame_errors.labels(ErrorCode.EXECUTION_ERROR).inc()
         return error_frame(ErrorCode.EXECUTION_ERROR, str(error))
 
 

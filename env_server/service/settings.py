@@ -66,9 +66,9 @@ class ServiceSettings(BaseSettings):
     workers: int = Field(default=1, ge=1, le=256)
     """processes that serve; as many as cores"""
     max_sessions: int = Field(default=1024, gt=0)
-    """sessions that may be open at once, over all workers"""
+    """sessions that may be open at once; with several workers each has its share"""
     queue_size: int = Field(default=128, ge=0)
-    """connections that may wait for a session, over all workers"""
+    """connections that may wait for a session; with several workers each has its share"""
     queue_timeout_s: float = Field(default=5.0, ge=0, allow_inf_nan=False)
     """seconds that a connection waits for a session before it is refused"""
     idle_timeout_s: float = Field(default=900.0, gt=0, allow_inf_nan=False)
@@ -92,6 +92,16 @@ class ServiceSettings(BaseSettings):
     def environment(self) -> EnvSettings:
         """What decides an episode."""
         return EnvSettings(step_budget=self.step_budget, error_hints=self.error_hints)
+
+    @property
+    def slots(self) -> int:
+        """A worker's share of `max_sessions`."""
+        return -(-self.max_sessions // self.workers)
+
+    @property
+    def queue_slots(self) -> int:
+        """A worker's share of `queue_size`."""
+        return -(-self.queue_size // self.workers)
 
     @field_validator("allowed_origins", "lanes", mode="before")
     @classmethod

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from env_server.service.access import DRAINING, SUBPROTOCOL, Access, Refusal
+from env_server.service.access import DRAINING, SUBPROTOCOL, Access, Rejection
 from env_server.service.capacity import Capacity, CapacityReachedError
 from env_server.service.metrics import Metrics
 from env_server.service.protocol import error_frame
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 MAX_WAITING = 32
 """Requests of one session that wait while one runs; then its socket is not read."""
-REFUSAL_GRACE_S = 1.0
+REJECTION_GRACE_S = 1.0
 """How long a socket without a place stays open for its client to read why."""
 BURST_S = 2.0
 """Seconds' worth of messages that may come at once."""
@@ -67,7 +67,7 @@ class Sockets:
         self._metrics = metrics
         self._new_session = new_session
         self._headers = [(SERVES_HEADER.lower().encode(), serves.encode())]
-        self._links: set[_Link] = set()
+        self._connections: set[_Connection] = set()
         self._gone = asyncio.Event()
         self.draining = False
 
@@ -76,29 +76,29 @@ class Sockets:
         await receive()
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         subprotocols = scope.get("subprotocols", [])
-        refusal = self._access.refusal(
+        rejection = self._access.check(
             headers.get(b"authorization"), headers.get(b"origin"), headers.get(b"host"), subprotocols
         )
-        if refusal is None and self.draining:
-            refusal = DRAINING
-        if refusal is not None:
-            self._metrics.refused(refusal.reason)
-            await _deny(scope, send, refusal)
+        if rejection is None and self.draining:
+            rejection = DRAINING
+        if rejection is not None:
+            self._metrics.refused.labels(rejection.reason).inc()
+            await _deny(scope, send, rejection)
             return
-        link = _Link(receive, send, self._settings.messages_per_s)
+        connection = _Connection(receive, send, self._settings.messages_per_s)
         try:
             chosen = SUBPROTOCOL if SUBPROTOCOL in subprotocols else None
-            await link.send({"type": "websocket.accept", "subprotocol": chosen, "headers": self._headers})
-            has_place = await self._get_place(link)
+            await connection.send({"type": "websocket.accept", "subprotocol": chosen, "headers": self._headers})
+            has_slot = await self._get_slot(connection)
         except _ClientGoneError:
             return
-        if has_place:
-            await self._serve(link)
+        if has_slot:
+            await self._serve(connection)
 
     @property
     def sessions(self) -> int:
         """Sessions that are open in this worker."""
-        return len(self._links)
+        return len(self._connections)
 
     async def close_idle(self) -> None:
         """Close idle sessions, for ever; to be cancelled."""
@@ -106,92 +106,95 @@ class Sockets:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(min(1.0, timeout / 4))
-            for link in list(self._links):
-                if link.reading and loop.time() - link.since > timeout:
-                    link.close("idle")
+            for connection in list(self._connections):
+                if connection.reading and loop.time() - connection.since > timeout:
+                    connection.close("idle")
 
     async def drain(self, grace_s: float) -> None:
         """Take no more sessions, let the episodes end, close what is left after `grace_s`."""
         self.draining = True
-        for link in list(self._links):
-            if not link.playing:
-                link.close("drain")
+        for connection in list(self._connections):
+            if not connection.playing:
+                connection.close("drain")
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 await self._all_gone()
-        for link in list(self._links):
-            link.close("drain")
+        for connection in list(self._connections):
+            connection.close("drain")
         await self._all_gone()
 
     async def _all_gone(self) -> None:
-        while self._links:
+        while self._connections:
             self._gone.clear()
             await self._gone.wait()
 
-    async def _get_place(self, link: _Link) -> bool:
-        """Wait for a place; False when there is none, which the client is told. Raises _ClientGoneError."""
+    async def _get_slot(self, connection: _Connection) -> bool:
+        """Wait for a slot; False when there is none, which the client is sent. Raises _ClientGoneError."""
         if self._capacity.try_acquire():
             return True
         try:
-            waited = await link.unless_gone(self._capacity.acquire(self._settings.queue_timeout_s))
+            with self._metrics.sessions_waiting.track_inprogress():
+                waited = await connection.run_until_disconnect(self._capacity.acquire(self._settings.queue_timeout_s))
         except CapacityReachedError as error:
-            self._metrics.refused(error.reason)
-            self._metrics.frame_error(ErrorCode.CAPACITY_REACHED)
+            self._metrics.refused.labels(error.reason).inc()
+            self._metrics.frame_errors.labels(ErrorCode.CAPACITY_REACHED).inc()
             details = {"active_sessions": error.active, "max_sessions": error.max_sessions}
-            await link.send(
+            await connection.send(
                 {"type": "websocket.send", "text": error_frame(ErrorCode.CAPACITY_REACHED, str(error), **details)}
             )
             # Some clients send before they read, and a socket that is closed by then hides the error from them.
             with suppress(TimeoutError):
-                async with asyncio.timeout(REFUSAL_GRACE_S):
-                    await link.frame()
-            await link.send({"type": "websocket.close", "code": 1000})
+                async with asyncio.timeout(REJECTION_GRACE_S):
+                    await connection.frame()
+            await connection.send({"type": "websocket.close", "code": 1000})
             return False
-        self._metrics.queue_wait(waited)
+        self._metrics.queue_wait.observe(waited)
         return True
 
-    async def _serve(self, link: _Link) -> None:
-        self._metrics.session_opened()
-        self._links.add(link)
+    async def _serve(self, connection: _Connection) -> None:
+        self._metrics.opened.inc()
+        self._metrics.sessions.inc()
+        self._connections.add(connection)
         reason, closing_message = "error", ""
         try:
-            reason = await self._play(link, self._new_session())
+            reason = await self._play(connection, self._new_session())
             closing_message = _CLOSING_MESSAGES.get(reason, "")
         except _ClientGoneError:
             reason = "disconnect"
         except asyncio.CancelledError:
-            if not link.close_reason:
+            if not connection.close_reason:
                 raise
-            link.task.uncancel()
-            reason = link.close_reason
+            connection.task.uncancel()
+            reason = connection.close_reason
             closing_message = _CLOSING_MESSAGES[reason]
         except Exception:
             closing_message = _FAILED
             raise
         finally:
-            self._links.discard(link)
+            self._connections.discard(connection)
             self._capacity.release()
-            self._metrics.session_closed(reason)
+            self._metrics.closed.labels(reason).inc()
+            self._metrics.sessions.dec()
             self._gone.set()
             if closing_message:
-                await link.tell(ErrorCode.SESSION_ERROR, closing_message)
+                await connection.send_error(ErrorCode.SESSION_ERROR, closing_message)
 
-    async def _play(self, link: _Link, session: Session) -> str:
+    async def _play(self, connection: _Connection, session: Session) -> str:
         """Answer frames until the session ends; return why it does. Raises _ClientGoneError."""
         while True:
-            reply = session.answer(await link.frame())
+            reply = session.answer(await connection.frame())
             if reply is None:
-                await link.send({"type": "websocket.close", "code": 1000})
+                await connection.send({"type": "websocket.close", "code": 1000})
                 return "client"
             if not isinstance(reply, str):
-                reply = await link.unless_gone(reply)
-            link.playing = session.playing
-            await link.send({"type": "websocket.send", "text": reply})
+                reply = await connection.run_until_disconnect(reply)
+            connection.playing = session.playing
+            await connection.send({"type": "websocket.send", "text": reply})
             if self.draining and not session.playing:
                 return "drain"
 
 
-class SocketsFirst:
+class WebSocketRouter:
     """An ASGI application in front of another one: `/ws` goes straight to the sockets.
 
     What is behind it is a stack of suspended calls, and does nothing for a WebSocket; a session would keep them as long
@@ -210,7 +213,7 @@ class SocketsFirst:
             await self._app(scope, receive, send)
 
 
-class _Link:
+class _Connection:
     """One socket: its frames, in order, and the ways in which it ends."""
 
     def __init__(self, receive: Receive, send: Send, messages_per_s: float) -> None:
@@ -256,16 +259,16 @@ class _Link:
             self.close_reason = reason
             self.task.cancel()
 
-    async def tell(self, code: ErrorCode, message: str, **details: object) -> None:
+    async def send_error(self, code: ErrorCode, message: str, **details: object) -> None:
         """Send an error frame and close the socket."""
         with suppress(_ClientGoneError):
             await self.send({"type": "websocket.send", "text": error_frame(code, message, **details)})
             await self.send({"type": "websocket.close", "code": 1000})
 
-    async def unless_gone(self, work: Awaitable[T]) -> T:
+    async def run_until_disconnect(self, work: Awaitable[T]) -> T:
         """Wait for work and take in frames meanwhile; cancels it and raises _ClientGoneError when the client goes."""
         if self._receiving is not None and self._receiving.done():
-            self._take_in(self._receiving)
+            self._buffer(self._receiving)
         if self._is_gone():
             asyncio.ensure_future(work).cancel()
             raise _ClientGoneError
@@ -290,13 +293,13 @@ class _Link:
     def _arrived(self, receiving: asyncio.Future[Message]) -> None:
         if not self._watching or receiving is not self._receiving:
             return  # whoever needs it next takes it
-        self._take_in(receiving)
+        self._buffer(receiving)
         if self._is_gone():
             self.task.cancel()
         else:
             self._watch()
 
-    def _take_in(self, receiving: asyncio.Future[Message]) -> None:
+    def _buffer(self, receiving: asyncio.Future[Message]) -> None:
         if receiving.cancelled() or receiving.exception() is not None:
             return  # for `_next` to raise
         message, self._receiving = receiving.result(), None
@@ -335,13 +338,13 @@ def _current_task() -> asyncio.Task[Any]:
     return task
 
 
-async def _deny(scope: MutableMapping[str, Any], send: Send, refusal: Refusal) -> None:
+async def _deny(scope: MutableMapping[str, Any], send: Send, rejection: Rejection) -> None:
     """Refuse the handshake with a status and a sentence, where the server can send one."""
     if "websocket.http.response" not in scope.get("extensions", {}):
         await send({"type": "websocket.close"})
         return
     headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close")]
-    if refusal.status == 401:
+    if rejection.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
-    await send({"type": "websocket.http.response.start", "status": refusal.status, "headers": headers})
-    await send({"type": "websocket.http.response.body", "body": refusal.text.encode()})
+    await send({"type": "websocket.http.response.start", "status": rejection.status, "headers": headers})
+    await send({"type": "websocket.http.response.body", "body": rejection.text.encode()})

@@ -18,10 +18,9 @@ from torch.distributed.run import parse_args as parse_torchrun
 
 from benchmarks.server_process import ROOT
 from env_server.service import http
-from env_server.service.capacity import Capacity
 from env_server.service.metrics import Metrics
+from env_server.service.serve import CLOSE_S
 from env_server.service.settings import ServiceSettings, read_settings
-from env_server.service.workers.worker import CLOSE_S, DRAIN_MARGIN_S
 from inference.launch.launcher import read_arguments
 from inference.launch.plan import Device, Machine, plan
 from inference.launch.process import see_model
@@ -240,7 +239,7 @@ def test_a_stop_is_given_the_time_that_it_takes(overlay: str) -> None:
     env = container_of(manifests(overlay), "env")
     sleep = env["lifecycle"]["preStop"]["sleep"]["seconds"]
     grace = float(variables(manifests(overlay), env)["SQLENV_GRACE_S"])
-    longest = sleep + grace + DRAIN_MARGIN_S + 2 * CLOSE_S  # the last as the supervisor of several workers counts it
+    longest = sleep + grace + 3 * CLOSE_S
     assert templates["env"]["spec"]["terminationGracePeriodSeconds"] > longest
     assert templates["inference"]["spec"]["terminationGracePeriodSeconds"] > GRACE_S
 
@@ -323,7 +322,7 @@ def test_no_pod_is_the_first_to_be_evicted(objects: tuple[Object, ...]) -> None:
 def test_the_metric_of_the_autoscaler_is_one_of_the_servers(with_components: tuple[Object, ...]) -> None:
     (metric,) = the(with_components, "HorizontalPodAutoscaler", "env")["spec"]["metrics"]
     name = metric["pods"]["metric"]["name"]
-    shown = Metrics(Capacity(4)).render().decode()
+    shown = Metrics().render().decode()
     assert f"# TYPE {name} gauge" in shown
     assert re.search(rf"^{name} 0\.0$", shown, re.M), "one series a server: their mean is sessions a server"
     adapter = yaml.safe_load((FOLDER / "components" / "monitoring" / "prometheus-adapter.yaml").read_text())

@@ -15,8 +15,6 @@ import uvicorn
 
 from env_server.dataset import Dataset
 from env_server.service.app import Service, create_app
-from env_server.service.capacity import Capacity, PlaceTable
-from env_server.service.metrics import Metrics
 from env_server.service.settings import ServiceSettings
 from env_server.settings import SandboxSettings
 from env_server.sql.sandbox import limit_memory
@@ -34,11 +32,9 @@ class RunningServer:
     """uvicorn on a free port; `service` may be touched through `call` alone, which runs on its event loop."""
 
     def __init__(self, settings: ServiceSettings, dataset: Dataset) -> None:
-        self._places = PlaceTable()
-        self.capacity = Capacity(settings.max_sessions, settings.queue_size, self._places)
-        self.metrics = Metrics(self.capacity)
-        app = create_app(settings, dataset, capacity=self.capacity, metrics=self.metrics)
+        app = create_app(settings, dataset)
         self.service: Service = app.state.service
+        self.capacity, self.metrics = self.service.capacity, self.service.metrics
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._socket.getsockname()[1]}"
         self.ws = f"ws://{self.address}/ws"
@@ -65,7 +61,6 @@ class RunningServer:
         self._server.should_exit = True
         self._thread.join(30)
         self._socket.close()
-        self._places.close()
         assert not self._thread.is_alive()
 
     def _run(self) -> None:

@@ -13,8 +13,6 @@ from env_server.dataset import Dataset
 from env_server.errors import DataError
 from env_server.factory import EnvironmentFactory
 from env_server.service.app import create_app
-from env_server.service.capacity import Capacity
-from env_server.service.metrics import Metrics
 from env_server.service.settings import ServiceSettings
 from env_server.settings import EnvSettings, SandboxSettings
 from env_server.sql.sandbox import limit_memory
@@ -25,8 +23,7 @@ def make_factory(dataset: Dataset, settings: EnvSettings, _: Path) -> None:
 
 
 def make_app(dataset: Dataset, _settings: EnvSettings, _: Path) -> None:
-    capacity = Capacity(1)
-    create_app(ServiceSettings(), dataset, capacity=capacity, metrics=Metrics(capacity))
+    create_app(ServiceSettings(), dataset)
 
 
 def load(_: Dataset, settings: EnvSettings, folder: Path) -> None:

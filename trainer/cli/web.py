@@ -27,11 +27,9 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from env_server.dataset import Dataset
 from env_server.errors import SQLEnvError
 from env_server.service.app import create_app
-from env_server.service.capacity import Capacity
-from env_server.service.metrics import Metrics
 from env_server.service.pages import LOCAL_NAMES, SECURITY_HEADERS
+from env_server.service.serve import serve
 from env_server.service.settings import ServiceSettings, is_loopback, read_settings
-from env_server.service.workers.run import serve
 from trainer.cli.conversation import written
 from trainer.cli.session import Asked, PolicyPlayer, Reply
 from trainer.config import TOKEN_VARIABLE, ConfigError
@@ -73,8 +71,8 @@ def serve_policies(
     settings, _ = read_settings([word for name, value in flags.items() for word in (f"--{name}", str(value))])
     asked = [Asked(player, dataset) for player in players]
 
-    def application(settings: ServiceSettings, dataset: Dataset, *, capacity: Capacity, metrics: Metrics) -> FastAPI:
-        return with_policies(settings, dataset, asked, capacity=capacity, metrics=metrics)
+    def application(settings: ServiceSettings, dataset: Dataset) -> FastAPI:
+        return with_policies(settings, dataset, asked)
 
     try:
         return serve(settings, application, load=lambda _: dataset, announce=announce)
@@ -82,12 +80,10 @@ def serve_policies(
         asyncio.run(_close(asked))
 
 
-def with_policies(
-    settings: ServiceSettings, dataset: Dataset, asked: Sequence[Asked], *, capacity: Capacity, metrics: Metrics
-) -> FastAPI:
+def with_policies(settings: ServiceSettings, dataset: Dataset, asked: Sequence[Asked]) -> FastAPI:
     """Return the environment's application with policies in its playground."""
     names = tuple(each.player.name for each in asked)
-    app = create_app(settings, dataset, capacity=capacity, metrics=metrics, policies=names)
+    app = create_app(settings, dataset, policies=names)
     app.include_router(router(asked, app.state.service.authorize))
     if settings.token is None:
         # Else a page elsewhere could read along, by a name of its own that it lets lead here.

@@ -1,4 +1,4 @@
-"""Who is let in: tokens in both places, origins, and what a refusal says."""
+"""Who is let in: tokens in both places, origins, and what a rejection says."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ SUBPROTOCOL = "bearer." + base64.urlsafe_b64encode(TOKEN.encode()).decode().rstr
 
 
 def status(access: Access, authorization: str | None = None, origin: str | None = None, *subprotocols: str) -> int:
-    refusal = access.refusal(authorization, origin, "env.example.org:8000", subprotocols)
-    assert refusal is None or TOKEN not in refusal.text
-    return 200 if refusal is None else refusal.status
+    rejection = access.check(authorization, origin, "env.example.org:8000", subprotocols)
+    assert rejection is None or TOKEN not in rejection.text
+    return 200 if rejection is None else rejection.status
 
 
 @pytest.mark.parametrize(
@@ -95,21 +95,21 @@ def test_a_page_of_the_servers_own_needs_a_token_or_a_host_that_nobody_can_rebin
     origin = f"https://{host}" if named and host != "[" else None
 
     def status_of(access: Access, authorization: str | None) -> int:
-        refusal = access.refusal(authorization, origin, host, page=not named or origin is None)
-        return 200 if refusal is None else refusal.status
+        rejection = access.check(authorization, origin, host, page=not named or origin is None)
+        return 200 if rejection is None else rejection.status
 
     assert status_of(Access(None, ["https://lab.example.org"]), None) == without_token
     assert status_of(Access(TOKEN), f"Bearer {TOKEN}") == 200
 
 
 def test_a_program_may_call_a_server_what_it_likes() -> None:
-    assert Access(None).refusal(None, None, "env.example.org:8000") is None
+    assert Access(None).check(None, None, "env.example.org:8000") is None
 
 
 def test_a_page_by_a_name_is_told_what_to_do() -> None:
-    refusal = Access(None).refusal(None, "http://box:8000", "box:8000")
-    assert refusal is not None
-    assert "start it with a token or --allowed_origins http://box:8000" in refusal.text
+    rejection = Access(None).check(None, "http://box:8000", "box:8000")
+    assert rejection is not None
+    assert "start it with a token or --allowed_origins http://box:8000" in rejection.text
 
 
 def test_a_right_token_does_not_open_the_door_to_another_origin() -> None:
@@ -117,9 +117,9 @@ def test_a_right_token_does_not_open_the_door_to_another_origin() -> None:
 
 
 def test_a_refusal_says_what_to_send() -> None:
-    refusal = Access(TOKEN).refusal(None, None, None)
-    assert refusal is not None
-    assert "Authorization: Bearer" in refusal.text
+    rejection = Access(TOKEN).check(None, None, None)
+    assert rejection is not None
+    assert "Authorization: Bearer" in rejection.text
 
 
 @given(authorization=st.none() | st.text(), subprotocol=st.text())

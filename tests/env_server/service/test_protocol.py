@@ -33,7 +33,7 @@ json_values = st.recursive(
 )
 
 
-def refusal(frame: str | bytes) -> dict[str, object]:
+def rejection(frame: str | bytes) -> dict[str, object]:
     with pytest.raises(FrameError) as caught:
         parse_frame(frame)
     reply = json.loads(caught.value.reply)
@@ -93,7 +93,7 @@ def test_each_request_is_read() -> None:
     ],
 )
 def test_what_is_not_understood_is_told(frame: str | bytes, code: str) -> None:
-    data = refusal(frame)
+    data = rejection(frame)
     assert data["code"] == code
     assert data["message"]
 
@@ -150,7 +150,7 @@ def test_a_megabyte_is_read_or_refused_soon(frame: str, filling: str, code: str 
     if code is None:
         parse_frame(frame)
     else:
-        data = refusal(frame)
+        data = rejection(frame)
         assert data["code"] == code
         assert len(json.dumps(data)) < 2_000
     # Nothing here takes 0.02 s on an idle machine; 90,000 keys took 0.5 s.
@@ -160,11 +160,11 @@ def test_a_megabyte_is_read_or_refused_soon(frame: str, filling: str, code: str 
 def test_as_many_values_are_read_as_a_frame_may_hold() -> None:
     many = ",".join('"a, b"' for _ in range(MAX_VALUES))
     assert parse_frame(f'{{"type":"mcp","data":[{many}]}}') == McpRequest(["a, b"] * MAX_VALUES)
-    assert refusal(f'{{"type":"mcp","data":[{many},1,2]}}')["code"] == "VALIDATION_ERROR"
+    assert rejection(f'{{"type":"mcp","data":[{many},1,2]}}')["code"] == "VALIDATION_ERROR"
 
 
 def test_validation_errors_are_listed_without_the_values_sent() -> None:
-    data = refusal('{"type":"step","data":{"action_type":7,"argument":"SELECT secret"}}')
+    data = rejection('{"type":"step","data":{"action_type":7,"argument":"SELECT secret"}}')
     assert data["errors"] == [{"loc": ["action_type"], "msg": "Input should be a valid string", "type": "string_type"}]
     assert "secret" not in json.dumps(data)
 

@@ -12,8 +12,6 @@ import httpx
 import pytest
 
 from env_server.dataset import Dataset
-from env_server.service.capacity import Capacity
-from env_server.service.metrics import Metrics
 from env_server.service.settings import ServiceSettings
 from tests.trainer.cli.conftest import Reciting
 from trainer.cli.session import Asked, PolicyPlayer
@@ -30,8 +28,7 @@ async def client(
 ) -> AsyncIterator[httpx.AsyncClient]:
     asked = [Asked(player, dataset) for player in players]
     settings = ServiceSettings.model_validate({"port": 0, "token": token})
-    capacity = Capacity(1, 0)
-    app = with_policies(settings, dataset, asked, capacity=capacity, metrics=Metrics(capacity))
+    app = with_policies(settings, dataset, asked)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
         yield http
     for each in asked:
@@ -102,8 +99,7 @@ async def test_without_a_token_no_other_name_leads_here(reciting: Reciting, pets
 
 async def test_nor_to_a_session(pets: Dataset) -> None:
     """A session goes past what is around routes, and not past this."""
-    capacity = Capacity(1, 0)
-    app = with_policies(ServiceSettings(port=0), pets, [], capacity=capacity, metrics=Metrics(capacity))
+    app = with_policies(ServiceSettings(port=0), pets, [])
     scope = {"type": "websocket", "path": "/ws", "headers": [(b"host", b"evil.example")], "subprotocols": []}
     sent: list[str] = []
 

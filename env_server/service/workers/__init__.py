@@ -1,1 +1,0 @@
-"""A server's processes: one worker that serves, and the supervisor that keeps several."""
