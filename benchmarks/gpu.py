@@ -111,10 +111,8 @@ def figures(result: Mapping[str, Any]) -> str:
             return (
                 f"{result['step_s']:g} s a step, {result['episodes_per_s']:g} episodes/s, {result['tokens_per_s']:g} "
                 f"tokens/s, ratio {result['ratio_min']:.5f} to {result['ratio_max']:.5f}, {result['peak_gib']:g} GiB "
-                f"of {result['estimated_gib']:g} estimated, server {result['server_gib']:g}"
+                f"of {result['longest_gib']:g} for the longest rows, server {result['server_gib']:g}"
             )
-        case _ if "measured_gib" in result:
-            return f"{result['measured_gib']:g} GiB of {result['estimated_gib']:g} estimated"
         case _:
             return json.dumps(result)
 

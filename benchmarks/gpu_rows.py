@@ -130,11 +130,6 @@ def _policy_rows(machine: Machine, label: str, policy: str, needs: Needs) -> Ite
                     bfloat16=dtype == "bfloat16",
                 ),
             )
-    estimate = ("benchmarks.memory_estimate", "--model", policy, "--rows", "4")
-    yield Row(f"{label}/memory/all", (*estimate, "--autocast"), replace(needs, bfloat16=True))
-    yield Row(
-        f"{label}/memory/lora", (*estimate, "--autocast", "--lora", "--checkpointing"), replace(needs, bfloat16=True)
-    )
 
 
 def _config_rows(machine: Machine, path: Path, small_model: str | None) -> Iterable[Row]:

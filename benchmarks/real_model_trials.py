@@ -27,7 +27,7 @@ from rich.table import Table
 
 from benchmarks.real_model import WIDTH, Experiment, publish, same_as_before
 from benchmarks.real_model_phases import Finished
-from benchmarks.real_model_recipe import Keys, RecipeError, check_grpo, read_recipe
+from benchmarks.real_model_recipe import Keys, RecipeError, read_recipe, refuse_ours
 from benchmarks.server_process import ROOT, ServerError
 from env_server.errors import SQLEnvError
 from trainer.comparison.comparison import compare_sides
@@ -60,7 +60,7 @@ def read_trials(written: Mapping[str, Any]) -> Trials:
             raise RecipeError(f"trials: {name} is no name; letters, digits and _ are")
         if "max_steps" in (keys or {}):
             raise RecipeError(f"trials: {name}: max_steps is what steps says, for all trials")
-        check_grpo(f"trials: {name}", keys or {})
+        refuse_ours(f"trials: {name}", keys or {})
     return Trials(steps, {str(name): keys or {} for name, keys in trials.items()})
 
 

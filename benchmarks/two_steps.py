@@ -1,12 +1,13 @@
-"""Do two steps of a config work here, and what do they take? Time, memory against the estimate, importance ratios.
+"""Do two steps of a config work here, and what do they take? Time, memory, importance ratios.
 
     python -m benchmarks.two_steps configs/NAME.yaml [--use_vllm] [--model FOLDER] [--server_gpu 1]
 
 `sqlenv train` as it is, in this process, for two steps without evaluation; the servers that the config wants, an
 environment server or vLLM, are started beside it. One JSON line: means over the steps, the extremes of the ratio, and
-the peak of memory in GiB beside what the dry run estimates for the longest rows. On a CPU the peak is the process's
-resident memory, on a GPU what torch reserved, and `server_gib` is what else was in use there in the end. A run that the
-dry run finds impossible is one line, `not_run`, with the reason.
+the peak of memory in GiB beside what the dry run finds for the longest rows, `longest_gib`: measured on a GPU,
+estimated on a CPU. On a CPU the peak is the process's resident memory, on a GPU what torch reserved, and `server_gib`
+is what else was in use there in the end. A run that the dry run finds impossible is one line, `not_run`, with the
+reason.
 """
 
 from __future__ import annotations
@@ -106,15 +107,14 @@ def measure(config: Mapping[str, Any], args: argparse.Namespace, folder: Path) -
     model = args.model or str(config["model_name_or_path"])
     with servers(config, model, folder, args.server_gpu) as (found, server):
         flags = run_flags(args.config, model, folder / "run", found)
-        planned = dry_run(*parse_arguments([*flags, "--dry_run", "true"]), Console(file=sys.stderr))
+        longest = dry_run(*parse_arguments([*flags, "--dry_run", "true"]), Console(file=sys.stderr))
         status = cli.main(["train", *flags])
         if status:
             raise SystemExit(status)
         text = (folder / "run" / "metrics.jsonl").read_text(encoding="utf-8")
         rows = [row for row in map(json.loads, text.splitlines()) if "step_time" in row]
         found_memory = {name: round(value, 2) for name, value in memory(server).items()}
-        estimated = round((planned.total - planned.server) / GIB, 2) if planned else float("nan")
-        return {"steps": len(rows), **summary(rows), **found_memory, "estimated_gib": estimated}
+        return {"steps": len(rows), **summary(rows), **found_memory, "longest_gib": round(longest / GIB, 2)}
 
 
 def main() -> None:

@@ -120,7 +120,7 @@ def _train(argv: Sequence[str]) -> int:
 
         argv = look(Command.TRAIN, argv)
         _loading("train", argv)
-        from trainer.stages import run as stages
+        from trainer import stages
 
     return stages.run(argv)
 

@@ -35,7 +35,6 @@ ROOMS = {
             "demos",
             "warmup",
             "core",
-            "stages",
         ),
     ],
 }
@@ -45,7 +44,7 @@ after it. "top" are the other modules, which all rooms use, "core" those that us
 CORE = {
     "env_server": ("environment", "episodes", "explorer", "outcomes", "reward", "progress", "scores", "factory"),
     "inference": (),
-    "trainer": ("train",),
+    "trainer": ("train", "stages"),
 }
 ALONE = {"client": ("top",)}
 """Rooms that may import less than what lies below them."""

@@ -242,12 +242,9 @@ class SQLEnvArguments(EpisodeArguments):
         default=False,
         metadata={
             "help": "Check the flags, files, servers and memory of this run, print the plan, and end: status 0 when it "
-            "can work, 2 when not. Nothing is trained and nothing written."
+            "can work, 2 when not. A GPU that is here takes two steps on the longest rows; where none is, the run is "
+            "planned for one, unless --use_cpu true. Nothing is written."
         },
-    )
-    dry_run_gpu: float | None = field(
-        default=None,
-        metadata={"help": "With --dry_run, plan for a GPU with so many GiB instead of for this machine."},
     )
 
     def __post_init__(self) -> None:
@@ -269,8 +266,8 @@ class SQLEnvArguments(EpisodeArguments):
         named: object = self.reward_functions
         if isinstance(named, str):  # a config file may name one without a list
             self.reward_functions = [named]
-        if self.dry_run_gpu is not None and (not self.dry_run or self.dry_run_gpu <= 0):
-            raise ConfigError("--dry_run_gpu is a positive number of GiB, and goes with --dry_run true")
+        # Not a flag: a dry run without --use_cpu where no GPU is here; see `trainer.training.arguments`.
+        self.plans_gpu: bool = False
 
     def to_log(self) -> dict[str, Any]:
         """What a run's files may show: everything but the token."""

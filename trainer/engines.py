@@ -249,7 +249,7 @@ def check_vllm_flags(arguments: SQLEnvArguments, grpo: GRPOConfig, model_config:
     transport = arguments.weight_sync
     if transport == "lora" and not model_config.use_peft:
         raise ConfigError("--weight_sync lora pushes adapters, and this run trains none; add --use_peft")
-    if transport in ("nccl", "ipc") and arguments.dry_run_gpu is None:  # else it is not this machine that will train
+    if transport in ("nccl", "ipc") and not arguments.plans_gpu:  # else it is not this machine that will train
         has_cuda = torch.cuda.is_available() and not grpo.use_cpu
         here = Sender(has_cuda, has_vllm(), grpo.world_size, allocator_settings())
         if reason := here.refusal(transport):

@@ -39,8 +39,6 @@ def test_a_cpu_runs_the_tiny_policy_with_both_engines_and_two_transports() -> No
     pushes = {f"tiny/push/{sync}/{dtype}" for sync in ("disk", "lora") for dtype in ("float32", "bfloat16")}
     rollouts = {"tiny/rollouts/hf", "tiny/rollouts/vllm"}
     assert runnable(NOTHING) == rollouts | pushes | {
-        "tiny/memory/all",
-        "tiny/memory/lora",
         "steps/tiny",
         "steps/tiny/vllm",
     }
@@ -94,8 +92,8 @@ def test_rows_are_picked_by_name_beginning_or_pattern() -> None:
     rows = all_rows(NOTHING, MODEL, None)
     assert chosen(rows, ()) == rows
     assert [row.name for row in chosen(rows, ("steps/tiny",))] == ["steps/tiny", "steps/tiny/vllm"]
-    assert {row.name for row in chosen(rows, ("*/rollouts/hf", "tiny/memory/"))} == {
-        *("tiny/rollouts/hf", "model/rollouts/hf", "tiny/memory/all", "tiny/memory/lora")
+    assert {row.name for row in chosen(rows, ("*/rollouts/hf", "tiny/rollouts/"))} == {
+        *("tiny/rollouts/hf", "model/rollouts/hf", "tiny/rollouts/vllm")
     }
     assert chosen(rows, ("nothing",)) == []
 
@@ -120,7 +118,6 @@ RESULTS: list[tuple[dict[str, Any], str]] = [
         "hf, 16 in flight: 3.5 episodes/s, 80 tokens/s",
     ),
     ({"benchmark": "weight_sync", "transports": {"disk": PUSH}}, "0.26 s, 4.3 MB, noise 6e-06 nats, effect 0.17"),
-    ({"measured_gib": 3.6, "estimated_gib": 3.8}, "3.6 GiB of 3.8 estimated"),
     ({"other": 1}, '{"other": 1}'),
 ]
 
@@ -141,9 +138,10 @@ def test_two_steps_in_one_line() -> None:
     first = row | {f"{ratio}/min": 0.9, f"{ratio}/mean": 1.0, f"{ratio}/max": 1.1}
     found = summary([first, first | {f"{ratio}/min": 0.8}])
     assert (found["ratio_min"], found["ratio_max"], found["tokens_per_s"]) == (0.8, 1.1, 900.0)
-    memory = {"peak_gib": 1.5, "estimated_gib": 2.2, "server_gib": 0.0}
+    memory = {"peak_gib": 1.5, "longest_gib": 2.2, "server_gib": 0.0}
     assert figures({"benchmark": "two_steps", **found, **memory}) == (
-        "2 s a step, 64 episodes/s, 900 tokens/s, ratio 0.80000 to 1.10000, 1.5 GiB of 2.2 estimated, server 0"
+        "2 s a step, 64 episodes/s, 900 tokens/s, ratio 0.80000 to 1.10000, 1.5 GiB of 2.2 for the longest rows, "
+        "server 0"
     )
 
 
@@ -169,7 +167,7 @@ def test_what_the_end_of_a_child_means(status: int | None, out: str, err: str, s
 
 def test_a_walk_survives_its_rows_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     answer = tmp_path / "answer.json"
-    answer.write_text('{"measured_gib": 1, "estimated_gib": 2}')
+    answer.write_text('{"other": 1}')
     rows = [
         Row("good", ("json.tool", "--compact", str(answer))),
         Row("broken", ("no_such_module",)),
@@ -191,7 +189,7 @@ def test_a_walk_survives_its_rows_and_goes_on_where_it_stopped(tmp_path: Path) -
     console.print(table([*rows, Row("later", ())], again, NOTHING))
     console.file.close()
     shown = console.export_text()
-    for part in ("no GPU; vLLM: cpu", "1 GiB of 2 estimated", "needs a GPU", "interrupted"):
+    for part in ("no GPU; vLLM: cpu", "other", "needs a GPU", "interrupted"):
         assert part in shown
 
 
@@ -203,5 +201,5 @@ def test_a_row_that_hangs_is_ended_at_its_deadline(tmp_path: Path) -> None:
 
 def test_the_page_names_every_kind_of_row() -> None:
     page = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
-    for part in ("rollouts/hf", "rollouts/vllm", "push/SYNC/DTYPE", "memory/all", "memory/lora", "steps/CONFIG/vllm"):
+    for part in ("rollouts/hf", "rollouts/vllm", "push/SYNC/DTYPE", "steps/CONFIG/vllm"):
         assert part in page

@@ -54,7 +54,6 @@ def test_shipped_trials_are_taken_by_the_command(tmp_path: Path) -> None:
         ({"trials": {}}, "trials a name and flags"),
         ({"trials": {"a b": {}}}, "a b is no name"),
         ({"trials": {"a": {"max_steps": 3}}}, "max_steps is what steps says"),
-        ({"trials": {"a": {"lerning_rate": 3}}}, "a: no flag is called lerning_rate"),
         ({"trials": {"a": {"seed": 3}}}, "seed is the benchmark's to say"),
     ],
 )

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from benchmarks.server_process import ROOT
 from benchmarks.stages import CONFIG, SIDES, pooled, staged
 from tests.trainer.records import make_record
-from trainer.stages.plan import read_plan
-from trainer.stages.run import known_flags
+from trainer.stages import read_stages
 
 TINY = yaml.safe_load((ROOT / CONFIG).read_text(encoding="utf-8"))
 
@@ -21,11 +20,10 @@ TINY = yaml.safe_load((ROOT / CONFIG).read_text(encoding="utf-8"))
 @given(steps=st.integers(3, 200), side=st.sampled_from(sorted(SIDES)))
 def test_both_sides_train_for_as_many_steps(steps: int, side: str) -> None:
     config = staged(TINY, SIDES[side], steps)
-    plan = read_plan(config, ["--seed", "1", "--output_dir", "runs/x"], known_flags(), "")
-    assert sum(int(stage.settings["max_steps"]) for stage in plan.stages) == steps
-    assert all(int(stage.settings["max_steps"]) > 0 for stage in plan.stages)
-    assert plan.stages[-1].settings["eval_episodes"] == str(TINY["eval_episodes"])
-    assert plan.output_dir == Path("runs/x")
+    stages = read_stages(config, ["--seed", "1"], Path("runs/x"))
+    assert sum(int(stage.settings["max_steps"]) for stage in stages) == steps
+    assert all(int(stage.settings["max_steps"]) > 0 for stage in stages)
+    assert stages[-1].settings["eval_episodes"] == str(TINY["eval_episodes"])
 
 
 def test_a_question_is_paired_with_itself_under_each_seed() -> None:

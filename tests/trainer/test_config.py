@@ -65,12 +65,6 @@ def test_the_token_comes_from_the_flag_or_from_the_variable(monkeypatch: pytest.
     assert token_of("of the flag") == "of the flag"
 
 
-def test_a_gpu_to_plan_for_goes_with_a_dry_run() -> None:
-    for values in ({"dry_run_gpu": 24.0}, {"dry_run": True, "dry_run_gpu": 0.0}):
-        with pytest.raises(ValueError, match="--dry_run_gpu is a positive number of GiB, and goes with --dry_run true"):
-            SQLEnvArguments(**values)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     ("name", "known"),
     [

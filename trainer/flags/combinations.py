@@ -56,7 +56,7 @@ def check_combinations(arguments: SQLEnvArguments, grpo: GRPOConfig, model: Mode
     check_mappings(grpo, "chat_template_kwargs")
     check_trackers(grpo.report_to)
     Destination.of(grpo)
-    check_quantisation(grpo, model, elsewhere=arguments.dry_run_gpu is not None)
+    check_quantisation(grpo, model, elsewhere=arguments.plans_gpu)
     if grpo.use_vllm:
         _check_adapters_on_servers(arguments, model)
     return [

@@ -87,7 +87,7 @@ def _refuse(command: Command, argv: Sequence[str]) -> None:
     if STAGES in written:
         known = frozenset().union(*(each.value.names for each in Command))
     check_names((f"--{name}" for name in words), known | {CONFIG, "env"}, "flag")
-    if STAGES not in written:  # of stages, each has keys of its own; see `trainer.stages.plan`
+    if STAGES not in written:  # of stages, each has keys of its own; see `trainer.stages`
         check_names(written, known | {"env"}, f"key of {config}:")
     _refuse_strays(strays, known)
     given = {**written, **{name: values if len(values) > 1 else "".join(values) for name, values in words.items()}}

@@ -89,7 +89,7 @@ TRAIN_GROUPS: Mapping[str, str] = {
     "evaluation": "eval_episodes eval_strategy eval_steps",
     "environments": "env_server env_token max_concurrency",
     "vLLM servers": "use_vllm vllm_server_base_url staleness weight_sync weight_sync_dir",
-    "the run": "dry_run dry_run_gpu use_cpu save_steps report_to push_to_hub",
+    "the run": "dry_run use_cpu save_steps report_to push_to_hub",
 }
 WARMUP_GROUPS: Mapping[str, str] = {
     "the policy": "model_name_or_path use_peft lora_r output_dir resume_from_checkpoint",
@@ -110,7 +110,6 @@ _NAMED = {
     "weight_sync_dir": "FOLDER",
     "rejection_sampling": "FILE",
     "chat_template_kwargs": "JSON",
-    "dry_run_gpu": "GIB",
 }
 """What stands for the values of our flags, where that is not their type's."""
 

@@ -72,7 +72,7 @@ def parse_arguments(
     output = find_output(RunKind.TRAIN, given)
     start, said = _starting_point(given)
     machine = _machine(given)
-    planned = "dry_run_gpu" in given
+    planned = bool(given.get("dry_run")) and machine.cpu and "use_cpu" not in given
     defaults = train_defaults(given | start, Machine(True, False, True, machine.ranks) if planned else machine) | start
     taken_over = _take_over(given, output.checkpoint, start_play, TRAIN_NAMES)
     defaults |= {**taken_over.flags, "output_dir": str(output.folder)}
@@ -88,7 +88,7 @@ def parse_arguments(
     parser.set_defaults(**defaults)
     with config_errors():
         arguments, grpo, model_config = parser.parse_args_and_config(list(argv))
-    arguments.custom_system_prompt = taken_over.system_prompt
+    arguments.custom_system_prompt, arguments.plans_gpu = taken_over.system_prompt, planned
     if not model_config.model_name_or_path:
         raise ConfigError("name the policy to train with --model_name_or_path (a folder or a model on the Hub)")
     if grpo.use_vllm:

@@ -1,11 +1,10 @@
-"""`sqlenv train --dry_run true`: everything that can be wrong with a run, found before it starts.
+"""`sqlenv train --dry_run`: a preflight that finds what is wrong with a run before it starts.
 
-Flags are resolved as for a run. Data is loaded, the model's config and tokenizer are read, the chat template is tried,
-an episode is begun on each environment, inference servers are asked what they serve, the Hub is asked whether it
-accepts the token where the policy is to be pushed, and memory is estimated. No weights are loaded, nothing is trained,
-and nothing is written where the run would write, nor on the Hub.
+Flags are resolved as for a run. It loads the data, the model's config and tokenizer, tries the chat template, begins an
+episode on each environment, queries the inference servers, checks the Hub token where the policy is to be pushed, and
+measures memory on the GPU that is here, or estimates it. Nothing is written where the run would write, nor on the Hub.
 
-The plan is printed. What is in the way is said in sentences, all of them at once, and the exit status is then 2.
+The plan is one table. Every problem is reported, all at once, and the exit status is then 2.
 """
 
 from __future__ import annotations
@@ -15,11 +14,10 @@ import math
 import os
 import shutil
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import torch
@@ -36,6 +34,7 @@ from env_server.errors import SQLEnvError
 from env_server.types import AnswerMode, SQLObservation
 from inference.engine import EngineError
 from inference.launch.plan import WeightSyncMode
+from inference.out_of_memory import is_out_of_memory, release
 from inference.vllm.addresses import every_server
 from inference.vllm.api import ReplicaError, ReplicaUnavailableError, VLLMServer
 from inference.weight_files import check_shapes, check_weights
@@ -52,109 +51,101 @@ from trainer.rollout.environments import open_environments
 from trainer.rollout.examples import Examples
 from trainer.rollout.rewards import rewards_of, try_rewards, weights_of
 from trainer.training.arguments import require_questions
-from trainer.training.memory import GIB, Estimate, estimate, shape_of, shapes_of
-from trainer.training.memory_plan import bits_of, device_of, load_of, memory_table, remedy
-from trainer.training.prerequisites import DryRunError, compiler, unprepared
+from trainer.training.memory import GIB, estimate, main_memory, meta_model, peak, quantized_bits
+from trainer.training.out_of_memory import smaller_batch
+from trainer.training.probe import measure
 from trainer.training.questions import QuestionFilter
 
 SERVER_S = 60.0
-"""For a server's answer; what it says of its settings takes it seconds."""
-TIGHT = 0.9
-"""Share of the memory from which on the plan says that it is tight."""
+"""For a server's answer; its settings take it seconds."""
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.gguf")
+T = TypeVar("T")
+COMPILERS = ("gcc", "clang")
+"""What Triton looks for, unless the variable CC names another one."""
 
 
-@dataclass
-class Plan:
-    """What is known of a run so far: rows of the tables, and what is in the way."""
+class DryRunError(SQLEnvError):
+    """The run cannot work; the text holds a sentence for each problem."""
 
-    rows: list[tuple[str, Text]] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
 
-    def say(self, name: str, text: str | Text) -> None:
-        """Add a row."""
-        self.rows.append((name, Text(text) if isinstance(text, str) else text))
+def dry_run(arguments: SQLEnvArguments, grpo: GRPOConfig, model_config: ModelConfig, console: Console) -> float:
+    """Check everything and print the plan; returns the bytes of memory that training needs. Raises DryRunError."""
+    preflight = _Preflight(arguments, grpo, model_config)
+    preflight.check()
+    table = Table(title=f"sqlenv train, {grpo.output_dir}", show_header=False, title_justify="left")
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for row in preflight.rows:
+        table.add_row(*row)
+    console.print(table)
+    if preflight.problems:
+        raise DryRunError("this run cannot work: " + "; ".join(preflight.problems))
+    console.print("preflight OK")
+    return preflight.memory
+
+
+class _Preflight:
+    """The checks, in the order in which a run would meet what they look for."""
+
+    def __init__(self, arguments: SQLEnvArguments, grpo: GRPOConfig, model_config: ModelConfig) -> None:
+        self._arguments = arguments
+        self._grpo = grpo
+        self._model_config = model_config
+        self._answer_mode = AnswerMode(arguments.answer_mode)
+        self._gpu_here = torch.cuda.is_available() and not grpo.use_cpu
+        self.rows: list[tuple[str, Text]] = []
+        self.problems: list[str] = []
+        self.memory = math.nan
+
+    def say(self, name: str, text: str, style: str = "") -> None:
+        """Add a row to the table."""
+        self.rows.append((name, Text(text, style)))
 
     @contextmanager
     def checking(self, name: str) -> Iterator[None]:
-        """Take what is wrong in the block as a problem, and go on after it."""
+        """Take an error in the block as a problem, and continue after it."""
         try:
             yield
         except (SQLEnvError, EngineError, OSError, ValueError) as error:
             text = " ".join(str(error).split())
             self.problems.append(text)
-            self.say(name, Text(text, "red"))
-
-
-def dry_run(
-    arguments: SQLEnvArguments, grpo: GRPOConfig, model_config: ModelConfig, console: Console
-) -> Estimate | None:
-    """Check everything and print the plan; returns the memory that it estimates. Raises DryRunError."""
-    plan = Plan()
-    run = _Run(arguments, grpo, model_config, plan)
-    run.check()
-    table = Table(title=f"sqlenv train, {grpo.output_dir}", show_header=False, title_justify="left")
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for row in plan.rows:
-        table.add_row(*row)
-    console.print(table)
-    if run.memory is not None:
-        console.print(memory_table(run.memory, run.device))
-    if plan.problems:
-        raise DryRunError("this run cannot work: " + "; ".join(plan.problems))
-    console.print("Nothing is in the way of this run.")
-    return run.memory
-
-
-class _Run:
-    """The checks, in the order in which a run would meet what they look for."""
-
-    def __init__(self, arguments: SQLEnvArguments, grpo: GRPOConfig, model_config: ModelConfig, plan: Plan) -> None:
-        self._arguments = arguments
-        self._grpo = grpo
-        self._model_config = model_config
-        self._plan = plan
-        self._answer_mode = AnswerMode(arguments.answer_mode)
-        self.device = device_of(arguments, grpo)
-        self.memory: Estimate | None = None
+            self.say(name, text, "red")
 
     def check(self) -> None:
-        """Do all of them; each one that fails leaves out what it would have told."""
-        plan = self._plan
+        """Run all checks; those that need the outcome of a failed one are left out."""
         dataset = tokenizer = config = adapter = observation = None
-        with plan.checking("output"):
+        with self.checking("output"):
             self._check_output()
-        with plan.checking("hub"):
+        with self.checking("hub"):
             self._check_hub()
-        with plan.checking("data"):
+        with self.checking("data"):
             dataset = self._check_data()
-        with plan.checking("model"):
+        with self.checking("model"):
             config, adapter = self._check_model()
-        with plan.checking("tokenizer"):
+        with self.checking("tokenizer"):
             tokenizer = load_tokenizer(self._model_config, trust_remote_code=self._grpo.trust_remote_code)
             self._check_vocabulary(tokenizer, config)
         if dataset is not None:
-            with plan.checking("environments"):
+            with self.checking("environments"):
                 observation = self._check_environments(dataset)
         prompt = 0
         if dataset is not None and tokenizer is not None and observation is not None:
-            with plan.checking("template"):
+            with self.checking("template"):
                 prompt = self._check_template(dataset, tokenizer, observation, config)
         if self._grpo.use_vllm:
-            with plan.checking("inference"):
+            with self.checking("inference"):
                 self._check_servers(config, adapter, prompt)
         else:
-            plan.say("inference", "Hugging Face generate, in this process")
+            self.say("inference", "Hugging Face generate, in this process")
         self._say_steps(dataset)
-        if self.device.on_gpu and not self._arguments.dry_run_gpu:  # else it is another machine that would train
-            with plan.checking("compiler"):
-                plan.say(
-                    "compiler", compiler(os.environ, shutil.which, Path(sysconfig.get_path("include", "posix_prefix")))
-                )
-        if config is not None:
-            with plan.checking("memory"):
-                self._check_memory(config, adapter, prompt)
+        if self._gpu_here:
+            with self.checking("compiler"):
+                headers = Path(sysconfig.get_path("include", "posix_prefix"))
+                self.say("compiler", compiler(os.environ, shutil.which, headers))
+        if config is not None and tokenizer is not None:
+            with self.checking("memory"):
+                # The probe loads and trains the policy: with other problems, its error would not be the first.
+                self._check_memory(config, adapter, tokenizer, prompt, probe=self._gpu_here and not self.problems)
 
     def _check_output(self) -> None:
         path = Path(self._grpo.output_dir)
@@ -162,24 +153,24 @@ class _Run:
             checkpoint = Path(str(self._grpo.resume_from_checkpoint))
             RunFolder.open(path)
             if not (checkpoint / "trainer_state.json").is_file():
-                raise DryRunError(f"--resume_from_checkpoint {checkpoint} is no checkpoint of a run")
-            self._plan.say("output", f"{path}, going on from {checkpoint.name}")
+                raise DryRunError(f"--resume_from_checkpoint {checkpoint} is not a checkpoint of a run")
+            self.say("output", f"{path}, resumed from {checkpoint.name}")
             return
-        there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
-        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-            raise DryRunError(f"--output_dir {path}: {there} cannot be written to by user {os.getuid()}")
-        self._plan.say("output", f"{path}, {shutil.disk_usage(there).free / GIB:,.0f} GiB free")
+        parent = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+        if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+            raise DryRunError(f"--output_dir {path}: {parent} is not writable by user {os.getuid()}")
+        self.say("output", f"{path}, {shutil.disk_usage(parent).free / GIB:,.0f} GiB free")
 
     def _check_hub(self) -> None:
         destination = Destination.of(self._grpo)
         if destination is not None:
             destination.check_token()
-            self._plan.say("hub", f"the policy will be pushed to {destination.repo}; the token is valid")
+            self.say("hub", f"the policy will be pushed to {destination.repo}; the token is valid")
 
     def _check_data(self) -> Dataset:
         dataset = load_dataset(self._arguments.data, answer_mode=self._answer_mode)
         train, held_out = self._asked(dataset), dataset.select(Split.EVAL)
-        self._plan.say(
+        self.say(
             "data",
             f"{self._arguments.data}, {self._answer_mode.value} mode: {_extent(train)} to train on, "
             f"{_extent(held_out)} to evaluate on",
@@ -206,20 +197,21 @@ class _Run:
         elif self._model_config.use_peft:
             adapter = get_peft_config(self._model_config)
         if folder.is_dir():
-            expected = shapes_of(config, trust_remote_code=self._grpo.trust_remote_code)
+            tensors = meta_model(config, self._grpo.trust_remote_code).state_dict()
+            expected = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
             check_shapes(check_weights(folder), expected, str(folder))
-        kind = "all weights" if adapter is None else f"LoRA of rank {getattr(adapter, 'r', '?')}"
-        bits = bits_of(self._model_config)
+        trained = "all weights" if adapter is None else f"LoRA of rank {getattr(adapter, 'r', '?')}"
+        bits = quantized_bits(self._model_config)
         precision = f"{self._model_config.dtype or 'float32'}{f', {bits} bits' if bits else ''}"
         computes = "bfloat16" if self._grpo.bf16 else "float16" if self._grpo.fp16 else "no mixed precision"
-        self._plan.say("model", f"{name} ({config.model_type}), {kind}, {precision}, {computes}")
+        self.say("model", f"{name} ({config.model_type}), {trained}, {precision}, {computes}")
         return config, adapter
 
     def _check_vocabulary(self, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig | None) -> None:
-        words = config.get_text_config(decoder=True).vocab_size if config is not None else math.inf
-        if len(tokenizer) > words:
+        size = config.get_text_config(decoder=True).vocab_size if config is not None else math.inf
+        if len(tokenizer) > size:
             raise DryRunError(
-                f"the tokenizer has {len(tokenizer):,} tokens and the model {words:,}; they do not belong together"
+                f"the tokenizer has {len(tokenizer):,} tokens and the model {size:,}; they do not belong together"
             )
 
     def _check_environments(self, dataset: Dataset) -> SQLObservation:
@@ -229,8 +221,8 @@ class _Run:
         longest = max(self._asked(dataset), key=lambda question: len(question.text))
         with closing(environments), environments.blocking() as session:
             observation = session.reset(question_id=longest.question_id)
-        self._plan.say(
-            "environments", f"{arguments.env_server}, {arguments.step_budget} steps an episode; one was begun"
+        self.say(
+            "environments", f"{arguments.env_server}, {arguments.step_budget} steps per episode; an episode was begun"
         )
         return observation
 
@@ -246,10 +238,10 @@ class _Run:
         settings = ChatSettings.of(arguments, self._grpo.chat_template_kwargs)
         chat = ChatFormat(tokenizer, settings, examples.conversations)
         for line in chat.lines:
-            self._plan.say("thinking", line)
+            self.say("thinking", line)
         prompt = len(chat.prompt_ids(first_message(observation)))
         turn = arguments.max_turn_length + chat.reasoning_length
-        self._plan.say("template", f"the prompt of the longest question is {prompt} tokens, a turn at most {turn}")
+        self.say("template", f"the prompt of the longest question is {prompt} tokens, a turn at most {turn}")
         context = self._context(config)
         if prompt + turn > context:
             raise DryRunError(
@@ -269,40 +261,41 @@ class _Run:
             str(self._model_config.model_name_or_path), self._model_config.model_revision
         ).base.location
         for url in every_server(server_urls(self._grpo)):
-            with self._plan.checking("inference"):
-                self._plan.say("inference", asyncio.run(self._ask(url, name, adapter, needed)))
+            with self.checking("inference"):
+                self.say("inference", asyncio.run(self._query(url, name, adapter, needed)))
 
-    async def _ask(self, url: str, name: str, adapter: PeftConfig | None, needed: int) -> str:
-        """What a server says of itself. Raises DryRunError, ReplicaError."""
+    async def _query(self, url: str, name: str, adapter: PeftConfig | None, needed: int) -> str:
+        """What a server reports about itself. Raises DryRunError, ReplicaError."""
+        rank = getattr(adapter, "r", 0)
         timeout = httpx.Timeout(SERVER_S, connect=5.0)
         async with httpx.AsyncClient(timeout=timeout, trust_env=False) as client:
             server = VLLMServer(url, client)
             try:
                 await server.health(SERVER_S)
             except ReplicaUnavailableError as error:
-                command = server_command(name, self._arguments.weight_sync, getattr(adapter, "r", 0))
+                command = server_command(name, self._arguments.weight_sync, rank)
                 raise DryRunError(f"{error}; start one with `{command}`") from error
             served = await server.served_model()
-            settings = await _settings_of(server)
-            workers = await _workers_of(server)
-        words = [f"{url} serves {served.name}, {served.max_model_len:,} tokens"]
+            nothing: Mapping[str, Any] = {}
+            settings = await _if_allowed(server.settings(), nothing)
+            workers = await _if_allowed(ask(server), ())
+        parts = [f"{url} serves {served.name}, {served.max_model_len:,} tokens"]
         if not is_served(name, served.name, workers):
-            words.append(f"the policy is {name}: the first push of the weights tells whether it is the same model")
+            parts.append(f"the policy is {name}: the first weight sync tells whether it is the same model")
         if served.max_model_len < needed:
-            words.append(f"rows may be {needed:,}: longer episodes drop their oldest turns")
+            parts.append(f"rows may be {needed:,}: longer episodes drop their oldest turns")
         transport = self._transport(adapter, workers)
-        words.append(f"weights by {transport.value}" if transport else "weights by what suits that machine's GPU")
-        if transport and settings and (wrong := unprepared(transport, getattr(adapter, "r", 0), settings)):
+        parts.append(f"weights by {transport.value}" if transport else "weights by what suits that machine's GPU")
+        if transport and settings and (wrong := unprepared(transport, rank, settings)):
             raise DryRunError(f"{url} {wrong}")
-        return "; ".join(words)
+        return "; ".join(parts)
 
     def _transport(self, adapter: PeftConfig | None, workers: Sequence[WorkerFacts]) -> WeightSyncMode | None:
         """Return the transport of the weights; None where it depends on a GPU that is not here."""
-        arguments = self._arguments
-        asked, has_cuda = arguments.weight_sync, self.device.on_gpu and torch.cuda.is_available()
-        if asked == "auto" and adapter is None and self.device.on_gpu and not has_cuda:
+        asked = self._arguments.weight_sync
+        if asked == "auto" and adapter is None and self._arguments.plans_gpu:
             return None
-        sender = Sender(has_cuda, has_vllm(), self._grpo.world_size, allocator_settings())
+        sender = Sender(self._gpu_here, has_vllm(), self._grpo.world_size, allocator_settings())
         here = WorkerFacts() if sender.refusal(WeightSyncMode.NCCL) else facts_here(self._grpo.device)
         return choose_weight_sync(asked, adapter is not None, sender, here, (workers,))
 
@@ -315,56 +308,131 @@ class _Run:
             steps = math.ceil(grpo.num_train_epochs * len(self._asked(dataset)) / max(1, questions))
         ranks = f" on {grpo.world_size} ranks" if grpo.world_size > 1 else ""
         tokens = grpo.max_completion_length
-        self._plan.say(
+        self.say(
             "steps",
             f"{steps:,} of {questions} questions x {grpo.num_generations} episodes{ranks}; {episodes} episodes of at "
             f"most {tokens:,} tokens, {episodes * tokens:,} in all",
         )
         rewards = rewards_of(self._arguments.reward_functions)
         weights = zip(rewards, weights_of(rewards, grpo.reward_weights), strict=True)
-        self._plan.say(
+        self.say(
             "learning",
             f"{grpo.loss_type}, rate {grpo.learning_rate:g} ({grpo.lr_scheduler_type.value}), beta {grpo.beta:g}, "
             f"temperature {grpo.temperature:g}, {self._arguments.reward_weighting} reward weights "
             f"({', '.join(f'{reward.name} {weight:g}' for reward, weight in weights)}), {grpo.optim.value}",
         )
-        self._plan.say("evaluation", f"{self._arguments.eval_episodes} questions, before and after, greedily")
+        self.say("evaluation", f"{self._arguments.eval_episodes} questions, before and after, greedily")
 
-    def _check_memory(self, config: PretrainedConfig, adapter: PeftConfig | None, prompt: int) -> None:
-        shape = shape_of(config, adapter, trust_remote_code=self._grpo.trust_remote_code)
-        width = min(self._context(config), prompt + self._grpo.max_completion_length)
-        load = load_of(
-            self._arguments, self._grpo, self._model_config, config, self.device, adapter is not None, prompt, width
+    def _check_memory(
+        self,
+        config: PretrainedConfig,
+        adapter: PeftConfig | None,
+        tokenizer: PreTrainedTokenizerBase,
+        prompt: int,
+        *,
+        probe: bool,
+    ) -> None:
+        grpo, arguments = self._grpo, self._arguments
+        width = min(self._context(config), prompt + grpo.max_completion_length)
+        evaluated = arguments.eval_episodes if arguments.eval_episodes >= 0 else arguments.max_concurrency
+        batch = max(grpo.per_device_train_batch_size * grpo.steps_per_generation, evaluated)
+        on_gpu = self._gpu_here or arguments.plans_gpu
+        parts = estimate(
+            *(config, adapter, grpo, self._model_config),
+            prompt=prompt,
+            width=width,
+            generating=0 if grpo.use_vllm else min(arguments.max_concurrency, batch),
+            on_gpu=on_gpu,
         )
-        self.memory = estimate(shape, load)
-        needed, there = self.memory.total, self.device.bytes
-        self._plan.say(
-            "memory",
-            f"about {needed / GIB:.1f} GiB of the {there / GIB:.1f} of {self.device.name}"
-            + (", which is tight" if TIGHT * there < needed <= there else ""),
-        )
-        if needed > there:
-            raise DryRunError(
-                f"about {needed / GIB:.1f} GiB are needed, and {self.device.name} has {there / GIB:.1f}; "
-                f"{remedy(shape, load, there, self._grpo)}"
+        self.memory = peak(parts)
+        how = ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items() if size)
+        how = f"estimated for the longest rows ({how}; training and generation take turns)"
+        if arguments.plans_gpu:
+            self.say("memory", f"about {self.memory / GIB:.1f} GiB of a GPU (there is none here), {how}")
+            return
+        where, there = "of this machine", main_memory()
+        if self._gpu_here:
+            where, there = f"free on {torch.cuda.get_device_name()}", float(torch.cuda.mem_get_info()[0])
+        rows = grpo.per_device_train_batch_size
+        if probe:
+            fitting, measured = self._measure(tokenizer, prompt, width)
+            generation = (
+                peak({**parts, "gradients": 0.0, "activations": 0.0, "logits": 0.0}) if not grpo.use_vllm else 0
             )
+            self.memory = max(measured, generation)
+            how = f"measured: 2 steps of {fitting} rows x {width:,} tokens, {measured / GIB:.2f}"
+            how += f"; generation {generation / GIB:.2f}, estimated" if generation else ""
+            if fitting < rows:
+                raise DryRunError(f"{rows} rows x {width:,} tokens do not fit; {smaller_batch(grpo, fitting)} does")
+        self.say("memory", f"about {self.memory / GIB:.1f} GiB of the {there / GIB:.1f} {where}, {how}")
+        if self.memory > there:
+            raise DryRunError(
+                f"about {self.memory / GIB:.1f} GiB are needed and {there / GIB:.1f} are there; lower "
+                f"{'--max_concurrency or ' if parts['generation'] else ''}--max_completion_length, or add "
+                f"--gradient_checkpointing true, --use_peft true or {smaller_batch(grpo, max(1, rows // 2))}"
+            )
+
+    def _measure(self, tokenizer: PreTrainedTokenizerBase, prompt: int, width: int) -> tuple[int, float]:
+        try:
+            return measure(self._grpo, self._model_config, tokenizer, prompt, width)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            words = release(error)
+        raise DryRunError(
+            f"one row of {width:,} tokens does not fit; lower --max_completion_length, or add --gradient_checkpointing "
+            f"true, --use_peft true or --load_in_4bit true, or take a smaller model ({words})"
+        )
+
+
+def unprepared(transport: WeightSyncMode, rank: int, settings: Mapping[str, Mapping[str, Any] | None]) -> str:
+    """Return what a server lacks for the weights of a run, "" where it lacks nothing.
+
+    `rank` is the adapter's, `settings` are vLLM's, section by section.
+    """
+    allowed = (settings.get("lora_config") or {}).get("max_lora_rank", 0)
+    receives = (settings.get("weight_transfer_config") or {}).get("backend")
+    match transport:
+        case WeightSyncMode.LORA if rank > allowed:
+            takes = f"adapters up to rank {allowed}" if allowed else "no adapters"
+            fix = f"--weight_sync lora --max_lora_rank {rank}"
+            return f"takes {takes}, and this one has rank {rank}; start it with {fix}"
+        case WeightSyncMode.NCCL | WeightSyncMode.IPC if receives != transport:
+            takes = f"by {receives}" if receives else "neither by nccl nor by ipc"
+            fix = f"--weight_sync {transport}"
+            return f"takes weights {takes}, and this run sends them by {transport}; start it with {fix}"
+        case _:
+            return ""
+
+
+def compiler(environment: Mapping[str, str], which: Callable[[str], str | None], headers: Path) -> str:
+    """Return the C compiler that Triton would take. Raises DryRunError where it has none, or lacks Python's headers.
+
+    TRL's fused loss runs on Triton, which compiles a module of Python's at the first training step.
+    """
+    asked = environment.get("CC")
+    found = which(asked.split()[0]) if asked else next(filter(None, map(which, COMPILERS)), None)
+    if found is None:
+        named = f"CC={asked}" if asked else " and ".join(COMPILERS)
+        raise DryRunError(
+            f"no C compiler was found ({named}), and the loss needs one on a GPU, at the first step; Debian and "
+            "Ubuntu: apt-get install gcc libc6-dev"
+        )
+    if not (headers / "Python.h").is_file():
+        raise DryRunError(
+            f"{headers} has no Python.h, which the loss needs on a GPU, at the first step; Debian and Ubuntu: apt-get "
+            "install python3-dev"
+        )
+    return found
+
+
+async def _if_allowed(answer: Awaitable[T], otherwise: T) -> T:
+    """What a server answers those who may change its weights."""
+    try:
+        return await answer
+    except (ReplicaError, LookupError, TypeError):
+        return otherwise
 
 
 def _extent(questions: Sequence[Question]) -> str:
     return f"{len(questions):,} questions on {len({question.db_id for question in questions})} databases"
-
-
-async def _settings_of(server: VLLMServer) -> dict[str, Any]:
-    """What a server tells those who may change its weights; empty when it does not."""
-    try:
-        return dict(await server.settings())
-    except (ReplicaError, LookupError, TypeError):
-        return {}
-
-
-async def _workers_of(server: VLLMServer) -> tuple[WorkerFacts, ...]:
-    """What a server's workers say of themselves; nothing where it does not let them."""
-    try:
-        return await ask(server)
-    except ReplicaError:
-        return ()

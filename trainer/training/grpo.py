@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 from datasets import Dataset as HubDataset
 from transformers import PreTrainedTokenizerBase, PrinterCallback, ProgressCallback
@@ -46,6 +47,17 @@ def stop_at_turns_ends(trainer: GRPOTrainer, chat: ChatFormat) -> None:
     trainer.eos_token_ids = list(dict.fromkeys((*trainer.eos_token_ids, *chat.stop_ids)))
 
 
+def model_arguments(grpo: GRPOConfig, model_config: ModelConfig) -> dict[str, Any]:
+    """What GRPOTrainer is told of the policy; sets the config's `model_init_kwargs`. Raises PolicyError."""
+    policy = resolve_policy(str(model_config.model_name_or_path), model_config.model_revision)
+    grpo.model_init_kwargs = init_kwargs(model_config, grpo)
+    quantization = get_quantization_config(model_config)
+    if policy.adapter is None:
+        adapter = get_peft_config(model_config)
+        return {"model": policy.base.location, "quantization_config": quantization, "peft_config": adapter}
+    return {"model": load_to_continue(policy, grpo, quantization, lora_dropout=model_config.lora_dropout)}
+
+
 def build_trainer(
     grpo: GRPOConfig,
     model_config: ModelConfig,
@@ -58,24 +70,17 @@ def build_trainer(
 
     Raises PolicyError, ConfigError.
     """
-    policy = resolve_policy(str(model_config.model_name_or_path), model_config.model_revision)
     grpo.reward_weights = weights_of(batches.rewards, grpo.reward_weights)
-    grpo.model_init_kwargs = init_kwargs(model_config, grpo)
-    quantization = get_quantization_config(model_config)
-    continued = None
-    if policy.adapter is not None:
-        continued = load_to_continue(policy, grpo, quantization, lora_dropout=model_config.lora_dropout)
+    policy = model_arguments(grpo, model_config)
     try:
         trainer = SQLEnvTrainer(
-            model=policy.base.location if continued is None else continued,
+            **policy,
             reward_funcs=list(batches.rewards),
             args=grpo,
             train_dataset=prompt_rows(questions),
             # Only so that transformers lets evaluation happen; see `trainer.training.evaluating`.
             eval_dataset=prompt_rows(eval_questions) if eval_questions else None,
             processing_class=tokenizer,
-            quantization_config=quantization if continued is None else None,
-            peft_config=get_peft_config(model_config) if continued is None else None,
             rollout_func=batches,
         )
         check_optimizer(grpo, trainer.model)

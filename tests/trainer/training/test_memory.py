@@ -1,8 +1,8 @@
-"""The memory estimate: counted parameters, layers' activations against what autograd keeps, and the arithmetic."""
+"""Memory: the estimate's activations against what autograd keeps, its arithmetic, and the probe that a GPU runs."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,35 +10,44 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen3Config
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen3Config, Qwen3ForCausalLM
+from trl import GRPOConfig, ModelConfig
 
-from trainer.training.memory import GIB, Load, ModelShape, activations, estimate, logits, shape_of
+from tests.integration.training import save_policy, surroundings_in
+from trainer.models import load_tokenizer
+from trainer.training import probe
+from trainer.training.memory import estimate, peak
+from trainer.training.probe import measure, train_longest
 
 MODELS = Path(__file__).parent / "models"
-SHAPE = ModelShape(
-    parameters=1_000_000, quantizable=800_000, trained=1_000_000, layers=4, hidden=64, intermediate=256, queries=64,
-    keys=32, vocabulary=1_000,
-)  # fmt: skip
-ADAPTED = replace(SHAPE, trained=10_000, adapted=True)
-LOAD = Load(rows=4, prompt=100, completion=400)
 ROWS, WIDTH = 4, 96
+LORA = LoraConfig(r=8, target_modules="all-linear")
 
 
-@pytest.mark.parametrize(
-    ("name", "parameters", "adapter"),
-    [
-        ("SmolLM2-135M-Instruct", 134_515_008, 9_768_960),
-        ("Qwen2.5-0.5B-Instruct", 494_032_768, 17_596_416),
-        ("Qwen3-0.6B", 596_049_920, 20_185_088),
-        ("Qwen2.5-Coder-1.5B-Instruct", 1_543_714_304, 36_929_536),
-        ("Qwen3-1.7B", 1_720_574_976, 34_865_152),
-    ],
-)
-def test_parameters_are_those_that_the_model_cards_state(name: str, parameters: int, adapter: int) -> None:
-    config = AutoConfig.from_pretrained(MODELS / f"{name}.json")
-    assert shape_of(config, None).parameters == shape_of(config, None).trained == parameters
-    adapted = shape_of(config, LoraConfig(r=32, target_modules="all-linear"))
-    assert (adapted.parameters, adapted.trained) == (parameters, adapter)
+def grpo(**flags: Any) -> GRPOConfig:
+    return GRPOConfig(
+        **{
+            "per_device_train_batch_size": ROWS,
+            "num_generations": 2,
+            "use_cpu": True,
+            "bf16": False,
+            "report_to": [],
+            **flags,
+        }
+    )
+
+
+def parts(
+    config: PretrainedConfig,
+    adapter: LoraConfig | None = None,
+    generating: int = 0,
+    dtype: str = "float32",
+    **flags: Any,
+) -> dict[str, float]:
+    model = ModelConfig(dtype=dtype, load_in_4bit=flags.pop("load_in_4bit", False))
+    return estimate(
+        config, adapter, grpo(**flags), model, prompt=WIDTH // 2, width=WIDTH, generating=generating, on_gpu=False
+    )
 
 
 def small(kind: type[PretrainedConfig], layers: int) -> PretrainedConfig:
@@ -55,16 +64,15 @@ def small(kind: type[PretrainedConfig], layers: int) -> PretrainedConfig:
     )
 
 
-def kept(config: PretrainedConfig, adapter: LoraConfig | None, load: Load) -> int:
+def kept(config: PretrainedConfig, adapter: LoraConfig | None, dtype: str, autocast: bool, checkpointing: bool) -> int:
     """Bytes that autograd keeps of the decoder's pass over one micro-batch, parameters and their copies apart."""
-    dtype = torch.float32 if load.weight_bytes == 4 else torch.bfloat16
-    model = AutoModelForCausalLM.from_config(config, dtype=dtype).train()
+    model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).train()
     backbone = model.base_model
-    if load.gradient_checkpointing:
+    if checkpointing:
         model.gradient_checkpointing_enable()
     if adapter is not None:
         model = get_peft_model(model, adapter)
-        if load.gradient_checkpointing:
+        if checkpointing:
             model.enable_input_require_grads()
     parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     shapes = {parameter.numel() for parameter in model.parameters() if parameter.dim() == 2}
@@ -83,90 +91,101 @@ def kept(config: PretrainedConfig, adapter: LoraConfig | None, load: Load) -> in
     mask[0, :5] = 0  # as TRL pads: attention then gets a mask
     with (
         torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
-        torch.autocast("cpu", torch.bfloat16, enabled=load.autocast),
+        torch.autocast("cpu", torch.bfloat16, enabled=autocast),
     ):
         output = backbone(input_ids=ids, attention_mask=mask, use_cache=False)
     assert output.last_hidden_state.requires_grad
     return sum(storages.values())
 
 
-@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+@pytest.mark.parametrize("adapter", [None, LORA], ids=["full", "lora"])
 @pytest.mark.parametrize(
-    ("kind", "weight_bytes", "autocast", "checkpointing"),
+    ("kind", "dtype", "autocast", "checkpointing"),
     [
-        (Qwen3Config, 4, False, False),
-        (Qwen3Config, 4, True, False),
-        (Qwen3Config, 2, True, False),
-        (Qwen3Config, 2, False, False),
-        (Qwen3Config, 4, True, True),
-        (LlamaConfig, 4, True, False),
-        (LlamaConfig, 2, True, True),
+        (Qwen3Config, "float32", False, False),
+        (Qwen3Config, "bfloat16", True, False),
+        (Qwen3Config, "bfloat16", False, False),
+        (Qwen3Config, "float32", True, True),
+        (LlamaConfig, "float32", True, False),
+        (LlamaConfig, "bfloat16", True, True),
     ],
 )
-def test_a_layer_keeps_what_the_formula_says(
-    kind: type[PretrainedConfig], lora: bool, weight_bytes: int, autocast: bool, checkpointing: bool
+def test_a_layer_keeps_what_the_estimate_says(
+    kind: type[PretrainedConfig], adapter: LoraConfig | None, dtype: str, autocast: bool, checkpointing: bool
 ) -> None:
-    adapter = LoraConfig(r=8, target_modules="all-linear") if lora else None
-    load = Load(ROWS, WIDTH // 2, WIDTH // 2, weight_bytes, None, autocast, checkpointing)
     few, many = small(kind, 1), small(kind, 4)
-    measured = kept(many, adapter, load) - kept(few, adapter, load)
-    expected = activations(shape_of(many, adapter), load) - activations(shape_of(few, adapter), load)
-    assert expected == pytest.approx(measured, rel=0.12)
+    measured = kept(many, adapter, dtype, autocast, checkpointing) - kept(few, adapter, dtype, autocast, checkpointing)
+    flags: dict[str, Any] = {"dtype": dtype, "bf16": autocast, "gradient_checkpointing": checkpointing}
+    more, less = (parts(config, adapter, **flags)["activations"] for config in (many, few))
+    assert more - less == pytest.approx(measured, rel=0.12)
 
 
-def part(load: Load, name: str, shape: ModelShape = SHAPE) -> float:
-    return sum(part.bytes for part in estimate(shape, load).parts if part.name == name)
+def test_weights_gradients_and_optimizer_follow_from_the_parameters() -> None:
+    config = AutoConfig.from_pretrained(MODELS / "Qwen3-0.6B.json")
+    count, trained = 596_049_920, 20_185_088
+    adapter = LoraConfig(r=32, target_modules="all-linear")
+    full, half = parts(config), parts(config, dtype="bfloat16")
+    assert [full[name] for name in ("weights", "gradients", "optimizer")] == [4 * count, 4 * count, 8 * count]
+    assert [half[name] for name in ("weights", "gradients", "optimizer")] == [2 * count, 2 * count, 4 * count]
+    assert parts(config, bf16=True)["weights"] == 6 * count
+    assert parts(config, beta=0.1)["weights"] == 8 * count
+    lora = parts(config, adapter, dtype="bfloat16", beta=0.1)
+    assert [lora[name] for name in ("weights", "gradients", "optimizer")] == [
+        2 * count + 4 * trained, 4 * trained, 8 * trained
+    ]  # fmt: skip
+    quantized = parts(config, adapter, dtype="bfloat16", load_in_4bit=True)
+    assert 0.5625 * count < quantized["weights"] < 1.05 * count
+    assert quantized["gradients"] == 2 * trained
 
 
-def test_what_stands_in_memory_throughout() -> None:
-    assert (part(LOAD, "weights"), part(LOAD, "gradients"), part(LOAD, "optimizer")) == (4e6, 4e6, 8e6)
-    half = replace(LOAD, weight_bytes=2)
-    assert (part(half, "weights"), part(half, "gradients"), part(half, "optimizer")) == (2e6, 2e6, 4e6)
-    assert part(replace(LOAD, autocast=True), "autocast") == 2e6
-    assert part(replace(LOAD, reference=True), "reference") == 4e6
-    assert estimate(SHAPE, replace(LOAD, server_bytes=5e9)).total == estimate(SHAPE, LOAD).total + 5e9
+def test_fewer_rows_checkpointing_and_servers_take_less() -> None:
+    config = small(Qwen3Config, 8)
+    whole = parts(config, generating=64)
+    assert parts(config, per_device_train_batch_size=2)["activations"] * 2 == whole["activations"]
+    assert parts(config, gradient_checkpointing=True)["activations"] < whole["activations"]
+    assert parts(config)["generation"] == 0 < whole["generation"]
+    assert peak(parts(config)) < peak(whole), "the larger one of training and generation counts"
+    assert parts(config, optim="paged_adamw_8bit")["optimizer"] == 0
 
 
-def test_an_adapter_is_float32_and_bfloat16_on_a_quantised_base() -> None:
-    half, quantised = replace(LOAD, weight_bytes=2), replace(LOAD, weight_bytes=2, quantized_bits=4)
-    assert part(half, "weights", ADAPTED) == 2e6 + 40_000
-    assert (part(half, "gradients", ADAPTED), part(half, "optimizer", ADAPTED)) == (40_000, 80_000)
-    assert part(quantised, "weights", ADAPTED) == pytest.approx(800_000 * 0.5625 + 200_000 * 2 + 20_000)
-    assert (part(quantised, "gradients", ADAPTED), part(quantised, "optimizer", ADAPTED)) == (20_000, 40_000)
+@pytest.fixture
+def policy(random_policy: Callable[..., Qwen3ForCausalLM], tmp_path: Path) -> ModelConfig:
+    folder = save_policy(random_policy, ["How many pets are there"], tmp_path / "policy")
+    return ModelConfig(model_name_or_path=str(folder), dtype="float32")
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "size"),
-    [("adamw_torch_fused", 8.0), ("adamw_8bit", 2.06), ("paged_adamw_8bit", 0.0), ("sgd", 0.0), ("lion_32bit", 8.0)],
-)
-def test_the_optimizers_state(optimizer: str, size: float) -> None:
-    assert part(replace(LOAD, optimizer=optimizer), "optimizer") == pytest.approx(size * 1e6)
+@pytest.mark.parametrize("lora", [False, True])
+def test_the_probe_trains_the_longest_rows_and_leaves_the_run_alone(
+    policy: ModelConfig, lora: bool, tmp_path: Path
+) -> None:
+    policy.use_peft, policy.lora_target_modules = lora, ["q_proj", "v_proj"] if lora else None
+    args = grpo(output_dir=str(tmp_path / "run"), num_generations=4, gradient_accumulation_steps=8, max_steps=50)
+    before = args.to_dict()
+    with surroundings_in(tmp_path / "cache"):
+        train_longest(args, policy, load_tokenizer(policy), 6, 24, 2)
+    assert args.to_dict() == before
+    assert not (tmp_path / "run").exists()
 
 
-def test_the_head_is_computed_in_tiles_however_many_rows_there_are() -> None:
-    wide = replace(SHAPE, vocabulary=150_000, trained=0, adapted=True)
-    tile = 4_096 * 32_768
-    one, many = (logits(wide, Load(rows, 0, 4_096, 2)) for rows in (1, 64))
-    assert one == tile * 2 + 4_096 * 64 * 8
-    assert many - one == 63 * 4_096 * 64 * 8, "states alone grow with the rows"
-    assert logits(replace(wide, adapted=False), Load(1, 0, 4_096, 2)) - one == 150_000 * 64 * 4
-    on_cpu = logits(wide, Load(1, 0, 4_096, 2, on_gpu=False))
-    assert on_cpu - one == 4_096 * 8_192 * (2 + 6 * 4) - tile * 2, "smaller tiles, more of them"
-    assert logits(wide, Load(1, 900, 4_096, 2, on_gpu=False)) == on_cpu, "prompts are not scored"
+@pytest.mark.parametrize(("fitting", "tried"), [(8, [8]), (2, [8, 4, 2]), (0, [8, 4, 2, 1])])
+def test_a_micro_batch_that_does_not_fit_is_halved(
+    fitting: int, tried: list[int], policy: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows_tried = []
 
+    def train(*arguments: Any) -> None:
+        rows_tried.append(rows := arguments[-1])
+        if rows > fitting:
+            raise torch.OutOfMemoryError("CUDA out of memory")
 
-def test_training_and_generation_take_turns() -> None:
-    generating = replace(LOAD, generating=32)
-    cache = 2 * 4 * 32 * 4 * 32 * 500
-    assert part(generating, "key-value cache") == cache
-    short, long = estimate(SHAPE, generating), estimate(SHAPE, LOAD)
-    taking_turns = max(sum(p.bytes for p in short.training), sum(p.bytes for p in short.generation))
-    assert short.total == pytest.approx((sum(p.bytes for p in short.standing) + taking_turns) * 1.05)
-    assert long.generation == ()
-    assert GIB < long.total < short.total
-
-
-def test_fewer_rows_and_checkpointing_take_less() -> None:
-    assert activations(SHAPE, replace(LOAD, rows=2)) * 2 == activations(SHAPE, LOAD)
-    assert activations(SHAPE, replace(LOAD, gradient_checkpointing=True)) < activations(SHAPE, LOAD)
-    assert activations(SHAPE, replace(LOAD, autocast=True)) < activations(SHAPE, LOAD)
+    monkeypatch.setattr(probe, "train_longest", train)
+    for name in ("empty_cache", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 99)
+    args = grpo(per_device_train_batch_size=8)
+    if fitting:
+        assert measure(args, policy, load_tokenizer(policy), 6, 24) == (fitting, 99.0)
+    else:
+        with pytest.raises(torch.OutOfMemoryError):
+            measure(args, policy, load_tokenizer(policy), 6, 24)
+    assert rows_tried == tried

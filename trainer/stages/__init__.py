@@ -1,1 +1,0 @@
-"""Several stages of warm-up and GRPO in one run."""
