@@ -1,6 +1,6 @@
 """From raw questions to usable ones: every gold query is run once, and what cannot be used is left out and told.
 
-What a gold query gave is kept in the catalogue and not run again, unless the machine and not the query stopped it.
+What a gold query gave is kept in the cache and not run again, unless the machine and not the query stopped it.
 
 Promises:
 - Nothing is lost: each raw question becomes one `Question` or one `Exclusion`, both in the source's order.
@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from env_server.catalogue import Catalogue, fact_key
+from env_server.cache import Cache, identity, key_of
 from env_server.data.raw import RawDataset, RawQuestion
 from env_server.dataset import Dataset, Exclusion, ExclusionReason, Gold, Hardness, Question
 from env_server.errors import DataError, SQLError
@@ -34,7 +34,7 @@ from env_server.reward import normalize_action
 from env_server.rows_json import rows_from_json, rows_to_json
 from env_server.settings import DisplaySettings, SandboxSettings
 from env_server.sql.display import MAX_COLUMNS, format_result
-from env_server.sql.hardness import HARDNESS_VERSION, hardness, orders_at_top_level
+from env_server.sql.hardness import hardness, orders_at_top_level
 from env_server.sql.sandbox import QueryResult, Sandbox
 from env_server.types import ActionType, AnswerMode
 
@@ -80,7 +80,7 @@ def curate(
     sandbox: SandboxSettings | None = None,
     display: DisplaySettings | None = None,
     progress: Progress | None = None,
-    catalogue: Catalogue | None = None,
+    cache: Cache | None = None,
 ) -> Dataset:
     """Run every gold query; return the usable questions with their gold rows, and the excluded ones.
 
@@ -88,8 +88,7 @@ def curate(
     more than once, and NothingUsableError when no question is usable.
     """
     limits = (sandbox or SandboxSettings(), display or DisplaySettings(), answer_mode)
-    fact = fact_key("golds", *limits, str(HARDNESS_VERSION))
-    curator = _Curator(*limits, catalogue or Catalogue(None), fact)
+    curator = _Curator(*limits, cache or Cache(None))
     by_database: dict[str, list[RawQuestion]] = {}
     for question in raw.questions:
         runnable = replace(question, sql=runnable_query(question.sql))
@@ -150,8 +149,7 @@ class _Curator:
     sandbox: SandboxSettings
     display: DisplaySettings
     answer_mode: AnswerMode
-    catalogue: Catalogue
-    fact: str
+    cache: Cache
 
     def curate(self, path: Path | None, missing: str, questions: Sequence[RawQuestion]) -> list[Question | Exclusion]:
         """Run each distinct gold query of a database once; `missing` says why `path` is None."""
@@ -175,13 +173,13 @@ class _Curator:
 
     def _golds(self, path: Path, wanted: Mapping[str, bool]) -> dict[str, Tried]:
         """Return what golds gave, by their SQL; `wanted` says which are to be graded."""
-        facts = self.catalogue.of(path)
-        known = golds_from_json(facts.recall(self.fact) or "{}")
+        key = key_of("golds", identity(path), self.sandbox, self.display, self.answer_mode)
+        known = golds_from_json(self.cache.get(key) or "{}")
         if new := [sql for sql in wanted if sql not in known]:
             with closing(Sandbox(path, self.sandbox)) as sandbox:
                 tried = {sql: self._try(sandbox, sql, wanted[sql]) for sql in new}
             known |= tried
-            facts.remember(self.fact, golds_to_json({sql: each for sql, each in known.items() if each.lasting}))
+            self.cache.set(key, golds_to_json({sql: each for sql, each in known.items() if each.lasting}))
         return known
 
     def _try(self, sandbox: Sandbox, sql: str, graded: bool) -> Tried:

@@ -4,7 +4,7 @@
 and of each database the tables as declared with their first and last rows. It is a check against a mistake, such as
 another seed, version or folder; not against malice, and not of every row, so that it takes milliseconds for data sets
 of gigabytes. It does not depend on where the files are, nor on how SQLite has laid them out. Nothing of the gold goes
-into it: a fingerprint leaves the server. What was read of a database is kept in a catalogue, where one is given.
+into it: a fingerprint leaves the server. What was read of a database is kept in the cache, where one is given.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from env_server.catalogue import Catalogue, fact_key
+from env_server.cache import Cache, identity, key_of
 from env_server.dataset import Dataset
 from env_server.errors import SQLError
 from env_server.settings import EnvSettings, SandboxSettings
@@ -24,26 +24,25 @@ from env_server.types import AnswerMode, ServedData
 
 EDGE_ROWS = 3
 MAX_TABLES = 10_000
-_FACT = fact_key("fingerprint")
 
 
 def served_data(
-    dataset: Dataset, answer_mode: AnswerMode, settings: EnvSettings, catalogue: Catalogue | None = None
+    dataset: Dataset, answer_mode: AnswerMode, settings: EnvSettings, cache: Cache | None = None
 ) -> ServedData:
     """Describe what an environment of these plays. Raises DataError when a database cannot be opened."""
     return ServedData(
         name=dataset.name,
         questions=len(dataset.questions),
-        fingerprint=dataset_fingerprint(dataset, catalogue),
+        fingerprint=dataset_fingerprint(dataset, cache),
         answer_mode=answer_mode,
         step_budget=settings.step_budget,
         error_hints=settings.error_hints,
     )
 
 
-def dataset_fingerprint(dataset: Dataset, catalogue: Catalogue | None = None) -> str:
+def dataset_fingerprint(dataset: Dataset, cache: Cache | None = None) -> str:
     """Return 64 hexadecimal digits. Raises DataError when a database cannot be opened."""
-    known = catalogue or Catalogue(None)
+    known = cache or Cache(None)
     digest = hashlib.sha256()
     for question in sorted(dataset.questions, key=lambda question: question.question_id):
         _add(digest, question.question_id, question.text, question.evidence, question.db_id)
@@ -52,12 +51,12 @@ def dataset_fingerprint(dataset: Dataset, catalogue: Catalogue | None = None) ->
     return digest.hexdigest()
 
 
-def _database_fingerprint(path: Path, catalogue: Catalogue) -> str:
-    facts = catalogue.of(path)
-    fingerprint = facts.recall(_FACT)
+def _database_fingerprint(path: Path, cache: Cache) -> str:
+    key = key_of("fingerprint", identity(path))
+    fingerprint = cache.get(key)
     if fingerprint is None:
         fingerprint = _read_fingerprint(path)
-        facts.remember(_FACT, fingerprint)
+        cache.set(key, fingerprint)
     return fingerprint
 
 

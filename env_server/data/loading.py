@@ -10,24 +10,22 @@
 A name that is none of the others is a path when it holds a path separator or a folder is called so. Generated data
 sets, and databases that were made from tables, are kept in a cache directory and are the same every time. Every gold
 query is run at the first load (`env_server.data.curation`), under the settings of the environment that will play the
-questions; what it gave is kept in a catalogue (`env_server.catalogue`), for the later ones.
+questions; what it gave is kept in the cache (`env_server.cache`), for the later ones.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from env_server.cache import CACHE_VARIABLE, default_cache_dir
-from env_server.catalogue import Catalogue
+from env_server.cache import Cache, default_cache_dir
 from env_server.data.bird import read_bird
 from env_server.data.curation import Progress, curate
 from env_server.data.folder import read_folder
 from env_server.data.raw import RawDataset
 from env_server.data.spider import read_spider
-from env_server.data.synthetic import VERSION, build_scrambled, build_synthetic
+from env_server.data.synthetic import build_scrambled, build_synthetic
 from env_server.dataset import Dataset
 from env_server.errors import DataError
 from env_server.settings import EnvSettings
@@ -51,7 +49,7 @@ def load_dataset(
     """Load and curate the data set that `spec` names.
 
     `answer_mode` and `settings` decide which golds can be answered. `cache_dir` is where generated data sets, imported
-    tables and the catalogue are kept, `default_cache_dir()` when None. Raises DataError when the name is unknown or the
+    tables and facts are kept, `default_cache_dir()` when None. Raises DataError when the name is unknown or the
     data cannot be used.
     """
     limits = settings or EnvSettings()
@@ -66,7 +64,7 @@ def load_dataset(
         sandbox=limits.sandbox,
         display=limits.display,
         progress=progress,
-        catalogue=Catalogue(cache),
+        cache=Cache(cache),
     )
     if source == spec:
         return dataset
@@ -89,9 +87,9 @@ def read_source(spec: str, cache_dir: Path) -> RawDataset:
     name, _, argument = (part.strip() for part in spec.partition(":"))
     match name:
         case "synthetic":
-            return _generate(build_synthetic, name, _seed(spec, argument), cache_dir)
+            return build_synthetic(cache_dir, _seed(spec, argument))
         case "scrambled":
-            return _generate(build_scrambled, name, _seed(spec, argument), cache_dir)
+            return build_scrambled(cache_dir, _seed(spec, argument))
         case "spider" if argument:
             return read_spider(Path(argument).expanduser())
         case "bird" if argument:
@@ -117,15 +115,6 @@ def is_folder(spec: str) -> bool:
 
 def _has_separator(spec: str) -> bool:
     return any(separator in spec for separator in (os.sep, os.altsep) if separator)
-
-
-def _generate(build: Callable[[Path, int], RawDataset], name: str, seed: int, cache_dir: Path) -> RawDataset:
-    directory = cache_dir / f"{name}-v{VERSION}-seed{seed}"
-    try:
-        return build(directory, seed)
-    except OSError as error:
-        reason = f"{directory} cannot be written: {error.strerror}"
-        raise DataError(f"{reason}. Set {CACHE_VARIABLE} to a directory of your own") from error
 
 
 def _seed(spec: str, argument: str) -> int:

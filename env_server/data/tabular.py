@@ -4,29 +4,21 @@ Promises:
 - Each file becomes a table that is called like it; what its columns are: `env_server.data.csv_table`,
   `env_server.data.parquet_table`, `env_server.data.source_table`.
 - What `keys.toml` beside them states is declared (`env_server.data.keys`).
-- The database's name in the cache is made from the contents of the files: the same files are imported once, changed
-  ones again, and a database in the cache never changes.
-- It is complete or absent, also after a failure and with several processes at once: it is written in a folder of
-  its own and renamed into its place. What a failure leaves is removed.
+- The same files are imported once, changed ones again: the database is an entry of the cache (`env_server.cache`).
 - Files are read row by row; memory does not grow with them.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import apsw
 
-from env_server.cache import CACHE_VARIABLE
+from env_server.cache import Cache, identity, key_of
 from env_server.data.csv_table import CSV_SUFFIXES, read_csv
-from env_server.data.database_files import file_problem
-from env_server.data.json_files import cannot_read
-from env_server.data.keys import KEYS_FILE, Keys, check_keys, keys_text, read_keys
+from env_server.data.keys import KEYS_FILE, Keys, check_keys, read_keys
 from env_server.data.parquet_table import PARQUET_SUFFIXES, read_parquet
 from env_server.data.source_table import (
     SourceTable,
@@ -37,9 +29,7 @@ from env_server.data.source_table import (
 )
 from env_server.errors import DataError
 
-IMPORT_VERSION = 1
-"""Goes up when the same files would give another database."""
-CACHE_FOLDER = "imported"
+KIND = "imported"
 TABLE_SUFFIXES = (*CSV_SUFFIXES, *PARQUET_SUFFIXES)
 
 
@@ -57,39 +47,20 @@ def import_tables(name: str, files: Sequence[Path], cache_dir: Path) -> Path:
     tables = table_names(files)
     stated = files[0].parent / KEYS_FILE
     keys = read_keys(stated.parent)
+
+    def key() -> str:
+        return key_of([(table, path.suffix.lower(), identity(path)) for table, path in sorted(tables.items())], keys)
+
+    def make(path: Path) -> None:
+        sources = [_read(file, table) for table, file in tables.items()]
+        check_keys(keys, sources, stated)
+        _write(path, sources, keys, stated)
+        if key() != before:
+            raise DataError(f"a file in {files[0].parent} changed while it was imported. Try again")
+
+    before = key()
     label = re.sub(r"[^A-Za-z0-9_-]+", "_", name)[:40]
-    digest = _digest(tables, keys)
-    target = cache_dir.absolute() / CACHE_FOLDER / f"{label}-{digest}.sqlite"
-    try:
-        if target.is_file() and not file_problem(target):
-            return target
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{label}-") as scratch:
-            fresh = Path(scratch, "new.sqlite")
-            sources = [_read(path, table) for table, path in tables.items()]
-            check_keys(keys, sources, stated)
-            _write(fresh, sources, keys, stated)
-            if _digest(tables, keys) != digest:
-                raise DataError(f"a file in {files[0].parent} changed while it was imported. Try again")
-            fresh.replace(target)
-    except (OSError, apsw.FullError, apsw.IOError, apsw.CantOpenError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        fix = f"Make room there, or set {CACHE_VARIABLE} to a directory of your own"
-        raise DataError(f"{target.parent} cannot be written: {reason}. {fix}") from error
-    return target
-
-
-def _digest(tables: Mapping[str, Path], keys: Keys) -> str:
-    """Return what the names and contents of the tables, and their stated keys, come to."""
-    contents = []
-    for name, path in sorted(tables.items()):
-        try:
-            with path.open("rb") as file:
-                contents.append([name, path.suffix.lower(), hashlib.file_digest(file, "sha256").hexdigest()])
-        except OSError as error:
-            raise cannot_read(path, error) from error
-    stated = [] if keys == Keys() else [keys_text(keys)]
-    return hashlib.sha256(json.dumps([IMPORT_VERSION, contents, *stated]).encode()).hexdigest()[:32]
+    return Cache(cache_dir).made(KIND, f"{label}-{before}.sqlite", make)
 
 
 def _read(path: Path, name: str) -> SourceTable:

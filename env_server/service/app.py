@@ -21,7 +21,7 @@ from typing import Any
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 
-from env_server.catalogue import Catalogue
+from env_server.cache import Cache
 from env_server.data.fingerprint import served_data
 from env_server.dataset import Dataset
 from env_server.episodes import Episodes
@@ -59,15 +59,15 @@ class Service:
         self.metrics = Metrics()
         self.metrics.sessions_max.set(self.capacity.limit)
         self._environment_settings = settings.environment
-        catalogue = Catalogue(settings.cache_dir)
-        self.databases = ServiceDatabases(dataset.databases, self._environment_settings, catalogue)
+        cache = Cache(settings.cache_dir)
+        self.databases = ServiceDatabases(dataset.databases, self._environment_settings, cache)
         self._scores = Scores()
         self.query_pool = QueryPool(
             dataset.databases, self._environment_settings, settings.answer_mode, settings.cache_dir, settings.lanes
         )
         token = settings.token.get_secret_value() if settings.token is not None else None
         self.access = Access(token, settings.allowed_origins)
-        served = served_data(dataset, settings.answer_mode, settings.environment, catalogue)
+        served = served_data(dataset, settings.answer_mode, settings.environment, cache)
         self.data = served.model_dump(mode="json")
         self.sockets = Sockets(
             settings, self.access, self.capacity, self.metrics, self._new_session, served.version_tag

@@ -30,8 +30,6 @@ from env_server.dataset import Hardness
 from env_server.sql.lexer import GAPS, tokens
 from env_server.sql.parsing import parse_query
 
-HARDNESS_VERSION = 1
-"""Generated data sets keep the labels of their queries: raise it with every change of a label."""
 _COMPARISONS = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Like)
 
 

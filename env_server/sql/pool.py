@@ -1,7 +1,7 @@
 """Sandboxes on demand: opened when needed, kept when idle, one thread at a time each.
 
 Promises: a leased sandbox has one holder; no more than `max_idle` idle ones are kept, over all databases, the
-least recently used closed first; each database's schema is read once, and not at all where the catalogue has it. Every
+least recently used closed first; each database's schema is read once, and not at all where the cache has it. Every
 method may be called from any thread.
 """
 
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from env_server.catalogue import Catalogue, fact_key
+from env_server.cache import Cache, identity, key_of
 from env_server.errors import DataError, SQLError
 from env_server.jobs import QueryJob
 from env_server.settings import SandboxSettings
@@ -40,13 +40,11 @@ class DatabasePool:
         databases: Mapping[str, Path],
         settings: SandboxSettings,
         max_idle: int = 64,
-        catalogue: Catalogue | None = None,
+        cache: Cache | None = None,
     ) -> None:
         self._databases = dict(databases)
         self._settings = settings
-        self._catalogue = catalogue or Catalogue(None)
-        # A row is counted within the sandbox's bounds, so they decide what a schema says.
-        self._fact = fact_key("schema", settings)
+        self._cache = cache or Cache(None)
         self._max_idle = max_idle
         self._lock = threading.Lock()
         self._idle: OrderedDict[Sandbox, str] = OrderedDict()
@@ -98,12 +96,13 @@ class DatabasePool:
             sandbox.close()
 
     def _schema_text(self, db_id: str) -> str:
-        """Return a schema as JSON: from the catalogue, else read and kept there. Raises DataError."""
-        facts = self._catalogue.of(self._path(db_id))
-        text = facts.recall(self._fact)
+        """Return a schema as JSON: from the cache, else read and kept there. Raises DataError."""
+        # Rows are counted within the sandbox's bounds, so they decide what a schema says.
+        key = key_of("schema", identity(self._path(db_id)), self._settings)
+        text = self._cache.get(key)
         if text is None:
             text = schema_to_json(self._read_schema(db_id))
-            facts.remember(self._fact, text)
+            self._cache.set(key, text)
         return text
 
     def _read_schema(self, db_id: str) -> Schema:

@@ -1,43 +1,35 @@
 """Suites by question, kept on disk, so that a question's suite is made once per machine.
 
 They are made before they are needed (`building`), or when first asked for; a server only reads them. `Suites.of` may be
-called from any thread and any number of processes. The cache holds one SQLite file per database file, named after the
-database's content, so that a changed database gets new suites; deleting the folder is safe.
+called from any thread and any number of processes. Each is an entry of the cache (`env_server.cache`), named after the
+database's file and the gold query, so that a changed database gets new suites.
 A database that can have no test databases (see `profile`) has empty suites that say why; a damaged one is an error.
 """
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import json
 import threading
 import zlib
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from pathlib import Path
-from typing import cast
 
-import apsw
-
+from env_server.cache import CACHE_VARIABLE, Cache, identity, key_of
 from env_server.dataset import Gold, Question
 from env_server.errors import DataError, NoVariantsError
 from env_server.rows_json import rows_from_json, rows_to_json
 from env_server.settings import SandboxSettings
 from env_server.sql.sandbox import Sandbox
 from env_server.test_suites.profile import read_profile
-from env_server.test_suites.suite import SUITE_VERSION, Strictness, Suite, SuiteDatabase, SuiteMaker
+from env_server.test_suites.suite import Strictness, Suite, SuiteDatabase, SuiteMaker
 
 KEPT_SUITES = 128
 """Suites kept in memory, the most recently used ones; one is about 130 kB."""
 _KEPT_MAKERS = 4
-_HASHED_BLOCKS = 64
-_BLOCK_BYTES = 65_536
-_BUSY_MS = 60_000
-
-_SCHEMA = "CREATE TABLE IF NOT EXISTS suites(key TEXT PRIMARY KEY, suite BLOB)"
+KIND = "test-databases"
 
 
 class Suites:
@@ -49,11 +41,11 @@ class Suites:
         self._read_only = read_only
         self._databases = dict(databases)
         self._settings = settings
-        self._folder = cache_dir / f"test-databases-v{SUITE_VERSION}-sqlite{apsw.sqlite_lib_version()}"
+        self._cache = Cache(cache_dir)
         self._lock = threading.Lock()
         self._suite = lru_cache(KEPT_SUITES)(self._load_or_make)
         self._maker = lru_cache(_KEPT_MAKERS)(self._new_maker)
-        self._file = lru_cache(None)(self._new_file)
+        self._identity = lru_cache(None)(lambda db_id: identity(self._path(db_id)))
 
     def of(self, question: Question) -> Suite:
         """Return the question's suite; an empty one where it has no SQL.
@@ -74,30 +66,20 @@ class Suites:
 
     def missing(self, questions: Iterable[Question]) -> dict[str, list[str]]:
         """Return the gold queries whose suites are not on disk, each once, by database. Raises DataError."""
-        golds: dict[str, dict[str, str]] = {}
+        missing: dict[str, dict[str, None]] = {}
         for question in (each for each in questions if each.gold_sql):
-            golds.setdefault(question.db_id, {})[_key(question.gold_sql)] = question.gold_sql
-        missing = {}
-        for db_id, by_key in golds.items():
-            with self._cache(db_id) as cache:
-                known = {str(key) for (key,) in cache.execute("SELECT key FROM suites")}
-            if new := [sql for key, sql in by_key.items() if key not in known]:
-                missing[db_id] = new
-        return missing
+            if not self._place(question.db_id, question.gold_sql).is_file():
+                missing.setdefault(question.db_id, {})[question.gold_sql] = None
+        return {db_id: list(golds) for db_id, golds in missing.items()}
 
-    @contextmanager
-    def building(self) -> Iterator[None]:
+    def building(self) -> AbstractContextManager[None]:
         """Let one process at a time make suites, of all that use the cache and lock files."""
-        with (self._folder / "building.lock").open("ab") as file:
-            # On file systems without locks, two may make the same.
-            with suppress(OSError):
-                fcntl.flock(file, fcntl.LOCK_EX)
-            yield
+        return self._cache.lock(KIND)
 
     def _load_or_make(self, db_id: str, sql: str) -> Suite:
         suite = self._load(db_id, sql)
         if suite is None and self._read_only:
-            missing = f"a question about {db_id} has no test databases in {self._folder}: {sql[:200]}"
+            missing = f"a question about {db_id} has no test databases in the cache: {sql[:200]}"
             raise DataError(f"{missing}. Start the server again, or run `sqlenv data build`")
         return suite or self.make(db_id, sql)
 
@@ -115,11 +97,14 @@ class Suites:
             sandbox.close()
 
     def _load(self, db_id: str, sql: str) -> Suite | None:
-        with self._cache(db_id) as cache:
-            found = cache.execute("SELECT suite FROM suites WHERE key = ?", (_key(sql),)).fetchall()
-        if not found:
+        place = self._place(db_id, sql)
+        try:
+            kept = json.loads(zlib.decompress(place.read_bytes()))
+        except FileNotFoundError:
             return None
-        kept = json.loads(zlib.decompress(cast("bytes", found[0][0])))
+        except (OSError, ValueError, zlib.error) as error:
+            hint = f"Delete it, or set {CACHE_VARIABLE} to a directory of your own"
+            raise DataError(f"the test databases {place} cannot be used: {error}. {hint}") from error
         databases = tuple(
             SuiteDatabase(b64decode(image), Gold(rows_from_json(rows), ordered), Strictness(strictness))
             for image, rows, ordered, strictness in kept["databases"]
@@ -132,28 +117,11 @@ class Suites:
             for each in suite.databases
         ]
         kept = json.dumps({"databases": databases, "untested": suite.untested, "problem": suite.problem})
-        with self._cache(db_id) as cache:
-            cache.execute("INSERT OR REPLACE INTO suites VALUES (?, ?)", (_key(sql), zlib.compress(kept.encode())))
+        packed = zlib.compress(kept.encode())
+        self._cache.made(KIND, self._place(db_id, sql).name, lambda path: _write(path, packed))
 
-    @contextmanager
-    def _cache(self, db_id: str) -> Iterator[apsw.Connection]:
-        """Open the cache of one database for a moment, so that no handle stays open."""
-        file = self._file(db_id)
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            cache = apsw.Connection(str(file))
-            try:
-                cache.set_busy_timeout(_BUSY_MS)
-                cache.execute(_SCHEMA)
-                yield cache
-            finally:
-                cache.close()
-        except (OSError, apsw.Error) as error:
-            fix = "Delete it, or set SQLENV_CACHE_DIR to a directory of your own"
-            raise DataError(f"the cache of test databases {file} cannot be used: {error}. {fix}") from error
-
-    def _new_file(self, db_id: str) -> Path:
-        return self._folder / f"{fingerprint(self._path(db_id))}.sqlite"
+    def _place(self, db_id: str, sql: str) -> Path:
+        return self._cache.path(KIND, key_of(self._identity(db_id), sql))
 
     def _path(self, db_id: str) -> Path:
         try:
@@ -162,23 +130,5 @@ class Suites:
             raise DataError(f"no database {db_id!r}; there are {len(self._databases)}") from None
 
 
-def fingerprint(path: Path) -> str:
-    """Return a name for a database file's content: its size and blocks at equal distances. Raises DataError.
-
-    Small files are read whole; of a large one a change is seen because SQLite counts changes in the first block.
-    """
-    try:
-        size = path.stat().st_size
-        digest = hashlib.sha256(str(size).encode())
-        step = max(_BLOCK_BYTES, size // _HASHED_BLOCKS)
-        with path.open("rb") as file:
-            for offset in range(0, size, step):
-                file.seek(offset)
-                digest.update(file.read(_BLOCK_BYTES))
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    return digest.hexdigest()[:32]
-
-
-def _key(sql: str) -> str:
-    return hashlib.sha256(sql.encode()).hexdigest()[:32]
+def _write(path: Path, content: bytes) -> None:
+    path.write_bytes(content)

@@ -40,8 +40,6 @@ from env_server.test_suites.generation import CONFIGS, generate
 from env_server.test_suites.mutants import Clause, read_clauses
 from env_server.test_suites.profile import DatabaseProfile, TableProfile
 
-SUITE_VERSION = 9
-"""Counts up when the same question would get another suite."""
 DATABASES = 16
 """Of a suite, those apart that alone test a clause."""
 CANDIDATES = 60

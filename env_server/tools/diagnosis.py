@@ -19,7 +19,7 @@ from pathlib import Path
 
 import charset_normalizer
 
-from env_server.catalogue import Catalogue
+from env_server.cache import Cache
 from env_server.data.csv_table import CSV_SUFFIXES, delimiter_of, read_records
 from env_server.data.curation import NothingUsableError, curate
 from env_server.data.database_files import is_database_name
@@ -258,7 +258,7 @@ def _curated(
             sandbox=limits.sandbox,
             display=limits.display,
             progress=partial(progress, "running the gold queries"),
-            catalogue=Catalogue(cache_dir),
+            cache=Cache(cache_dir),
         )
     except NothingUsableError as error:
         return error.dataset

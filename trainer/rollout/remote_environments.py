@@ -24,8 +24,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from env_server.cache import default_cache_dir
-from env_server.catalogue import Catalogue
+from env_server.cache import Cache, default_cache_dir
 from env_server.client.connection import Connection, Server, Timeouts
 from env_server.client.errors import (
     DeadlineError,
@@ -96,7 +95,7 @@ class RemoteEnvironments:
         token: str | None = None,
         deadlines: RemoteSettings | None = None,
     ) -> None:
-        self._wanted = served_data(dataset, answer_mode, settings or EnvSettings(), Catalogue(default_cache_dir()))
+        self._wanted = served_data(dataset, answer_mode, settings or EnvSettings(), Cache(default_cache_dir()))
         self._deadlines = deadlines or RemoteSettings()
         timeouts = Timeouts(self._deadlines.connect_s, self._deadlines.request_s)
         self._pool = SessionPool(urls, token, timeouts, check=self._check_session, notice=_LOG.warning)

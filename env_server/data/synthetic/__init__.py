@@ -5,57 +5,70 @@ evaluation. `build_scrambled` makes databases for a tiny policy to warm up on: t
 training domains only, names and values at random from the words of all domains, the held-out ones included. So a
 policy warmed up on them has met the words of the evaluation databases, and not their tables.
 
-Both are cached in the directory that they are given; the same seed gives the same bytes. All randomness comes
-from `random.Random` seeded with text.
+Both are entries of the cache (`env_server.cache`): one SQLite file for each database, and the questions. The same seed
+gives the same bytes. All randomness comes from `random.Random` seeded with text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from random import Random
 
+from env_server.cache import Cache, key_of
 from env_server.data.raw import RawDataset, RawQuestion
 from env_server.data.synthetic.builder import open_in_memory, questions
-from env_server.data.synthetic.cache import Recipe, cached
 from env_server.data.synthetic.domains import DOMAINS
 from env_server.data.synthetic.rows import populate
 from env_server.data.synthetic.schema import draft, scramble
-from env_server.dataset import Split
-from env_server.sql.hardness import HARDNESS_VERSION
+from env_server.dataset import Hardness, Split
 
-GENERATOR_VERSION = 1
-"""Part of the cache's recipe: raise it with every change of what is generated."""
-VERSION = f"{GENERATOR_VERSION}.{HARDNESS_VERSION}"
-"""Of what the cache holds: what was generated, and the hardness of its queries."""
 VARIANTS = 4
 """Databases of each domain."""
 QUESTIONS_PER_DATABASE = 60
+KIND = "generated"
+_QUESTIONS = "questions.jsonl"
 
 _Item = tuple[str, bytes, list[RawQuestion]]
+"""A database's id, its SQLite file and its questions."""
 
 
-def build_synthetic(directory: Path, seed: int = 0) -> RawDataset:
-    """Return the default data set, from the cache in `directory` or built there (a few seconds).
+def build_synthetic(cache_dir: Path, seed: int = 0) -> RawDataset:
+    """Return the default data set, from the cache or built there (a few seconds).
 
-    The evaluation split holds whole domains. Raises DataError if the directory holds other files.
+    The evaluation split holds whole domains. Raises DataError where the cache cannot be written.
     """
-    recipe: Recipe = {"name": "synthetic", "version": VERSION, "seed": seed}
-    return cached(directory, recipe, lambda: _synthetic(seed))
+    return _cached(cache_dir, "synthetic", f"synthetic-seed{seed}", _synthetic(seed))
 
 
 def build_scrambled(
-    directory: Path, seed: int = 0, databases: int = 600, questions_per_database: int = 12
+    cache_dir: Path, seed: int = 0, databases: int = 600, questions_per_database: int = 12
 ) -> RawDataset:
     """Return `databases` databases with random names and values, all in the training split; cached likewise."""
-    recipe: Recipe = {
-        "name": "scrambled",
-        "version": VERSION,
-        "seed": seed,
-        "databases": databases,
-        "questions_per_database": questions_per_database,
-    }
-    return cached(directory, recipe, lambda: _scrambled(seed, databases, questions_per_database))
+    name = f"scrambled-seed{seed}-{key_of(databases, questions_per_database)[:8]}"
+    return _cached(cache_dir, "scrambled", name, _scrambled(seed, databases, questions_per_database))
+
+
+def _cached(cache_dir: Path, name: str, entry: str, items: Iterable[_Item]) -> RawDataset:
+    def make(folder: Path) -> None:
+        folder.mkdir()
+        with (folder / _QUESTIONS).open("w", encoding="utf-8") as file:
+            for db_id, content, kept in items:
+                (folder / f"{db_id}.sqlite").write_bytes(content)
+                file.writelines(json.dumps(asdict(question)) + "\n" for question in kept)
+
+    folder = Cache(cache_dir).made(KIND, entry, make)
+    lines = (folder / _QUESTIONS).read_text(encoding="utf-8").splitlines()
+    kept = tuple(_question(json.loads(line)) for line in lines)
+    databases = {db_id: folder / f"{db_id}.sqlite" for db_id in dict.fromkeys(question.db_id for question in kept)}
+    return RawDataset(name, kept, databases)
+
+
+def _question(fields: dict[str, str]) -> RawQuestion:
+    typed = {"split": Split(fields["split"]), "hardness": Hardness(fields["hardness"]), "answer": ()}
+    return RawQuestion(**fields | typed)  # type: ignore[arg-type]
 
 
 def _synthetic(seed: int) -> Iterator[_Item]:

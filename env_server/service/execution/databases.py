@@ -24,7 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from env_server.catalogue import Catalogue
+from env_server.cache import Cache
 from env_server.errors import DataError, SQLError
 from env_server.jobs import Job, JudgeJob, QueryJob
 from env_server.judging.verdict import Judgement
@@ -108,11 +108,9 @@ def _size(result: QueryResult | None) -> int:
 class ServiceDatabases:
     """The databases of one worker, and what statements on them gave; see the module's promises."""
 
-    def __init__(
-        self, databases: Mapping[str, Path], settings: EnvSettings, catalogue: Catalogue | None = None
-    ) -> None:
+    def __init__(self, databases: Mapping[str, Path], settings: EnvSettings, cache: Cache | None = None) -> None:
         sandbox = settings.sandbox
-        self._pool = DatabasePool(databases, sandbox, max_idle=1, catalogue=catalogue)
+        self._pool = DatabasePool(databases, sandbox, max_idle=1, cache=cache)
         self._paths = dict(databases)
         self._display = settings.display
         self._trial = replace(

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from env_server.catalogue import Catalogue
+from env_server.cache import FACTS, Cache
 from env_server.data import curation
 from env_server.data.curation import SQL_MODE_ROWS, NothingUsableError, curate, golds_from_json, max_gold_rows, unusable
 from env_server.data.raw import RawDataset, RawQuestion
@@ -20,7 +20,7 @@ from env_server.dataset import Dataset, ExclusionReason, Hardness, Split, SQLVal
 from env_server.errors import DataError
 from env_server.settings import DisplaySettings, SandboxSettings
 from env_server.sql.display import MAX_COLUMNS, format_result
-from env_server.sql.hardness import HARDNESS_VERSION, hardness
+from env_server.sql.hardness import hardness
 from env_server.sql.sandbox import QueryResult, Sandbox
 from env_server.types import AnswerMode
 from tests.env_server.data.folders import add_database
@@ -238,63 +238,60 @@ def test_what_the_catalogue_knows_is_what_running_the_golds_gives(
 ) -> None:
     raw = raw_of(database, [sql for sql, *_ in OUTCOMES] + ["SELECT x'00ff', 1.0, 1, 'one', NULL"])
     fresh = curate(raw, answer_mode=mode)
-    first = curate(raw, answer_mode=mode, catalogue=Catalogue(tmp_path / "cache"))
+    first = curate(raw, answer_mode=mode, cache=Cache(tmp_path / "cache"))
     opened.clear()
-    second = curate(raw, answer_mode=mode, catalogue=Catalogue(tmp_path / "cache"))
+    second = curate(raw, answer_mode=mode, cache=Cache(tmp_path / "cache"))
     assert opened == []
     assert fresh == first == second
     assert repr(fresh.questions[-1].gold.rows) == repr(second.questions[-1].gold.rows)
 
 
 def test_only_golds_that_are_new_are_run(database: Path, tmp_path: Path, opened: list[Path]) -> None:
-    catalogue = Catalogue(tmp_path / "cache")
-    curate(raw_of(database, ["SELECT 1", "SELECT 2"]), catalogue=catalogue)
+    cache = Cache(tmp_path / "cache")
+    curate(raw_of(database, ["SELECT 1", "SELECT 2"]), cache=cache)
     opened.clear()
     more = raw_of(database, ["SELECT 2", "SELECT 3"])
-    assert curate(more, catalogue=catalogue) == curate(more)
+    assert curate(more, cache=cache) == curate(more)
     assert len(opened) == 2
-    assert curate(raw_of(database, ["SELECT 1", "SELECT 3"]), catalogue=catalogue).excluded == ()
+    assert curate(raw_of(database, ["SELECT 1", "SELECT 3"]), cache=cache).excluded == ()
     assert len(opened) == 2
 
 
 def test_a_changed_database_and_other_settings_run_the_golds_again(tmp_path: Path) -> None:
     database = add_database(tmp_path / "own", "farm.sqlite", FARM)
-    catalogue = Catalogue(tmp_path / "cache")
+    cache = Cache(tmp_path / "cache")
     raw = raw_of(database, ["SELECT count(*) FROM farm", ROWS.format(20)])
-    before = curate(raw, catalogue=catalogue)
+    before = curate(raw, cache=cache)
     fewer = DisplaySettings(max_rows=5)
-    assert curate(raw, display=fewer, catalogue=catalogue) == curate(raw, display=fewer) != before
+    assert curate(raw, display=fewer, cache=cache) == curate(raw, display=fewer) != before
     with closing(sqlite3.connect(database)) as connection, connection:
         connection.execute("INSERT INTO farm(owner) VALUES ('Ann')")
-    after = curate(raw, catalogue=catalogue)
+    after = curate(raw, cache=cache)
     assert after.questions[0].gold.rows != before.questions[0].gold.rows
 
 
-def test_another_hardness_rule_grades_the_golds_again(
+def test_another_version_of_the_cache_grades_the_golds_again(
     database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    catalogue = Catalogue(tmp_path / "cache")
     raw = raw_of(database, ["SELECT count(*) FROM farm"])
-    assert curate(raw, catalogue=catalogue).questions[0].hardness is Hardness.EASY
+    assert curate(raw, cache=Cache(tmp_path)).questions[0].hardness is Hardness.EASY
     monkeypatch.setattr(curation, "hardness", lambda _: Hardness.EXTRA)
-    monkeypatch.setattr(curation, "HARDNESS_VERSION", HARDNESS_VERSION + 1)
-    assert curate(raw, catalogue=catalogue).questions[0].hardness is Hardness.EXTRA
+    monkeypatch.setattr("env_server.cache.VERSION", 1_000)
+    assert curate(raw, cache=Cache(tmp_path)).questions[0].hardness is Hardness.EXTRA
 
 
 def test_a_gold_that_the_clock_stopped_is_tried_again(database: Path, tmp_path: Path) -> None:
-    catalogue = Catalogue(tmp_path / "cache")
+    cache = Cache(tmp_path / "cache")
     raw = raw_of(database, ["SELECT 1", ROWS.format(3_000_000).replace("SELECT i FROM n", "SELECT max(i) FROM n")])
     hurried = SandboxSettings(deadline_s=0.01, vm_steps=10**9)
-    stopped = curate(raw, sandbox=hurried, catalogue=catalogue)
+    stopped = curate(raw, sandbox=hurried, cache=cache)
     assert [each.reason for each in stopped.excluded] == [ExclusionReason.GOLD_TOO_SLOW]
     (fact,) = facts_of(tmp_path / "cache")
     assert list(golds_from_json(fact)) == ["SELECT 1"]
 
 
 def facts_of(folder: Path) -> list[str]:
-    (file,) = folder.iterdir()
-    with closing(sqlite3.connect(file)) as connection:
-        return [fact for (fact,) in connection.execute("SELECT fact FROM facts")]
+    return [file.read_text(encoding="utf-8") for file in Cache(folder).path(FACTS, "").iterdir()]
 
 
 def test_stated_answers_are_held_to_what_an_answer_can_be(tmp_path: Path) -> None:

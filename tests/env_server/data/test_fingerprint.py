@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from env_server.catalogue import Catalogue
+from env_server.cache import Cache
 from env_server.data.fingerprint import dataset_fingerprint, served_data
 from env_server.dataset import Dataset, Gold
 from env_server.errors import DataError
@@ -112,9 +112,9 @@ def test_what_is_served_is_described_in_a_line(pets: Dataset) -> None:
 
 
 def test_a_catalogue_has_the_fingerprint_of_the_file_as_it_is(pets: Dataset, tmp_path: Path) -> None:
-    catalogue = Catalogue(tmp_path / "cache")
+    cache = Cache(tmp_path / "cache")
     copy = changed_copy(pets, tmp_path / "copy.sqlite")
-    assert dataset_fingerprint(copy, catalogue) == dataset_fingerprint(pets)
+    assert dataset_fingerprint(copy, cache) == dataset_fingerprint(pets)
     with closing(sqlite3.connect(copy.databases["pets"])) as connection, connection:
         connection.execute("UPDATE pets SET name = 'Tim' WHERE pet_id = 1")
-    assert dataset_fingerprint(copy, catalogue) == dataset_fingerprint(copy) != dataset_fingerprint(pets)
+    assert dataset_fingerprint(copy, cache) == dataset_fingerprint(copy) != dataset_fingerprint(pets)

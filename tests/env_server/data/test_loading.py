@@ -9,9 +9,9 @@ import apsw
 import platformdirs
 import pytest
 
-from env_server.cache import CACHE_VARIABLE, default_cache_dir
+from env_server.cache import CACHE_VARIABLE, Cache, default_cache_dir
 from env_server.data.loading import is_folder, is_named, load_dataset
-from env_server.data.synthetic import VERSION
+from env_server.data.synthetic import KIND
 from env_server.dataset import Split
 from env_server.errors import DataError
 from env_server.factory import EnvironmentFactory
@@ -46,7 +46,7 @@ def test_generated_data_are_split_by_database_and_kept_under_their_seed(
     assert again == first
     assert (first.name, first.excluded) == ("synthetic", ())
     for seed, dataset in ((0, first), (7, other)):
-        folder = generated_cache / f"synthetic-v{VERSION}-seed{seed}"
+        folder = Cache(generated_cache).path(KIND, f"synthetic-seed{seed}")
         assert {path.parent for path in dataset.databases.values()} == {folder}
         train, evaluation = ({q.db_id for q in dataset.select(split)} for split in (Split.TRAIN, Split.EVAL))
         assert train

@@ -13,13 +13,11 @@ import signal
 import time
 import tracemalloc
 from collections.abc import Awaitable, Callable, MutableMapping
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
-import apsw
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -343,20 +341,6 @@ async def test_the_verdict_of_an_episode_is_the_outcome_of_its_last_step(serve: 
         ("QUERY", "out_of_budget", "1.0"),
         ("SAMPLE", "out_of_budget", "1.0"),
     ]
-
-
-async def test_a_reset_never_waits_for_the_catalogue(
-    serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    serve()
-    server = serve()  # the second one finds the schemas in the catalogue
-    (file,) = (tmp_path / "cache").glob("catalogue*")
-    with closing(apsw.Connection(str(file))) as writer:
-        writer.execute("BEGIN EXCLUSIVE")
-        async with connect(server.ws) as client:
-            assert (await ask(client, reset()))["type"] == "observation"
-    # A reader that meets a lock gives up after ten seconds, with a warning.
-    assert [record.name for record in caplog.records if record.name == "env_server.catalogue"] == []
 
 
 async def test_frames_of_a_megabyte_take_no_time_and_are_not_kept(server: RunningServer) -> None:

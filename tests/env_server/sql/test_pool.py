@@ -10,7 +10,7 @@ from pathlib import Path
 import apsw
 import pytest
 
-from env_server.catalogue import Catalogue
+from env_server.cache import Cache
 from env_server.errors import DataError
 from env_server.settings import SandboxSettings
 from env_server.sql.pool import DatabasePool
@@ -92,14 +92,14 @@ def test_the_schema_is_read_once_and_shared(databases: dict[str, Path]) -> None:
 
 def test_a_schema_that_the_catalogue_has_is_not_read(databases: dict[str, Path], tmp_path: Path) -> None:
     settings = SandboxSettings()
-    with closing(DatabasePool(databases, settings, catalogue=Catalogue(tmp_path / "cache"))) as first:
+    with closing(DatabasePool(databases, settings, cache=Cache(tmp_path / "cache"))) as first:
         first.learn_schemas()
         learned = {db_id: first.schema(db_id) for db_id in databases}
-    with closing(DatabasePool(databases, settings, catalogue=Catalogue(tmp_path / "cache"))) as second:
+    with closing(DatabasePool(databases, settings, cache=Cache(tmp_path / "cache"))) as second:
         second.close()  # it lends no sandbox any more
         second.learn_schemas()
         assert {db_id: second.schema(db_id) for db_id in databases} == learned
-    other = DatabasePool(databases, SandboxSettings(vm_steps=99), catalogue=Catalogue(tmp_path / "cache"))
+    other = DatabasePool(databases, SandboxSettings(vm_steps=99), cache=Cache(tmp_path / "cache"))
     other.close()
     with pytest.raises(DataError, match="closed"):
         other.schema("db1")

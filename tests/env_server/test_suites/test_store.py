@@ -14,10 +14,11 @@ from pathlib import Path
 import apsw
 import pytest
 
+from env_server.cache import Cache
 from env_server.dataset import Dataset, Gold, Question
 from env_server.errors import DataError
 from env_server.settings import SandboxSettings
-from env_server.test_suites.store import KEPT_SUITES, Suites, fingerprint
+from env_server.test_suites.store import KEPT_SUITES, KIND, Suites
 from env_server.test_suites.suite import SuiteMaker
 
 PRINT_SUITE = """
@@ -115,29 +116,6 @@ def test_no_more_suites_stay_in_memory_than_allowed(
     assert again is not first
 
 
-def test_a_changed_database_gets_another_name(tmp_path: Path) -> None:
-    path = tmp_path / "db.sqlite"
-    connection = sqlite3.connect(path)
-    connection.execute("CREATE TABLE t (a)")
-    connection.commit()
-    before = fingerprint(path)
-    assert fingerprint(path) == before
-    connection.execute("INSERT INTO t VALUES (1)")
-    connection.commit()
-    connection.close()
-    assert fingerprint(path) != before
-
-
-def test_of_a_large_file_only_blocks_are_read(tmp_path: Path) -> None:
-    path = tmp_path / "large"
-    with path.open("wb") as file:
-        file.truncate(3 * 10**9)
-    before = fingerprint(path)
-    with path.open("r+b") as file:
-        file.write(b"x")
-    assert fingerprint(path) != before
-
-
 @pytest.mark.parametrize(
     ("definition", "problem"),
     [
@@ -187,7 +165,7 @@ def test_what_cannot_be_used_is_told(pets: Dataset, cats: Question, tmp_path: Pa
     elif broken == "not a database":
         store = suites(pets.databases, tmp_path)
         store.of(cats)
-        (file,) = tmp_path.glob("test-databases-*/*.sqlite")
+        (file,) = Cache(tmp_path).path(KIND, "").iterdir()
         file.write_bytes(b"nonsense" * 1000)
         with pytest.raises(DataError, match="Delete it"):
             suites(pets.databases, tmp_path).of(cats)

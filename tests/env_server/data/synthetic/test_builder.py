@@ -12,7 +12,7 @@ import apsw
 import pytest
 
 from env_server.data.raw import RawDataset, RawQuestion
-from env_server.data.synthetic import VERSION, build_scrambled, build_synthetic
+from env_server.data.synthetic import build_scrambled, build_synthetic
 from env_server.data.synthetic.builder import FAMILIES, is_answerable
 from env_server.dataset import Row, Split
 
@@ -21,13 +21,13 @@ Answers = Sequence[tuple[RawQuestion, list[Row]]]
 
 @pytest.fixture(scope="module")
 def synthetic(generated_cache: Path) -> RawDataset:
-    return build_synthetic(generated_cache / f"synthetic-v{VERSION}-seed0")
+    return build_synthetic(generated_cache)
 
 
 @pytest.fixture(scope="module")
 def scrambled(generated_cache: Path) -> RawDataset:
     """Half of the databases: enough to hold every word."""
-    return build_scrambled(generated_cache / "scrambled-half", databases=300)
+    return build_scrambled(generated_cache, databases=300)
 
 
 @pytest.fixture(scope="module")
@@ -202,11 +202,8 @@ def test_the_scrambled_data_set(scrambled: RawDataset) -> None:
 
 @pytest.mark.parametrize(("seed", "expected"), [(0, "1fe91bb2e4714bcc"), (7, "597946dcfaf391bd")])
 def test_a_seed_gives_the_same_bytes_everywhere(seed: int, expected: str, generated_cache: Path) -> None:
-    """Pinned: whoever changes what is generated raises GENERATOR_VERSION and rebuilds the base policy.
-
-    Labels have a version of their own, HARDNESS_VERSION.
-    """
-    dataset = build_synthetic(generated_cache / f"synthetic-v{VERSION}-seed{seed}", seed)
+    """Pinned: whoever changes what is generated raises the cache's VERSION and rebuilds the base policy."""
+    dataset = build_synthetic(generated_cache, seed)
     assert _print(dataset) == expected
 
 
