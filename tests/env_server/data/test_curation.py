@@ -233,7 +233,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 
 @pytest.mark.parametrize("mode", [VALUE, SQL])
-def test_what_the_catalogue_knows_is_what_running_the_golds_gives(
+def test_what_the_cache_knows_is_what_running_the_golds_gives(
     database: Path, tmp_path: Path, opened: list[Path], mode: AnswerMode
 ) -> None:
     raw = raw_of(database, [sql for sql, *_ in OUTCOMES] + ["SELECT x'00ff', 1.0, 1, 'one', NULL"])

@@ -111,7 +111,7 @@ def test_what_is_served_is_described_in_a_line(pets: Dataset) -> None:
     assert ServedData.model_validate({**served.model_dump(), "later": "more"}) == served
 
 
-def test_a_catalogue_has_the_fingerprint_of_the_file_as_it_is(pets: Dataset, tmp_path: Path) -> None:
+def test_the_cache_has_the_fingerprint_of_the_file_as_it_is(pets: Dataset, tmp_path: Path) -> None:
     cache = Cache(tmp_path / "cache")
     copy = changed_copy(pets, tmp_path / "copy.sqlite")
     assert dataset_fingerprint(copy, cache) == dataset_fingerprint(pets)

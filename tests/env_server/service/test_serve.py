@@ -25,9 +25,11 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
+from env_server.cache import Cache
 from env_server.service.execution.query_pool import QueryPool
 from env_server.service.serve import ListenError, StartError, bind, serve
 from env_server.service.settings import ServiceSettings
+from env_server.test_suites.store import KIND
 
 LONGEST_S = 60.0
 """A server that is still there after so long is killed, and its test fails."""
@@ -281,8 +283,9 @@ def test_in_sql_mode_test_databases_are_made_before_it_serves_and_never_in_a_req
     (tmp_path / "questions.json").write_text(json.dumps(questions), encoding="utf-8")
     flags = ("--answer_mode=sql", f"--workers={workers}")
     with serving(tmp_path, *flags) as server:
-        (made,) = (tmp_path / "cache").glob("test-databases-*/*.sqlite")
-        before = (made.read_bytes(), made.stat().st_mtime_ns)
+        folder = Cache(tmp_path / "cache").path(KIND, "")
+        before = {file.name: file.stat().st_mtime_ns for file in folder.iterdir()}
+        assert len(before) == len(golds) + 1, "and the lock"
         with server.connect() as client:
             for question_id, sql in golds.items():
                 ask(client, "reset", question_id=question_id)
@@ -291,11 +294,11 @@ def test_in_sql_mode_test_databases_are_made_before_it_serves_and_never_in_a_req
             ask(client, "reset", question_id="2")
             lucky = ask(client, "step", action_type="ANSWER", argument=golds["1"])
             assert lucky["data"]["metadata"]["verdict"] == "wrong"
-        assert (made.read_bytes(), made.stat().st_mtime_ns) == before
+        assert {file.name: file.stat().st_mtime_ns for file in folder.iterdir()} == before
         server.stop()
     with serving(tmp_path, *flags) as again:
         assert again.url
-        assert (made.read_bytes(), made.stat().st_mtime_ns) == before
+        assert {file.name: file.stat().st_mtime_ns for file in folder.iterdir()} == before
 
 
 @pytest.mark.parametrize("workers", [1, 2])

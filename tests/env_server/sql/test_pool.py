@@ -90,7 +90,7 @@ def test_the_schema_is_read_once_and_shared(databases: dict[str, Path]) -> None:
     pool.close()
 
 
-def test_a_schema_that_the_catalogue_has_is_not_read(databases: dict[str, Path], tmp_path: Path) -> None:
+def test_a_schema_that_the_cache_has_is_not_read(databases: dict[str, Path], tmp_path: Path) -> None:
     settings = SandboxSettings()
     with closing(DatabasePool(databases, settings, cache=Cache(tmp_path / "cache"))) as first:
         first.learn_schemas()
