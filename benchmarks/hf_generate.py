@@ -42,7 +42,7 @@ from trainer.models import load_policy
 from trainer.rollout.client import RolloutClient, RolloutSettings, derive_seed, request_for
 from trainer.rollout.environments import LocalEnvironments
 from trainer.rollout.episodes import Episode, Outcome
-from trainer.rollout.examples import Examples
+from trainer.rollout.players import Examples
 from trainer.rollout.transcript import TokenBudget
 from trainer.tiny import BASE_CHECKPOINT
 

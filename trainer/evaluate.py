@@ -45,8 +45,7 @@ from trainer.rollout.background import RolloutLoop
 from trainer.rollout.client import PlayEpisode, RolloutClient, RolloutSettings, derive_seed, request_for
 from trainer.rollout.environments import AnyEnvironments, Environments, open_environments
 from trainer.rollout.episodes import Episode, EpisodeRecord, record
-from trainer.rollout.examples import Examples
-from trainer.rollout.players import OraclePlayer, Player, RandomPlayer, play, with_sql
+from trainer.rollout.players import Examples, OraclePlayer, Player, RandomPlayer, play, with_sql
 from trainer.rollout.text_to_sql import TextToSQL
 
 if TYPE_CHECKING:

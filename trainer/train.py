@@ -48,7 +48,7 @@ from trainer.rollout.background import RolloutLoop
 from trainer.rollout.client import RolloutClient
 from trainer.rollout.environments import AnyEnvironments, open_environments
 from trainer.rollout.episodes import EpisodeRecord
-from trainer.rollout.examples import Examples
+from trainer.rollout.players import Examples
 from trainer.rollout.rewards import rewards_of, try_rewards, weights_of
 from trainer.signals import StopAfterStep, StopSignals
 from trainer.tiny import BASE_NOTES

@@ -32,7 +32,7 @@ from trainer.models import load_policy
 from trainer.rollout.client import RolloutSettings
 from trainer.rollout.environments import LocalEnvironments
 from trainer.rollout.episodes import record
-from trainer.rollout.timings import Part
+from trainer.rollout.timing import Phase
 from trainer.rollout.transcript import TokenBudget
 
 ACCELERATE = [
@@ -140,7 +140,7 @@ def test_the_metrics_are_those_of_all_ranks_episodes(whole: tuple[RunFolder, End
 
 def test_the_times_of_a_step_add_up_also_where_ranks_wait_for_each_other(whole: tuple[RunFolder, Ended]) -> None:
     for row in whole[0].metrics():
-        assert sum(row[f"time/{part}"] for part in Part) == pytest.approx(row["time/rollout"])
+        assert sum(row[f"time/{part}"] for part in Phase) == pytest.approx(row["time/rollout"])
         assert row["time/rollout"] >= row["rollout/seconds"] * 0.99, "the slowest rank is waited for"
 
 

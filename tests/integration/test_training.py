@@ -32,7 +32,7 @@ from tests.integration.service import metric, serving, until
 from tests.integration.training import save_policy, surroundings_in
 from trainer.eval.metrics import meaning
 from trainer.eval.run_files import RunFolder
-from trainer.rollout.timings import Part
+from trainer.rollout.timing import Phase
 from trainer.tiny import BASE_CHECKPOINT
 
 FLAGS = [
@@ -137,7 +137,7 @@ def test_every_step_says_where_its_time_went(whole: RunFolder) -> None:
     for row in whole.metrics():
         rollout, push, training, other = (row[f"time/{name}"] for name in ("rollout", "push", "training", "other"))
         assert min(rollout, training) > 0 <= min(push, other)
-        assert sum(row[f"time/{part}"] for part in Part) == pytest.approx(rollout)
+        assert sum(row[f"time/{part}"] for part in Phase) == pytest.approx(rollout)
         assert rollout + push + training >= row["step_time"], "TRL leaves the optimizer out"
 
 

@@ -40,7 +40,7 @@ from trainer.policy import PlaySettings, resolve_policy, saved_play, settle
 from trainer.rollout.client import RolloutClient, RolloutSettings, derive_seed, explore, request_for
 from trainer.rollout.environments import Environments, LocalEnvironments
 from trainer.rollout.episodes import Episode, Outcome, Turn, record
-from trainer.rollout.examples import Examples
+from trainer.rollout.players import Examples
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -13,7 +13,7 @@ from typing import Any
 
 from env_server.settings import RewardSettings
 from env_server.types import RewardComponents, SQLAction, SQLObservation, Verdict
-from trainer.rollout.timings import EpisodeTiming
+from trainer.rollout.timing import EpisodeTiming
 
 
 class Outcome(StrEnum):

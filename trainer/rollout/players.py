@@ -10,11 +10,14 @@ import random
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Protocol
 
-from env_server.dataset import Question
+from env_server.dataset import Dataset, Question, Split, in_turn
 from env_server.errors import SQLEnvError
+from env_server.factory import EnvironmentFactory
 from env_server.judging.answers import format_answer
+from env_server.settings import EnvSettings, JudgingSettings
 from env_server.sql.pool import Databases
 from env_server.sql.spelling import as_shown
 from env_server.types import ActionType, AnswerMode, SQLAction, SQLObservation, SQLState
@@ -183,3 +186,43 @@ def play(environment: PlayedEnvironment, question: Question, player: Player) -> 
         gold_sql=question.gold_sql,
     )
     return episode, Conversation(opening, tuple(chat))
+
+
+class FewShotError(SQLEnvError):
+    """There are not as many worked episodes as were asked for; the text says how many there are."""
+
+
+class Examples:
+    """Worked episodes that a prompt shows before every question (`--few_shot`), and the questions that they give away.
+
+    The oracle plays them on training databases, as many as there can be, in an order that depends on the data set
+    alone. Their questions are known to whoever reads the prompt, so they are not asked.
+    """
+
+    def __init__(self, worked: Sequence[tuple[Question, Conversation]] = ()) -> None:
+        self.questions = [question for question, _ in worked]
+        self.conversations = [conversation for _, conversation in worked]
+
+    @classmethod
+    def play(cls, dataset: Dataset, count: int, answer_mode: AnswerMode, step_budget: int) -> Examples:
+        """Have the oracle play `count` episodes. Raises FewShotError."""
+        if not count:
+            return cls()
+        worked: list[tuple[Question, Conversation]] = []
+        settings = EnvSettings(step_budget=step_budget, judging=JudgingSettings(variants=False))
+        with EnvironmentFactory(dataset, settings, answer_mode) as factory:
+            environment = factory.make()
+            training = with_sql(dataset.select(Split.TRAIN), "--few_shot")
+            for written in in_turn(sorted(training, key=attrgetter("db_id"))):
+                question = as_shown_to_players(written, factory.pool)
+                episode, conversation = play(environment, question, OraclePlayer(question, answer_mode))
+                if episode.correct:
+                    worked.append((question, conversation))
+                if len(worked) == count:
+                    return cls(worked)
+        raise FewShotError(f"--few_shot {count}: the training questions of {dataset.name} give {len(worked)} episodes")
+
+    def without(self, questions: Sequence[Question]) -> list[Question]:
+        """Return the questions that are not given away."""
+        known = {question.question_id for question in self.questions}
+        return [question for question in questions if question.question_id not in known]

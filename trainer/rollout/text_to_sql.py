@@ -25,15 +25,12 @@ from env_server.settings import EnvSettings
 from env_server.sql.pool import DatabasePool
 from env_server.sql.schema import read_statements
 from env_server.types import ActionType, AnswerMode, SQLAction
-from inference.engine import Completion, ContextOverflowError
 from trainer.chat.actions import format_action
 from trainer.chat.format import ChatFormat
 from trainer.chat.text_to_sql import query_in, schema_prompt
-from trainer.rollout.client import Flight, derive_seed
+from trainer.rollout.client import EpisodeContext
 from trainer.rollout.episodes import Episode, Outcome, outcome_of, turn_of
-from trainer.rollout.timings import Wait
-from trainer.rollout.transcript import Transcript, masked_row
-from trainer.rollout.turns import GeneratedTurn, generate_turn
+from trainer.rollout.transcript import masked_row
 
 TEXT_TO_SQL_STEPS = 2
 """What an episode takes of its step budget: the query, and the answer."""
@@ -70,34 +67,32 @@ class TextToSQL:
                 self._statements[db_id] = read_statements(sandbox, schema)
         return schema_prompt(self._statements[db_id], question)
 
-    async def __call__(self, flight: Flight) -> Episode:
+    async def __call__(self, context: EpisodeContext) -> Episode:
         """Play an episode. Raises what its environment and its engine raise."""
-        observation = await flight.reset()
+        request, chat = context.request, context.chat
+        observation = await context.reset()
         question = observation.question
-        async with flight.begin:
-            await asyncio.sleep(0)
-            opening = self.opening(flight.request.db_id, question)
-            transcript = Transcript(self._prompt_ids(flight.chat, opening), flight.settings.budget)
+        transcript = await context.transcript(lambda: self._prompt_ids(chat, self.opening(request.db_id, question)))
         prompt = transcript.view
-        turn = await _one_turn(flight, transcript)
+        turn = await context.generate(transcript, 0)
         if turn is None:
-            row = masked_row(list(prompt), flight.chat.stop_ids[0])
-            return flight.episode(question, Outcome.OUT_OF_TOKENS, (), row, 0)
-        transcript.add_turn(turn.token_ids, turn.logprobs)
-        text = flight.chat.text_of(turn.token_ids)
+            row = masked_row(list(prompt), chat.stop_ids[0])
+            return request.episode(Outcome.OUT_OF_TOKENS, row, question=question, prompt_tokens=0)
+        text = chat.text_of(turn.token_ids)
         sql = query_in(text)
         query = SQLAction(action_type=ActionType.QUERY, argument=sql or text)
-        observation = await flight.step(query, 0)
+        observation = await context.step(query)
         turns = [turn_of(text, query, observation, sql is not None, turn.policy_version, turn.tokens)]
         outcome = Outcome.WRONG
         if not observation.error:
-            argument = await asyncio.to_thread(self._answer, flight.request.db_id, query.argument)
+            argument = await asyncio.to_thread(self._answer, request.db_id, query.argument)
             answer = SQLAction(action_type=ActionType.ANSWER, argument=argument)
-            observation = await flight.step(answer, 1)
+            observation = await context.step(answer)
             written = format_action(answer.action_type, argument)
             turns.append(turn_of(written, answer, observation, policy_version=turn.policy_version, tokens=0))
             outcome = outcome_of(observation)
-        return flight.episode(question, outcome, turns, transcript.row(), len(prompt))
+        played = {"question": question, "turns": tuple(turns), "prompt_tokens": context.prompt_tokens}
+        return request.episode(outcome, transcript.row(), **played)
 
     def _answer(self, db_id: str, sql: str) -> str:
         if self._answer_mode is AnswerMode.SQL:
@@ -114,23 +109,3 @@ class TextToSQL:
         for (_, sql), message in zip(self._examples, following, strict=True):
             ids += [*chat.renderer.turn_ids(sql), *chat.renderer.user_ids(message, closed=True)]
         return ids
-
-
-async def _one_turn(flight: Flight, transcript: Transcript) -> GeneratedTurn | None:
-    """Generate the reply; None when the prompt leaves no room for one."""
-    prompt, limit = transcript.view, flight.settings.budget.max_context
-
-    async def generate(said: tuple[int, ...], tokens: int, part: int) -> Completion:
-        return await flight.generate((*prompt, *said), tokens, derive_seed(flight.request.seed, 0, part))
-
-    while room := transcript.room():
-        try:
-            with flight.watch.waiting(Wait.GENERATION, 0):
-                return await generate_turn(generate, flight.chat, flight.settings.budget.max_turn, room)
-        except ContextOverflowError as error:
-            if error.allowed >= limit:
-                raise
-            # A server may have been started with less than the model can do.
-            limit = error.allowed
-            transcript.limit_context(limit)
-    return None

@@ -39,7 +39,7 @@ from trainer.rollout.episodes import Episode, EpisodeRecord, has_signal, record
 from trainer.rollout.failures import Failures, FailureWindow
 from trainer.rollout.groups import PlayedGroups, most_spread, play_groups
 from trainer.rollout.rewards import REWARD_FUNCTIONS, Reward, total_reward, weights_of
-from trainer.rollout.timings import Part, split
+from trainer.rollout.timing import Phase, attribute
 from trainer.training.batch_shape import BatchSettings, BatchShape
 from trainer.training.batch_stats import (
     BatchRecords,
@@ -111,7 +111,7 @@ class Batches:
         self._settings = settings or BatchSettings()
         self._client: RolloutClient | None = None
         self._failures: FailureWindow
-        self.waits: Mapping[Part, float] = {}
+        self.waits: Mapping[Phase, float] = {}
         """What the episodes of the last batch waited for, in seconds; of several ranks, the slowest one's."""
         self.decided: Sequence[bool] = []
         """Of each row of this rank in the last batch, whether correctness differs within its group."""
@@ -141,7 +141,7 @@ class Batches:
                 self._begun[number] = self._begin(number)
         played = self._loop.result(self._begun.pop(batch))
         self._next = batch + 1
-        waits = split(episode.timing for episode in played.rows if episode.timing is not None)
+        waits = attribute(episode.timing for episode in played.rows if episode.timing is not None)
         ranks = self._ranks.gather([(played.ended - played.began, waits, max(0.0, asked - played.ended))])
         seconds, self.waits, _ = max(ranks, key=itemgetter(0))
         times = BatchTimes(seconds=seconds, idle=min(idle for *_, idle in ranks))

@@ -48,7 +48,7 @@ from trainer.export.hub import Destination
 from trainer.models import base_config, load_tokenizer
 from trainer.policy import resolve_policy
 from trainer.rollout.environments import open_environments
-from trainer.rollout.examples import Examples
+from trainer.rollout.players import Examples
 from trainer.rollout.rewards import rewards_of, try_rewards, weights_of
 from trainer.training.arguments import require_questions
 from trainer.training.memory import GIB, estimate, main_memory, meta_model, peak, quantized_bits

@@ -34,7 +34,7 @@ from trainer.rollout.background import RolloutLoop
 from trainer.rollout.client import RolloutClient, derive_seed, request_for
 from trainer.rollout.environments import open_environments
 from trainer.rollout.episodes import Episode
-from trainer.rollout.examples import Examples
+from trainer.rollout.players import Examples
 from trainer.training.batches import trl_rows
 from trainer.training.grpo import prompt_rows, stop_at_turns_ends, use_engine
 

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from trainer.rollout.timings import Part
+from trainer.rollout.timing import Phase
 
 PREFIX = "time/"
 
@@ -50,7 +50,7 @@ class StepTimes(TrainerCallback):  # type: ignore[misc]  # transformers carries 
         self._ended = self._begun = clock()
         self._waited = dict.fromkeys(Wait, 0.0)
         self._waited_before = 0.0
-        self._episodes = dict.fromkeys(Part, 0.0)
+        self._episodes = dict.fromkeys(Phase, 0.0)
 
     @contextmanager
     def waiting(self, wait: Wait) -> Iterator[None]:
@@ -65,7 +65,7 @@ class StepTimes(TrainerCallback):  # type: ignore[misc]  # transformers carries 
         """The same, with its pushes timed."""
         return _Timed(weights, self)
 
-    def played(self, parts: Mapping[Part, float]) -> None:
+    def played(self, parts: Mapping[Phase, float]) -> None:
         """What the episodes of a batch waited for, in seconds."""
         for part, seconds in parts.items():
             self._episodes[part] += seconds
@@ -98,7 +98,7 @@ class StepTimes(TrainerCallback):  # type: ignore[misc]  # transformers carries 
         self._ended = self._begun = now
         self._waited = dict.fromkeys(Wait, 0.0)
         self._waited_before = 0.0
-        self._episodes = dict.fromkeys(Part, 0.0)
+        self._episodes = dict.fromkeys(Phase, 0.0)
 
 
 class _Timed:
@@ -111,7 +111,7 @@ class _Timed:
             self._weights.sync_weights()
 
 
-def _divide(seconds: float, parts: Mapping[Part, float]) -> dict[str, float]:
+def _divide(seconds: float, parts: Mapping[Phase, float]) -> dict[str, float]:
     """Divide what the trainer waited for episodes as their own time was divided."""
     whole = sum(parts.values())
-    return {part: seconds * parts[part] / whole if whole else 0.0 for part in Part}
+    return {part: seconds * parts[part] / whole if whole else 0.0 for part in Phase}

@@ -33,7 +33,7 @@ from trainer.rollout.client import (
 from trainer.rollout.environments import Environments, EnvironmentSession, LocalEnvironments
 from trainer.rollout.episodes import Episode, Outcome
 from trainer.rollout.failures import Failures, RolloutError
-from trainer.rollout.timings import Wait
+from trainer.rollout.timing import Phase
 from trainer.rollout.transcript import TokenBudget
 
 BUDGET = TokenBudget(max_completion=4_000, max_context=4_096, max_turn=16)
@@ -608,14 +608,9 @@ async def test_every_wait_of_an_episode_has_its_span_in_order(chat: ChatFormat, 
     for episode in episodes:
         assert episode.timing is not None
         spans = episode.timing.spans
-        assert [(span.wait, span.turn) for span in spans] == [
-            (Wait.QUEUE, None),
-            (Wait.SESSION, None),
-            (Wait.RESET, None),
-            (Wait.GENERATION, 0),
-            (Wait.STEP, 0),
-            (Wait.GENERATION, 1),
-            (Wait.ANSWER, 1),
+        assert [span.phase for span in spans] == [
+            *(Phase.QUEUE, Phase.ENVIRONMENT, Phase.ENVIRONMENT),
+            *(Phase.GENERATION, Phase.ENVIRONMENT, Phase.GENERATION, Phase.JUDGING),
         ]
         moments = [episode.timing.asked, *(t for span in spans for t in (span.start, span.end)), episode.timing.ended]
         assert moments == sorted(moments)
@@ -636,7 +631,7 @@ async def test_a_failed_episode_has_its_times_up_to_the_failure(chat: ChatFormat
     )
     assert failed.outcome is Outcome.FAILED
     assert failed.timing is not None
-    assert [span.wait for span in failed.timing.spans][-2:] == [Wait.GENERATION, Wait.ANSWER]
+    assert [span.phase for span in failed.timing.spans][-2:] == [Phase.GENERATION, Phase.JUDGING]
 
 
 # No barrier

@@ -6,13 +6,13 @@ import gc
 
 import pytest
 
-from trainer.rollout.collector import THRESHOLDS, rare_collections
+from trainer.rollout.client import GC_THRESHOLDS, rare_collections
 
 
 def test_it_is_as_before_afterwards_whatever_happens() -> None:
     def fail() -> None:
         with rare_collections():
-            assert gc.get_threshold() == THRESHOLDS != before
+            assert gc.get_threshold() == GC_THRESHOLDS != before
             assert gc.get_freeze_count() > 0
             raise KeyError
 
@@ -38,7 +38,7 @@ def test_blocks_that_overlap_leave_what_was_there_before() -> None:
     first, second = rare_collections(), rare_collections()
     first.__enter__()
     second.__enter__()
-    assert gc.get_threshold() == THRESHOLDS
+    assert gc.get_threshold() == GC_THRESHOLDS
     first.__exit__(None, None, None)
     second.__exit__(None, None, None)
     assert gc.get_threshold() == before

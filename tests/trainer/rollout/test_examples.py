@@ -12,7 +12,7 @@ from env_server.types import AnswerMode
 from tests.trainer.chat.families import family_tokenizer
 from trainer.chat.format import ChatFormat, ChatSettings
 from trainer.config import ActionFormat
-from trainer.rollout.examples import Examples, FewShotError
+from trainer.rollout.players import Examples, FewShotError
 
 
 def test_they_are_right_and_about_different_databases(generated_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

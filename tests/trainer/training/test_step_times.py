@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from tests.clock import Clock
-from trainer.rollout.timings import Part
+from trainer.rollout.timing import Phase
 from trainer.training.step_times import StepTimes, Wait
 
 
@@ -62,11 +62,11 @@ def test_what_was_before_training_is_in_no_step() -> None:
 
 def test_a_batch_that_was_played_meanwhile_costs_what_was_waited_for_it() -> None:
     run = Run()
-    run.times.played({Part.GENERATION: 30.0, Part.ENVIRONMENT: 10.0})
+    run.times.played({Phase.GENERATION: 30.0, Phase.ENVIRONMENT: 10.0})
     run.step(rollout=2, push=0, training=40)
     assert run.last("generation", "environment", "queue", "judging", "client") == [1.5, 0.5, 0, 0, 0]
     run.step(rollout=2, push=0, training=40)
-    assert run.last(*Part) == [0] * len(Part), "its times were told once"
+    assert run.last(*Phase) == [0] * len(Phase), "its times were told once"
 
 
 def test_pushes_are_timed_also_when_they_fail() -> None:
@@ -88,14 +88,14 @@ SECONDS = st.floats(0, 100)
 
 @given(
     st.lists(st.tuples(SECONDS, SECONDS, SECONDS, SECONDS), min_size=1, max_size=5),
-    st.dictionaries(st.sampled_from(Part), st.floats(0.01, 100), min_size=1),
+    st.dictionaries(st.sampled_from(Phase), st.floats(0.01, 100), min_size=1),
 )
-def test_the_parts_add_up(steps: list[tuple[float, float, float, float]], parts: dict[Part, float]) -> None:
+def test_the_parts_add_up(steps: list[tuple[float, float, float, float]], parts: dict[Phase, float]) -> None:
     run = Run()
     for step in steps:
         before = run.clock.now
         run.times.played(parts)
         run.step(*step)
         assert sum(run.last("rollout", "push", "training", "other")) == pytest.approx(run.clock.now - before)
-        assert sum(run.last(*Part)) == pytest.approx(run.last("rollout")[0])
+        assert sum(run.last(*Phase)) == pytest.approx(run.last("rollout")[0])
     assert {len(values) for values in run.logged.values()} == {len(steps)}

@@ -1,10 +1,10 @@
 """When an episode waited, and for what: plain data, in seconds on the monotonic clock of its process.
 
-Promises:
+Invariants:
 
 1. Nothing is decided by it: two episodes that differ in their timing alone are equal, and no log of episodes holds it.
 2. The spans of an episode are in order and do not overlap; a wait that ended in an error is a span like any other.
-3. `split` divides the whole time of a batch: its parts add up to it.
+3. `attribute` divides the whole wall time of a batch: its phases add up to it.
 """
 
 from __future__ import annotations
@@ -17,50 +17,27 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Wait(StrEnum):
-    """What an episode waits for; between two waits, it is the client's own work that it waits for."""
+class Phase(StrEnum):
+    """What an episode waits for."""
 
     QUEUE = "queue"
     """For its place among those in flight."""
-    SESSION = "session"
-    """For a session of the environment and of the engine."""
-    RESET = "reset"
-    GENERATION = "generation"
-    STEP = "step"
-    """Of the environment, ANSWER apart."""
-    ANSWER = "answer"
-    """The step that is judged."""
-
-
-class Part(StrEnum):
-    """The parts of a rollout that a user can do something about."""
-
-    QUEUE = "queue"
     GENERATION = "generation"
     ENVIRONMENT = "environment"
+    """For a session, a reset, or a step but ANSWER."""
     JUDGING = "judging"
+    """For the step that is judged."""
     CLIENT = "client"
-    """The client's own work: tokens, prompts, parsing."""
-
-
-PARTS = {
-    Wait.QUEUE: Part.QUEUE,
-    Wait.SESSION: Part.ENVIRONMENT,
-    Wait.RESET: Part.ENVIRONMENT,
-    Wait.GENERATION: Part.GENERATION,
-    Wait.STEP: Part.ENVIRONMENT,
-    Wait.ANSWER: Part.JUDGING,
-}
+    """Between two waits, for the client's own work: tokens, prompts, parsing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One wait. `turn` counts from 0; None before the first one."""
+    """One wait."""
 
-    wait: Wait
+    phase: Phase
     start: float
     end: float
-    turn: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +51,10 @@ class EpisodeTiming:
     @property
     def started(self) -> float:
         """When the episode got its place among those in flight."""
-        return next((span.end for span in self.spans if span.wait is Wait.QUEUE), self.asked)
+        return next((span.end for span in self.spans if span.phase is Phase.QUEUE), self.asked)
 
 
-class Stopwatch:
+class EpisodeTimer:
     """Takes the times of one episode as it is played; made when the episode is asked for."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -87,38 +64,38 @@ class Stopwatch:
 
     def started(self) -> None:
         """The episode has its place among those in flight."""
-        self._spans.append(Span(Wait.QUEUE, self._asked, self._clock()))
+        self._spans.append(Span(Phase.QUEUE, self._asked, self._clock()))
 
     @contextmanager
-    def waiting(self, wait: Wait, turn: int | None = None) -> Iterator[None]:
+    def waiting(self, phase: Phase) -> Iterator[None]:
         """Take the time of the block."""
         start = self._clock()
         try:
             yield
         finally:
-            self._spans.append(Span(wait, start, self._clock(), turn))
+            self._spans.append(Span(phase, start, self._clock()))
 
     def timing(self) -> EpisodeTiming:
         """What was taken; the episode ends now."""
         return EpisodeTiming(self._asked, self._clock(), tuple(self._spans))
 
 
-def split(timings: Iterable[EpisodeTiming]) -> dict[Part, float]:
-    """Divide the time of a batch, in seconds: at each moment equally among the episodes that have not ended.
+def attribute(timings: Iterable[EpisodeTiming]) -> dict[Phase, float]:
+    """Divide the wall time of a batch, in seconds: at each moment equally among the episodes that have not ended.
 
     So what all wait for counts in full, and what one waits for while others generate counts for little; the last
     episode alone counts in full again.
     """
     batch = list(timings)
     share = _Share(batch)
-    seconds = dict.fromkeys(Part, 0.0)
+    seconds = dict.fromkeys(Phase, 0.0)
     for timing in batch:
         left = share.between(timing.asked, timing.ended)
         for span in timing.spans:
             part = share.between(span.start, span.end)
-            seconds[PARTS[span.wait]] += part
+            seconds[span.phase] += part
             left -= part
-        seconds[Part.CLIENT] += max(0.0, left)
+        seconds[Phase.CLIENT] += max(0.0, left)
     return seconds
 
 
