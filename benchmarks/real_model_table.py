@@ -1,7 +1,7 @@
 """The table of `benchmarks/real_model.py`: what each policy gets right, what training added, what it cost.
 
 Success and gains are on the same questions, greedy; intervals are of 95%, with the database as the cluster, gains
-paired by question (`trainer.comparison`, `trainer.eval.statistics`).
+paired by question (`trainer.report.comparison`, `trainer.eval.statistics`).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.real_model_phases import Finished
-from trainer.comparison.comparison import compare_sides
-from trainer.comparison.sides import find_side
 from trainer.eval.failure_kinds import FailureKind
 from trainer.eval.statistics import HARDNESS, Interval, interval_text, intervals_as_pairs, percent
+from trainer.report.comparison import compare_sides
+from trainer.report.sides import find_side
 
 ROWS: Mapping[str, str] = {
     "random": "random play",

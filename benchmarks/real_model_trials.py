@@ -30,10 +30,10 @@ from benchmarks.real_model_phases import Finished
 from benchmarks.real_model_recipe import Keys, RecipeError, read_recipe, refuse_ours
 from benchmarks.server_process import ROOT, ServerError
 from env_server.errors import SQLEnvError
-from trainer.comparison.comparison import compare_sides
-from trainer.comparison.sides import find_side
 from trainer.eval.run_files import RunFolder
 from trainer.eval.statistics import Interval, interval_text, percent
+from trainer.report.comparison import compare_sides
+from trainer.report.sides import find_side
 
 TRIALS = Path("configs/real-model/trials.yaml")
 FOLDER = "trials"

@@ -1,11 +1,11 @@
 """What it takes to look at many episodes: `sqlenv view` on a run of 50,000, as a user waits for it.
 
 The run's episodes are real play of the random player on the synthetic data, repeated over the training steps. The
-server is the real command in a process of its own, asked over HTTP. `first`: there is no index yet. `again`: the index
-of the first time is there. Of each: `start_s` from the command to the first answer, `page_s` from then until the page
-has its first list of episodes, `all_s` until every episode can be filtered and searched. The requests are the median
-of several: a filter by kind of failure, a search, the curves, an episode with where else it was played. `plain` is the
-other side, a script without us: json reads the file, and a loop looks for the same words. Prints one JSON line.
+server is the real command in a process of its own, asked over HTTP: `start_s` from the command to the first answer,
+`page_s` from then until the page has its first list of episodes, `all_s` until every episode can be filtered and
+searched. The requests are the median of several: a filter by kind of failure, a search, the curves, an episode with the
+others of its question. `plain` is the other side, a script without us: json reads the file, and a loop looks for the
+same words. Prints one JSON line.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from typing import Any
 from urllib.parse import urlencode
 
 from benchmarks.server_process import ServerProcess
-from env_server.cache import CACHE_VARIABLE
 from env_server.data.loading import load_dataset
 from env_server.dataset import Split
 from env_server.settings import EnvSettings
@@ -87,26 +86,23 @@ def opening(server: ServerProcess, started: float, count: int) -> dict[str, floa
     return {"start_s": answered - started, "page_s": listed, "all_s": time.perf_counter() - answered}
 
 
-def measure(folder: Path, cache: Path, count: int) -> dict[str, Any]:
-    """Open the run twice, and ask."""
+def measure(folder: Path, count: int) -> dict[str, float]:
+    """Open the run, and ask."""
     command = [sys.executable, "-m", "sqlenv", "view", str(folder), "--port", "{port}"]
-    results: dict[str, Any] = {}
-    for name in ("first", "again"):
-        started = time.perf_counter()
-        with ServerProcess(command, folder.parent / f"{name}.log", {CACHE_VARIABLE: str(cache)}) as server:
-            results[name] = opening(server, started, count)
-            if name == "again":
-                requests = {
-                    "filter": lambda: ask(server, "episodes", kind="never_queried"),
-                    "search": lambda: ask(server, "episodes", text=f'"{WORDS}"'),
-                    "curves": lambda: ask(server, "curves", source=RUN),
-                    "episode": lambda: ask(server, f"episodes/{count // 2}"),
-                }
-                for request, work in requests.items():
-                    results[f"{request}_s"] = statistics.median(seconds(work) for _ in range(REPEATS))
-                results["found"] = ask(server, "episodes", text=f'"{WORDS}"')["total"]
-                results["server_mb"] = server.rss() / 1e6
-    results["index_mb"] = sum(path.stat().st_size for path in (cache / "viewer").iterdir()) / 1e6
+    started = time.perf_counter()
+    with ServerProcess(command, folder.parent / "log") as server:
+        results = opening(server, started, count)
+        middle = ask(server, "episodes", offset=count // 2, limit=1)["episodes"][0]["id"]
+        requests = {
+            "filter": lambda: ask(server, "episodes", kind="never_queried"),
+            "search": lambda: ask(server, "episodes", text=f'"{WORDS}"'),
+            "curves": lambda: ask(server, "curves", source=RUN),
+            "episode": lambda: ask(server, f"episodes/{middle}"),
+        }
+        for request, work in requests.items():
+            results[f"{request}_s"] = statistics.median(seconds(work) for _ in range(REPEATS))
+        results["found"] = ask(server, "episodes", text=f'"{WORDS}"')["total"]
+        results["server_mb"] = server.rss() / 1e6
     return results
 
 
@@ -133,7 +129,7 @@ def main() -> None:
         results = {
             "episodes": args.episodes,
             "file_mb": run.episodes_path.stat().st_size / 1e6,
-            **measure(folder / "runs", folder / "cache", args.episodes),
+            **measure(folder / "runs", args.episodes),
             "plain": plain(run),
             "load": os.getloadavg()[0],
             "cores": os.cpu_count(),

@@ -151,7 +151,7 @@ def _evaluate(argv: Sequence[str]) -> int:
 
 
 def _compare(argv: Sequence[str]) -> int:
-    from trainer.comparison import compare
+    from trainer.report import compare
 
     return compare.run(argv)
 

@@ -28,10 +28,10 @@ from trainer.chat.format import ChatFormat
 from trainer.chat.text_to_sql import SYSTEM_PROMPT
 from trainer.config import ActionFormat, ConfigError, token_of
 from trainer.eval.failure_kinds import count_failures
-from trainer.eval.run_files import Evaluation, write_episodes
+from trainer.eval.run_files import SCRIPTED, Evaluation, write_episodes
 from trainer.eval.statistics import EvaluationSummary, intervals_as_pairs, successful, summarize
 from trainer.eval.summaries import FalsePositives, SampledSuccess, explore, false_positives, rows_key, sampled_success
-from trainer.evaluation.arguments import SCRIPTED, VLLM_URL, EvaluationProtocol, build_parser, check, without_effect
+from trainer.evaluation.arguments import VLLM_URL, EvaluationProtocol, build_parser, check, without_effect
 from trainer.policy import SETTING_NAMES, PlaySettings, SavedPlay, saved_play, settle
 from trainer.report.tables import (
     excluded_table,

@@ -23,6 +23,7 @@ from tests.integration.chromium import chromium, complaints_of, needs_chromium
 from tests.trainer.viewer.runs import evaluate, evaluate_alone, make_run, make_turn, played, train
 from trainer.eval.run_files import Alert, RunFolder
 from trainer.report.report import write_report
+from trainer.viewer.index import LINES
 
 pytestmark = needs_chromium
 
@@ -117,14 +118,19 @@ def test_the_curves_of_all_runs_are_drawn(page: Page, server: str, complaints: l
     expect(page.locator(".source", has_text=re.compile("evaluations", re.I))).to_contain_text("base")
     expect(page.locator(".chart canvas").first).to_be_visible()
     titles = page.locator(".chart figcaption b").all_inner_texts()
-    assert {"success", "KL from the reference", "entropy", "reward for x", "gradient norm", "learning rate"} <= set(
-        titles
-    )
+    assert {
+        "success",
+        "KL divergence from the reference",
+        "entropy per token, in nats",
+        "reward for x",
+        "gradient norm",
+        "learning rate",
+    } <= set(titles)
     assert {
         "weighted reward",
-        "spread of the weighted reward",
-        "seconds a step, first",
-        "seconds a step, second",
+        "std of the weighted reward",
+        "seconds per step, first",
+        "seconds per step, second",
     } <= set(titles)
     success = page.locator(".plot").first
     label = success.get_attribute("aria-label") or ""
@@ -143,8 +149,8 @@ def test_the_curves_of_all_runs_are_drawn(page: Page, server: str, complaints: l
     expect(page.locator(".readout").first).to_contain_text("step ")
     expect(page.locator(".readout").nth(1)).to_contain_text("step ")
     card.locator("input[type=checkbox]").uncheck()
-    expect(page.locator(".chart", has_text="seconds a step, first")).to_have_count(0)
-    expect(page.locator(".chart", has_text="seconds a step, second")).to_have_count(1)
+    expect(page.locator(".chart", has_text="seconds per step, first")).to_have_count(0)
+    expect(page.locator(".chart", has_text="seconds per step, second")).to_have_count(1)
     assert complaints == []
 
 
@@ -226,7 +232,7 @@ def test_two_evaluations_are_compared(page: Page, server: str, complaints: list[
 
 
 def test_markup_from_a_run_is_shown_and_never_parsed(page: Page, server: str, complaints: list[str]) -> None:
-    open_page(page, server, "episodes?question=odd&label=after&source=first")
+    open_page(page, server, "episodes?question_id=odd&label=after&source=first")
     page.locator(".episode-row").click()
     expect(page.locator("h1")).to_have_text(f"What is {MARKUP}?")
     expect(page.locator(".step code")).to_have_text(MARKUP)
@@ -244,8 +250,8 @@ def test_nothing_is_wider_than_the_screen(page: Page, server: str, width: int) -
     for place, shown in (
         ("", ".chart"),
         ("episodes", ".episode-row"),
-        ("episode/1", ".step"),
-        ("episode/1/2", ".transcript >> nth=1"),
+        (f"episode/{LINES}", ".step"),
+        (f"episode/{LINES}/{LINES + 1}", ".transcript >> nth=1"),
         ("failures", ".bar-of"),
         ("compare", ".verdict"),
     ):
@@ -310,9 +316,9 @@ def test_the_report_of_a_run_fits_the_screen(page: Page, report: str, width: int
 def test_the_filters_are_folded_on_a_phone(page: Page, server: str) -> None:
     page.set_viewport_size({"width": 390, "height": 844})
     open_page(page, server, "episodes")
-    expect(page.locator("[name=db]")).to_be_hidden()
+    expect(page.locator("[name=db_id]")).to_be_hidden()
     page.click("text=Filters")
-    expect(page.locator("[name=db]")).to_be_visible()
+    expect(page.locator("[name=db_id]")).to_be_visible()
 
 
 def test_a_run_is_watched_while_it_grows(page: Page, tmp_path: Path, complaints: list[str]) -> None:

@@ -49,6 +49,8 @@ from trainer.rollout.episodes import EpisodeRecord
 
 T = TypeVar("T")
 ABOUT = ".evaluation.json"
+SCRIPTED = ("random", "oracle")
+"""Policies that no model plays."""
 SECTIONS = ("sqlenv", "grpo", "model", "versions")
 """The parts of config.json that consist of flags, and the versions of the packages that training is built on."""
 PLACES = re.compile(
@@ -268,9 +270,9 @@ class RunFolder:
 
         Raises ValueError when the label is not letters, digits, `_` and `-`.
         """
-        self.drop_evaluation(evaluation.label)
-        self.evaluations_path.mkdir(exist_ok=True)
         summary, episodes = self._evaluation_paths(evaluation.label)
+        self.evaluations_path.mkdir(exist_ok=True)
+        summary.unlink(missing_ok=True)
         write_episodes(episodes, evaluation, records, summary)
 
     def drop_evaluation(self, label: str) -> None:

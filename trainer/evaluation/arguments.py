@@ -25,11 +25,11 @@ from trainer.config import (
     ActionFormat,
     prompt_in,
 )
+from trainer.eval.run_files import SCRIPTED
 from trainer.policy import PlaySettings
 from trainer.rollout.environments import LOCAL
 from trainer.rollout.text_to_sql import TEXT_TO_SQL_STEPS
 
-SCRIPTED = ("random", "oracle")
 VLLM_URL = f"http://127.0.0.1:{PORT}"
 """Where `sqlenv inference` serves, if it is not told otherwise."""
 

@@ -1,10 +1,10 @@
-"""The pictures of a training run: SVG for the report, one PNG for a README.
+"""The pictures of runs and comparisons, by matplotlib: SVG inside the report, PNG files.
 
-Promises:
+Guarantees:
 
 1. No global state: figures are drawn with matplotlib's object API, without pyplot, and its settings are restored.
 2. The same data gives the same bytes.
-3. Text from data is never read as mathematics.
+3. Text from data is never parsed as mathematics.
 4. A curve is drawn with at most MAX_POINTS points, so that a picture's size is bounded.
 """
 
@@ -12,133 +12,101 @@ from __future__ import annotations
 
 import base64
 import io
+import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from trainer.eval.curves import MAX_POINTS, RollingPoint, rolling_mean, rolling_success, thin, window_for
 from trainer.eval.run_files import RunFolder, RunFolderError
-from trainer.eval.statistics import Interval
-from trainer.rollout.episodes import EpisodeRecord
+from trainer.eval.statistics import Interval, percent
+from trainer.report.comparison import Comparison, GroupDifference
+from trainer.report.curves import (
+    MAX_POINTS,
+    TIMES,
+    Learning,
+    RollingPoint,
+    Series,
+    learning_of,
+    rolling_mean,
+    thin,
+)
+from trainer.report.tables import verdict
 
-WIDTH, HEIGHT, DPI = 10.0, 4.0, 120
-"""Inches of the learning curve, and pixels per inch of its PNG."""
+WIDTH, DPI = 10.0, 120
+"""Inches of a picture, and pixels per inch of a PNG."""
 INK, MUTED, GRID = "#1b2430", "#5d6878", "#d8dee6"
 TRAIN, BEFORE, AFTER = "#0e8a6e", "#c2571a", "#1a66b5"
-
-TIMES = {
-    "training": "#1a66b5",
-    "push": "#8fb8e6",
-    "generation": "#0e8a6e",
-    "environment": "#e3a72f",
-    "judging": "#c2571a",
-    "queue": "#7d5ba6",
-    "client": "#c3aed6",
-    "other": "#cfd6de",
-}
-"""The parts of a step's time, from the bottom of their picture up, with their colours."""
 NEGLIGIBLE = 0.005
 """Share of the time below which a part is left out."""
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """An evaluation's success rate, to be drawn with its interval; at `step`, where that is known."""
-
-    label: str
-    rate: float
-    interval: Interval
-    step: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Learning:
-    """What the learning curve shows: training episodes, evaluations during training, and those at both ends.
-
-    `window` is the number of training steps that one of the `points` is about.
-    """
-
-    points: Sequence[RollingPoint]
-    window: int
-    during: Sequence[RollingPoint]
-    marks: Sequence[Mark]
-
-
-def learning_of(folder: RunFolder, episodes: Sequence[tuple[int, EpisodeRecord]]) -> Learning:
-    """Read what the learning curve shows from a run's folder; `episodes` are its training episodes with their steps."""
-    window = window_for(len({step for step, _ in episodes}))
-    ends = folder.evaluations()
-    # The evaluations of a run are on one set of questions; the curve begins with the one before training.
-    first = [(0, e) for e in ends if e.label == "before"]
-    during = folder.evaluations_during()
-    return Learning(
-        rolling_success(episodes, window),
-        window,
-        [RollingPoint(s, e.summary.success_rate, e.summary.interval) for s, e in (*first, *during)] if during else [],
-        [Mark(e.label, e.summary.success_rate, e.summary.interval, e.step) for e in ends],
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Series:
-    """One number over the training steps; the values are finite."""
-
-    name: str
-    steps: tuple[float, ...]
-    values: tuple[float, ...]
+ROW, HEAD, CURVES = 0.36, 1.0, 3.6
+"""Inches of one row of a comparison's panel, of what is around its rows, and of the curves of training."""
+MAX_DATABASES = 40
+"""Databases that a comparison shows, those with the most questions."""
+NAME_LIMIT = 28
+TITLE_COLUMNS = 155
+Point = tuple[float, Interval, str]
+"""A rate or a difference, its interval, and its colour."""
 
 
 def learning_curve(learning: Learning) -> Figure:
-    """Draw the training success with its band, and the evaluations; beside it these, with their intervals."""
-    figure = Figure(figsize=(WIDTH, HEIGHT), dpi=DPI, layout="constrained")
+    """Draw the success of training with its band, and the evaluations; beside it these, with their intervals."""
+    figure = Figure(figsize=(WIDTH, 4.0), dpi=DPI, layout="constrained")
     count = 2 if learning.marks else 1
     panels = list(figure.subplots(1, count, width_ratios=(5, 3)[:count], squeeze=False).flat)
-    for axes in panels:
-        style_axes(axes)
-    _draw_learning_curve(panels[0], learning)
+    _draw_training(panels[0], learning, TRAIN, AFTER)
+    last = max([1, *(p.step for p in (*learning.points[-1:], *learning.during[-1:]))])
+    for mark in learning.marks:
+        if mark.label in ("before", "after"):
+            step = (0 if mark.label == "before" else last) if mark.step is None else mark.step
+            low, high = mark.rate - mark.interval.low, mark.interval.high - mark.rate
+            # Not clipped, since it is on the border.
+            style = {"fmt": "o", "capsize": 4, "linewidth": 1.8, "clip_on": False, "color": _color(mark.label)}
+            label = f"evaluation {mark.label}: {percent(mark.rate)}"
+            panels[0].errorbar([step], [mark.rate], yerr=[[low], [high]], label=label, **style)
     handles, labels = panels[0].get_legend_handles_labels()
     if handles:
         # Above the picture, where it covers nothing.
         place = {"loc": "outside upper left", "ncols": 2, "frameon": False}
         figure.legend(handles, labels, labelcolor=INK, fontsize=9.5, **place)
     if learning.marks:
-        _draw_comparison(panels[1], learning.marks)
+        rows: list[tuple[str, list[Point]]] = [
+            (mark.label, [(mark.rate, mark.interval, _color(mark.label))]) for mark in learning.marks
+        ]
+        _draw_rates(panels[1], rows)
+        _write_values(panels[1], [percent(mark.rate) for mark in learning.marks])
+        panels[1].set_ylim(max(len(rows), 3) - 0.5, -0.5)
     return figure
 
 
-def reward_curves(series: Sequence[Series], window: int) -> Figure:
+def series_grid(charts: Mapping[str, Series]) -> Figure:
     """Draw one small picture per series: every step faint, the rolling mean on top."""
-    columns = min(len(series), 3)
-    rows = -(-len(series) // columns)
+    columns = min(len(charts), 3)
+    rows = -(-len(charts) // columns)
     figure = Figure(figsize=(WIDTH, 2.3 * rows), layout=ConstrainedLayoutEngine(h_pad=0.1, w_pad=0.1))
-    for index, one in enumerate(series):
+    for index, (title, series) in enumerate(charts.items()):
         axes = figure.add_subplot(rows, columns, index + 1)
-        style_axes(axes)
-        _draw_series(axes, one, window)
+        _style(axes)
+        axes.plot(series.steps, series.values, color=TRAIN, linewidth=0.8, alpha=0.35)
+        axes.plot(series.steps, series.means, color=TRAIN, linewidth=2, marker=_marker(series.steps))
+        axes.set_title(title, color=INK, fontsize=10, loc="left", parse_math=False)
+        axes.xaxis.set_major_locator(_whole_steps(5))
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=4))
     return figure
-
-
-def times_of(metrics: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
-    """Return the seconds of each part of a step's time over the steps that logged them, and these as "step"."""
-    rows = [row for row in metrics if all(np.isfinite(row.get(f"time/{part}", np.nan)) for part in TIMES)]
-    return {"step": [row["step"] for row in rows]} | {part: [row[f"time/{part}"] for row in rows] for part in TIMES}
 
 
 def time_picture(times: Mapping[str, Sequence[float]], window: int) -> Figure:
     """Draw the parts of the steps' time on top of each other, as rolling means; negligible ones are left out."""
-    figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 4.0), layout="constrained")
     axes = figure.subplots()
-    style_axes(axes)
-    whole = sum(sum(times[part]) for part in TIMES)
-    shown = {part: color for part, color in TIMES.items() if sum(times[part]) >= NEGLIGIBLE * whole}
+    _style(axes)
+    total = sum(sum(times[part]) for part in TIMES)
+    shown = {part: color for part, color in TIMES.items() if sum(times[part]) >= NEGLIGIBLE * total}
     limit = MAX_POINTS // 2  # there are more curves than elsewhere
     steps = thin(times["step"], limit)
     means = [thin(rolling_mean(times[part], window), limit) for part in shown]
@@ -147,30 +115,57 @@ def time_picture(times: Mapping[str, Sequence[float]], window: int) -> Figure:
     axes.stackplot(steps, means, colors=list(shown.values()), labels=list(shown), linewidth=0)
     axes.margins(x=0)
     axes.set_ylim(bottom=0)
-    axes.xaxis.set_major_locator(whole_steps())
+    axes.xaxis.set_major_locator(_whole_steps())
     axes.set_xlabel("training step", color=MUTED)
-    axes.set_ylabel("seconds a step", color=MUTED)
+    axes.set_ylabel("seconds per step", color=MUTED)
     handles, labels = axes.get_legend_handles_labels()
     # In the order of the picture, from the top down.
     figure.legend(handles[::-1], labels[::-1], loc="outside right upper", frameon=False, labelcolor=INK, fontsize=9.5)
     return figure
 
 
+def comparison_picture(comparison: Comparison, curves: Sequence[Learning] = ()) -> Figure:
+    """Draw success side by side and the paired difference, by difficulty and database; `curves`: training of A and B.
+
+    Databases are in the order of their differences, the largest gain first.
+    """
+    largest = sorted(comparison.by_database.items(), key=lambda item: -item[1].difference.n)[:MAX_DATABASES]
+    databases = dict(sorted(largest, key=lambda item: (-item[1].difference.mean, item[0])))
+    panels = ({"all": comparison.success, **comparison.by_difficulty}, databases)
+    heights = [HEAD + ROW * len(panel) for panel in panels] + ([CURVES] if curves else [])
+    figure = Figure(figsize=(WIDTH + 1, sum(heights) + 0.9), dpi=DPI, layout="constrained")
+    grid = figure.add_gridspec(len(heights), 2, width_ratios=(6, 5), height_ratios=heights)
+    for row, panel in enumerate(panels):
+        left, right = figure.add_subplot(grid[row, 0]), figure.add_subplot(grid[row, 1])
+        _draw_rates(left, [(f"{_short(name)} ({group.difference.n})", _sides(group)) for name, group in panel.items()])
+        _draw_differences(right, panel)
+    hidden = len(comparison.by_database) - len(databases)
+    note = f"; the {len(databases)} with the most questions of {len(comparison.by_database)}" if hidden else ""
+    left.set_xlabel(f"success by database{note}", color=MUTED)
+    right.set_xlabel("B - A in points; within a database, questions count as independent", color=MUTED)
+    if curves:
+        axes = figure.add_subplot(grid[2, :])
+        for letter, learning, color in zip("AB", curves, (BEFORE, AFTER), strict=True):
+            _draw_training(axes, learning, color, color, f"{letter}: ")
+        # Above the curves, where it covers nothing.
+        place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 4}
+        axes.legend(frameon=False, labelcolor=INK, fontsize=9.5, **place)
+    title = "\n".join(textwrap.wrap(verdict(comparison), TITLE_COLUMNS))
+    figure.suptitle(title, color=INK, fontsize=10, x=0.01, ha="left")
+    handles = [figure.axes[0].plot([], [], "o-", color=color)[0] for color in (BEFORE, AFTER)]
+    names = [f"A  {comparison.a.name}", f"B  {comparison.b.name}"]
+    legend = figure.legend(handles, names, loc="outside lower left", frameon=False, labelcolor=INK, fontsize=9.5)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+    return figure
+
+
 def svg_uri(figure: Figure) -> str:
-    """Return the figure as the source of an image, in which nothing of it can reach the page."""
+    """Return the figure as the source of an image, from which no markup can reach the page."""
     buffer = io.BytesIO()
     with mpl.rc_context({"svg.hashsalt": "sqlenv"}):
         figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     return f"data:image/svg+xml;base64,{base64.b64encode(buffer.getvalue()).decode()}"
-
-
-def learning_curve_png(run: Path, path: Path) -> None:
-    """Write the learning curve as a PNG. Raises RunFolderError when the run has neither episodes nor evaluations."""
-    folder = RunFolder.open(run)
-    learning = learning_of(folder, [(e.step, e.record) for e in folder.episodes(turns=False)])
-    if not learning.points and not learning.marks:
-        raise RunFolderError(f"{run} has neither training episodes nor evaluations yet: nothing to draw")
-    write_png(learning_curve(learning), path)
 
 
 def write_png(figure: Figure, path: Path) -> None:
@@ -178,23 +173,91 @@ def write_png(figure: Figure, path: Path) -> None:
     FigureCanvasAgg(figure).print_png(path, metadata={"Software": None})
 
 
-def series_of(metrics: Sequence[Mapping[str, float]], keys: Mapping[str, str]) -> list[Series]:
-    """Return the series of the logged keys that have finite values; `keys` maps a key to the name it is shown by."""
-    result = []
-    for key, name in keys.items():
-        pairs = [(row["step"], row[key]) for row in metrics if key in row and np.isfinite(row[key])]
-        if pairs:
-            steps, values = zip(*pairs, strict=True)
-            result.append(Series(name, steps, values))
-    return result
+def write_learning_curve(run: Path, path: Path) -> None:
+    """Write the learning curve as a PNG. Raises RunFolderError when the run has neither episodes nor evaluations."""
+    learning = learning_of(RunFolder.open(run))
+    if not learning.points and not learning.marks:
+        raise RunFolderError(f"{run} has neither training episodes nor evaluations yet: nothing to draw")
+    write_png(learning_curve(learning), path)
 
 
-def whole_steps(count: int = 9) -> MaxNLocator:
-    """Ticks at whole steps alone, one where there is but one."""
-    return MaxNLocator(count, integer=True, min_n_ticks=1)
+def write_comparison(comparison: Comparison, a: RunFolder | None, b: RunFolder | None, path: Path) -> None:
+    """Write a comparison as a PNG; `a` and `b` are the runs that the sides belong to, where they belong to one."""
+    curves = []
+    if a is not None and b is not None and a.path.resolve() != b.path.resolve():
+        curves = [learning_of(run) for run in (a, b)]
+    # The curve of one run alone is what `sqlenv report` draws.
+    write_png(comparison_picture(comparison, curves if all(c.points or c.during for c in curves) else []), path)
 
 
-def style_axes(axes: Any) -> None:
+def _draw_training(axes: Any, learning: Learning, train: str, evaluated: str, prefix: str = "") -> None:
+    """The success of training episodes with its band, and the evaluations during training with theirs."""
+    _style(axes)
+    window = f", mean of {learning.window} steps" if learning.window > 1 else ""
+    for points, color, label, line in (
+        (thin(learning.points), train, f"{prefix}training episodes{window}", "-"),
+        (thin(learning.during), evaluated, f"{prefix}evaluations during training", "--"),
+    ):
+        if points:
+            steps, marker = [p.step for p in points], "o" if line == "--" and len(points) < 50 else _marker(points)
+            low, high = [p.interval.low for p in points], [p.interval.high for p in points]
+            axes.fill_between(steps, low, high, color=color, alpha=0.18, linewidth=0)
+            rates, style = [p.rate for p in points], {"linewidth": 2, "markersize": 4}
+            axes.plot(steps, rates, line, color=color, marker=marker, label=label, **style)
+    axes.set_ylim(0, 1.02)
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes.xaxis.set_major_locator(_whole_steps())
+    axes.set_xlabel("training step; bands are 95% intervals", color=MUTED)
+    axes.set_ylabel("success", color=MUTED)
+
+
+def _draw_rates(axes: Any, rows: Sequence[tuple[str, Sequence[Point]]]) -> None:
+    """Rows of one success rate or two, with their intervals."""
+    _style(axes)
+    for row, (_, points) in enumerate(rows):
+        for offset, point in zip((0.0,) if len(points) == 1 else (-0.15, 0.15), points, strict=True):
+            _draw_interval(axes, row + offset, point)
+    axes.set_xlim(-0.02, 1.02)
+    axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes.set_yticks(range(len(rows)), [label for label, _ in rows], color=INK, parse_math=False)
+    _rows(axes, len(rows))
+    axes.set_xlabel("success, 95% interval", color=MUTED)
+
+
+def _draw_differences(axes: Any, groups: Mapping[str, GroupDifference]) -> None:
+    _style(axes)
+    axes.axvline(0, color=MUTED, linewidth=1)
+    for row, group in enumerate(groups.values()):
+        paired = group.difference
+        significant = paired.interval.low > 0 or paired.interval.high < 0
+        color = MUTED if not significant else AFTER if paired.mean > 0 else BEFORE
+        _draw_interval(axes, row, (paired.mean, paired.interval, color))
+    _write_values(axes, [f"{100 * group.difference.mean:+.1f}" for group in groups.values()])
+    axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=""))
+    axes.set_yticks(range(len(groups)), [""] * len(groups))
+    _rows(axes, len(groups))
+    axes.set_xlabel("B - A in points, paired, 95% interval; grey: includes 0", color=MUTED)
+
+
+def _draw_interval(axes: Any, y: float, point: Point) -> None:
+    value, interval, color = point
+    axes.plot([interval.low, interval.high], [y, y], color=color, linewidth=2, solid_capstyle="butt")
+    axes.plot([value], [y], "o", color=color, markersize=5, clip_on=False)
+
+
+def _write_values(axes: Any, texts: Sequence[str]) -> None:
+    """Write the rows' values in the margin to the right, so that no interval runs through a number."""
+    for row, text in enumerate(texts):
+        place = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": 9.5}
+        axes.text(1.02, row, text, color=INK, **place)
+
+
+def _rows(axes: Any, count: int) -> None:
+    axes.set_ylim(count - 0.5, -0.5)
+    axes.grid(False, axis="y")
+
+
+def _style(axes: Any) -> None:
     """Only the two spines that carry a scale, and a quiet grid."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(GRID)
@@ -203,77 +266,23 @@ def style_axes(axes: Any) -> None:
     axes.set_axisbelow(True)
 
 
-def _draw_learning_curve(axes: Any, learning: Learning) -> None:
-    points = thin(learning.points)
-    if points:
-        window = learning.window
-        draw_band(axes, points, TRAIN, "95% interval")
-        label = "training episodes" + (f", mean of {window} steps" if window > 1 else "")
-        marker = "o" if len(points) == 1 else None
-        axes.plot(steps_of(points), [p.rate for p in points], color=TRAIN, linewidth=2, marker=marker, label=label)
-    during = thin(learning.during)
-    if during:
-        draw_band(axes, during, AFTER, "_")
-        label = "evaluations during training, 95% interval"
-        style = {"linewidth": 1.6, "marker": "o", "markersize": 4 if len(during) < 50 else 0}
-        axes.plot(steps_of(during), [p.rate for p in during], color=AFTER, label=label, **style)
-    last = max([1, *(p.step for p in (*points[-1:], *during[-1:]))])
-    for mark in learning.marks:
-        if mark.label in ("before", "after"):
-            end = 0 if mark.label == "before" else last
-            _draw_mark(axes, end if mark.step is None else mark.step, mark)
-    axes.set_ylim(0, 1.02)
-    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    axes.xaxis.set_major_locator(whole_steps())
-    axes.set_xlabel("training step", color=MUTED)
-    axes.set_ylabel("success", color=MUTED)
+def _whole_steps(count: int = 9) -> MaxNLocator:
+    """Ticks at whole steps only, one where there is but one."""
+    return MaxNLocator(count, integer=True, min_n_ticks=1)
 
 
-def draw_band(axes: Any, points: Sequence[RollingPoint], color: str, label: str) -> None:
-    """The intervals of a curve; a label that begins with `_` is in no legend."""
-    low, high = [p.interval.low for p in points], [p.interval.high for p in points]
-    axes.fill_between(steps_of(points), low, high, color=color, alpha=0.18, linewidth=0, label=label)
+def _marker(points: Sequence[float] | Sequence[RollingPoint]) -> str | None:
+    """A marker for a curve of a single point."""
+    return "o" if len(points) == 1 else None
 
 
-def steps_of(points: Sequence[RollingPoint]) -> list[int]:
-    """The steps of a curve's points."""
-    return [p.step for p in points]
+def _color(label: str) -> str:
+    return {"before": BEFORE, "after": AFTER}.get(label, MUTED)
 
 
-def _color(mark: Mark) -> str:
-    return {"before": BEFORE, "after": AFTER}.get(mark.label, MUTED)
+def _sides(group: GroupDifference) -> list[Point]:
+    return [(group.a.success_rate, group.a.interval, BEFORE), (group.b.success_rate, group.b.interval, AFTER)]
 
 
-def _draw_mark(axes: Any, x: float, mark: Mark) -> None:
-    """A point with its error bar; not clipped, since it stands on the border."""
-    low, high = mark.rate - mark.interval.low, mark.interval.high - mark.rate
-    style = {"fmt": "o", "capsize": 4, "linewidth": 1.8, "clip_on": False}
-    label = f"evaluation {mark.label}: {mark.rate:.1%}"
-    axes.errorbar([x], [mark.rate], yerr=[[low], [high]], color=_color(mark), label=label, **style)
-
-
-def _draw_comparison(axes: Any, marks: Sequence[Mark]) -> None:
-    for row, mark in enumerate(marks):
-        color = _color(mark)
-        axes.barh([row], [mark.rate], height=0.5, color=color, alpha=0.28, linewidth=0)
-        axes.plot([mark.interval.low, mark.interval.high], [row, row], color=color, linewidth=2)
-        axes.plot([mark.rate], [row], "o", color=color)
-        # In the margin to the right, so that no interval runs through a number.
-        axes.text(1.03, row, f"{mark.rate:.1%}", color=INK, va="center", fontsize=10)
-    axes.set_xlim(0, 1.18)
-    axes.set_xticks([0, 0.25, 0.5, 0.75, 1])
-    axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    axes.set_yticks(range(len(marks)), [m.label for m in marks], color=INK, parse_math=False)
-    axes.set_ylim(max(len(marks), 3) - 0.5, -0.5)
-    axes.grid(False, axis="y")
-    axes.set_xlabel("success, 95% interval", color=MUTED)
-
-
-def _draw_series(axes: Any, series: Series, window: int) -> None:
-    rows = list(zip(series.steps, series.values, rolling_mean(series.values, window), strict=True))
-    steps, values, means = zip(*thin(rows), strict=True)
-    axes.plot(steps, values, color=TRAIN, linewidth=0.8, alpha=0.35)
-    axes.plot(steps, means, color=TRAIN, linewidth=2, marker="o" if len(steps) == 1 else None)
-    axes.set_title(series.name, color=INK, fontsize=10, loc="left", parse_math=False)
-    axes.xaxis.set_major_locator(whole_steps(5))
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=4))
+def _short(name: str) -> str:
+    return name if len(name) <= NAME_LIMIT else f"{name[: NAME_LIMIT - 1]}…"

@@ -1,147 +1,80 @@
-"""Which questions the report shows as they were played before and after, and how a turn is shown.
+"""Episodes turn by turn, and which questions the report shows as they were played before and after.
 
-The choice follows a fixed rule that shows losses too. Long texts are cut and marked.
+The choice follows a fixed rule that shows losses too.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict
+from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from env_server.types import RewardComponents
+from trainer.eval.failure_kinds import failure_kind
 from trainer.eval.run_files import RunFolderError
 from trainer.eval.statistics import keyed, successful
-from trainer.rollout.episodes import EpisodeRecord, Outcome, Turn
+from trainer.rollout.episodes import EpisodeRecord
 
-TEXT_LIMIT = 600
+CHOSEN = (
+    ("Wrong before, right after", False, True, 4),
+    ("Right before, wrong after", True, False, 1),
+    ("Wrong before and after", False, False, 1),
+)
 RANDOM = 2
 """Questions that are drawn at random."""
-OUTCOMES = {
-    Outcome.CORRECT: "correct",
-    Outcome.WRONG: "wrong answer",
-    Outcome.OUT_OF_BUDGET: "out of steps",
-    Outcome.OUT_OF_TOKENS: "out of tokens",
-    Outcome.FAILED: "failed (infrastructure; not counted)",
-}
-_TURN = TypeAdapter(Turn)
+Pair = tuple[EpisodeRecord, EpisodeRecord]
 
 
-@dataclass(frozen=True, slots=True)
-class TurnView:
-    """A turn as it is shown."""
+def episode_view(record: EpisodeRecord) -> dict[str, Any]:
+    """Return an episode with its turns, each with the parts of its reward and the total so far, and why it failed.
 
-    text: str
-    output: str
-    is_error: bool
-    note: str
-    reward: str
-    components: str
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeView:
-    """One side of a replay."""
-
-    label: str
-    outcome: str
-    reward: str
-    correct: bool
-    turns: list[TurnView]
+    The parts, the clip among them, add up to the turn's reward, and the turns' rewards to the episode's. Raises
+    RunFolderError when a turn is malformed.
+    """
+    total = 0.0
+    turns = []
+    try:
+        for turn in record.turns:
+            total += turn["reward"]["total"]
+            parts = RewardComponents.model_validate(turn["reward"]).parts
+            turns.append({**turn, "parts": parts, "total": round(total, 6)})
+        kind = failure_kind(record)
+    except (KeyError, TypeError, ValidationError) as error:
+        raise RunFolderError(f"episode {record.episode_id}: a turn cannot be read: {error!r}") from error
+    return {**asdict(record), "turns": turns, "kind": kind, "why": "" if kind is None else kind.meaning}
 
 
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """The same question before and after."""
-
-    kind: str
-    question: str
-    about: str
-    sides: list[EpisodeView]
-
-
-def replays(before: Sequence[EpisodeRecord], after: Sequence[EpisodeRecord]) -> list[Replay]:
-    """Return up to eight questions as played on both sides.
+def replays(before: Sequence[EpisodeRecord], after: Sequence[EpisodeRecord]) -> list[tuple[str, Pair]]:
+    """Return up to eight questions as played on both sides, each with the reason why it is shown.
 
     Up to four that went from wrong to right (varied in kind and database, short ones first), then up to one that
     went the other way and one that stayed wrong, then two of all others, drawn at random; the same ones each time.
     """
     left, right = keyed(before), keyed(after)
-    pairs = [(left[key], right[key]) for key in sorted(left.keys() & right.keys())]
-    kinds = (
-        ("Wrong before, right after", False, True, 4),
-        ("Right before, wrong after", True, False, 1),
-        ("Wrong before and after", False, False, 1),
-    )
-    shown: list[tuple[str, EpisodeRecord, EpisodeRecord]] = []
-    for name, was, now, limit in kinds:
-        candidates = [(b, a) for b, a in pairs if (successful(b), successful(a)) == (was, now)]
-        for b, a in varied(candidates, limit):
-            shown.append((name, b, a))
-    taken = {id(b) for _, b, _ in shown}
-    rest = [pair for pair in pairs if id(pair[0]) not in taken]
+    rest = [(left[key], right[key]) for key in sorted(left.keys() & right.keys())]
+    shown: list[tuple[str, Pair]] = []
+    for reason, was, now, limit in CHOSEN:
+        candidates = [pair for pair in rest if (successful(pair[0]), successful(pair[1])) == (was, now)]
+        shown += [(reason, pair) for pair in _varied(candidates, limit)]
+    rest = [pair for pair in rest if all(pair is not other for _, other in shown)]
     drawn = random.Random(0).sample(rest, min(RANDOM, len(rest)))
-    return [_replay(name, b, a) for name, b, a in (*shown, *(("Drawn at random", b, a) for b, a in drawn))]
+    return [*shown, *(("Drawn at random", pair) for pair in drawn)]
 
 
-def _replay(name: str, before: EpisodeRecord, after: EpisodeRecord) -> Replay:
-    about = ", ".join(part for part in (f"database {before.db_id}", before.hardness, before.family) if part)
-    sides = [episode_view("before", before), episode_view("after", after)]
-    return Replay(name, cut(before.question), cut(about, 200), sides)
-
-
-def varied(
-    pairs: Sequence[tuple[EpisodeRecord, EpisodeRecord]], limit: int
-) -> list[tuple[EpisodeRecord, EpisodeRecord]]:
+def _varied(pairs: Sequence[Pair], limit: int) -> list[Pair]:
     """Choose pairs that share as little as possible with those already chosen, the shortest of them."""
-    chosen: list[tuple[EpisodeRecord, EpisodeRecord]] = []
+    chosen: list[Pair] = []
     rest = list(pairs)
 
-    def cost(pair: tuple[EpisodeRecord, EpisodeRecord]) -> tuple[int, int]:
-        shared = sum(
-            getattr(pair[0], field) == getattr(other[0], field)
-            for other in chosen
-            for field in ("question_id", "family", "hardness", "db_id")
-        )
+    def cost(pair: Pair) -> tuple[int, int]:
+        fields = ("question_id", "family", "hardness", "db_id")
+        shared = sum(getattr(pair[0], name) == getattr(other[0], name) for other in chosen for name in fields)
         return shared, pair[0].steps + pair[1].steps
 
     while rest and len(chosen) < limit:
-        best = min(rest, key=cost)
-        rest.remove(best)
-        chosen.append(best)
+        chosen.append(min(rest, key=cost))
+        rest.remove(chosen[-1])
     return chosen
-
-
-def episode_view(label: str, record: EpisodeRecord) -> EpisodeView:
-    """Return an episode as it is shown. Raises RunFolderError when a turn is not one."""
-    try:
-        turns = [turn_view(_TURN.validate_python(turn)) for turn in record.turns]
-    except ValidationError as error:
-        raise RunFolderError(f"episode {record.episode_id}: a turn cannot be read: {error}") from error
-    outcome = OUTCOMES[Outcome(record.outcome)] if record.outcome in OUTCOMES else record.outcome
-    return EpisodeView(label, outcome, f"{record.reward:+.2f}", successful(record), turns)
-
-
-def turn_view(turn: Turn) -> TurnView:
-    """Return a turn as it is shown."""
-    note = "" if turn.parseable else "not in the action format: taken as a raw query"
-    return TurnView(
-        text=cut(turn.text.strip()) or "(no text)",
-        output=cut(turn.error or turn.result),
-        is_error=bool(turn.error),
-        note=note,
-        reward=f"{turn.reward.total:+.2f}",
-        components=components(turn.reward),
-    )
-
-
-def components(reward: RewardComponents) -> str:
-    """Return the parts of a step's reward, which add up to it."""
-    return ", ".join(f"{name.replace('_', ' ')} {value:+.2f}" for name, value in reward.parts.items())
-
-
-def cut(text: str, limit: int = TEXT_LIMIT) -> str:
-    """Cut a long text and say how much is gone."""
-    return text if len(text) <= limit else f"{text[:limit]} ... ({len(text) - limit} more characters)"

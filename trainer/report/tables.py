@@ -1,26 +1,32 @@
-"""The tables of evaluations and runs, made once for the terminal, the report and the model card: cells of text.
+"""The tables of evaluations, runs and comparisons, in cells of text: one for the terminal, the report and the viewer.
 
-Pure, but for `for_terminal`, which makes a table of Rich's.
+Pure; `for_terminal` makes a table of Rich's.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from trainer.eval.failure_kinds import FailureKind, count_failures
+from trainer.eval.metrics import in_order, meaning
+from trainer.eval.run_files import PLACES, SECTIONS, Differing, redacted
 from trainer.eval.statistics import (
     HARDNESS,
     EvaluationSummary,
     GroupSummary,
+    Interval,
     PairedDifference,
     interval_text,
     percent,
 )
 from trainer.eval.summaries import explore
+from trainer.report.comparison import Comparison, GroupDifference
 from trainer.rollout.episodes import EpisodeRecord, Outcome
 
 NONE = "-"
@@ -45,14 +51,22 @@ class Table:
     caption: str
     header: list[str]
     rows: list[list[str]]
+    rules: tuple[int, ...] = ()
+    """Numbers of rows before which the terminal draws a line."""
 
 
-def for_terminal(table: Table) -> RichTable:
-    """Return the table as Rich prints it; text from data and policies is never parsed as markup."""
+def for_terminal(table: Table, *, wrap: bool = False) -> RichTable:
+    """Return the table as Rich prints it; text from data and policies is never parsed as markup.
+
+    `wrap`: cells are long texts, to the left, and not numbers.
+    """
     shown = RichTable(title=Text(table.caption) if table.caption else None)
     for column, name in enumerate(table.header):
-        shown.add_column(Text(name), justify="right" if column else "left", overflow="fold", no_wrap=column > 0)
-    for row in table.rows:
+        number = column > 0 and not wrap
+        shown.add_column(Text(name), justify="right" if number else "left", overflow="fold", no_wrap=number)
+    for index, row in enumerate(table.rows):
+        if index in table.rules:
+            shown.add_section()
         shown.add_row(*map(Text, row))
     return shown
 
@@ -155,10 +169,147 @@ def excluded_table(summaries: Summaries) -> Table | None:
     return Table("Questions excluded at load: they cannot be judged", ["reason", *summaries], rows) if rows else None
 
 
+def metrics_table(metrics: Sequence[Mapping[str, float]]) -> Table | None:
+    """Return the logged metrics with their first and last values and meanings; None when nothing was logged."""
+    ends: dict[str, tuple[float, float]] = {}
+    for row in metrics:
+        for name, value in row.items():
+            ends[name] = (ends.get(name, (value,))[0], value)
+    ends.pop("step", None)
+    rows = [[cut(name, 60), *(f"{value:.4g}" for value in ends[name]), meaning(name)] for name in in_order(ends)]
+    caption = "Every metric at the first and at the last step that logged it"
+    return Table(caption, ["metric", "first", "last", "meaning"], rows) if rows else None
+
+
+def facts_table(config: Mapping[str, Any], training_s: float, steps: int) -> Table | None:
+    """Return versions, commit, hardware and time; None where nothing is known. `training_s`: of all steps together."""
+    machine = config.get("machine", {})
+    versions = [f"{name} {number}" for name, number in config.get("versions", {}).items()]
+    units = {"processor": "{}", "cores": "{} cores", "memory_gib": "{} GiB of memory", "system": "{}"}
+    rows = {
+        "began": str(machine.get("started", "")),
+        "training took": f"{clock(training_s)} ({steps} steps, with what lies between them)" if training_s else "",
+        "versions": ", ".join([*versions, *([f"Python {machine['python']}"] if "python" in machine else [])]),
+        "commit": str(machine.get("commit", "")),
+        "hardware": ", ".join(unit.format(machine[name]) for name, unit in units.items() if name in machine),
+        "GPUs": ", ".join(machine.get("gpus", [])),
+    }
+    known = [[name, cut(text, 300)] for name, text in rows.items() if text]
+    return Table("Software and hardware", ["", ""], known) if known else None
+
+
+def non_default_table(config: Mapping[str, Any]) -> Table | None:
+    """Return the non-default arguments; None where they were not written down, as by older runs."""
+    if "departures" not in config:
+        return None
+    values = {name: value for section in SECTIONS for name, value in redacted(config.get(section, {})).items()}
+    rows = [
+        [name, _value(values.get(name), 200), _value(default, 200)]
+        for name, default in redacted(config["departures"]).items()
+        if not PLACES.fullmatch(name)
+    ]
+    return Table("Non-default arguments", ["argument", "this run", "default"], rows)
+
+
+def differing_table(found: Sequence[Differing]) -> Table:
+    """Return what is not the same on two sides."""
+    return Table("", ["", "A", "B"], [[one.name, _value(one.a, 60), _value(one.b, 60)] for one in found])
+
+
+def _value(value: Any, limit: int) -> str:
+    if value is None:
+        return NONE
+    return cut(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), limit)
+
+
+MEANS = {
+    "reward": ("reward per episode", "{:+.2f}", "{:+.2f}"),
+    "steps": ("steps", "{:.1f}", "{:+.1f}"),
+    "tokens": ("generated tokens", "{:,.0f}", "{:+,.0f}"),
+    "prompt_tokens": ("prompt tokens", "{:,.0f}", "{:+,.0f}"),
+    "parse_rate": ("turns that parsed", "{:.1%}", "{:+.1f}"),
+}
+"""The label of a mean, and how it and its difference are written."""
+
+
+@dataclass(frozen=True, slots=True)
+class DifferenceRow:
+    """A row of a comparison: label, A, B, B - A and its interval as text, and the latter two as numbers.
+
+    `better`: 1 where more is better, -1 where less is, 0 where neither.
+    """
+
+    cells: list[str]
+    mean: float
+    interval: Interval
+    better: int
+
+
+def group_rows(groups: Mapping[str, GroupDifference]) -> list[DifferenceRow]:
+    """Return the rows of groups of questions."""
+    return [
+        _difference_row(f"{name} ({g.difference.n})", g.a.success_rate, g.b.success_rate, g.difference, 1)
+        for name, g in groups.items()
+    ]
+
+
+def comparison_rows(comparison: Comparison) -> tuple[list[DifferenceRow], list[DifferenceRow], list[DifferenceRow]]:
+    """Return the rows of success, of means and of failures."""
+    n = comparison.success.difference.n
+    success = group_rows({"success": comparison.success})
+    success += group_rows({f"  {name}": group for name, group in comparison.by_difficulty.items()})
+    means = []
+    for name, mean in comparison.means.items():
+        label, value, change = MEANS[name]
+        scale = 100 if name == "parse_rate" else 1
+        low, high = (change.format(scale * end) for end in (mean.interval.low, mean.interval.high))
+        values = [value.format(mean.before), value.format(mean.after), change.format(scale * mean.mean)]
+        means.append(DifferenceRow([label, *values, f"{low} to {high}"], mean.mean, mean.interval, 0))
+    failures = [
+        _difference_row(f"failed: {kind.replace('_', ' ')}", one.a / n, one.b / n, one.difference, -1)
+        for kind, one in comparison.failures.items()
+    ]
+    return success, means, failures
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """Return a comparison as the terminal shows it."""
+    success, means, failures = comparison_rows(comparison)
+    rows = [row.cells for row in (*success, *means, *failures)]
+    rules = (len(success), len(success) + len(means))
+    return Table("", ["on the same questions", "A", "B", "B - A", "95% interval"], rows, rules)
+
+
+def _difference_row(label: str, a: float, b: float, paired: PairedDifference, better: int) -> DifferenceRow:
+    cells = [label, percent(a), percent(b), f"{100 * paired.mean:+.1f}", points_text(paired.interval)]
+    return DifferenceRow(cells, paired.mean, paired.interval, better)
+
+
+def verdict(comparison: Comparison) -> str:
+    """Return the sentence that says which side is better, with its evidence."""
+    success = comparison.success
+    paired = success.difference
+    low, high = paired.interval.low, paired.interval.high
+    who = "B is better" if low > 0 else "A is better" if high < 0 else "no measurable difference"
+    rates = " and ".join(
+        f"{letter} {percent(group.success_rate)} ({interval_text(group.interval)})"
+        for letter, group in (("A", success.a), ("B", success.b))
+    )
+    change = f"{100 * paired.mean:+.1f} points ({points_text(paired.interval)})"
+    return (
+        f"{who}: {rates}, B - A {change}, paired over {counted(paired.n, 'question')} of "
+        f"{counted(paired.clusters, 'database')}. In brackets: 95% intervals, clustered by database."
+    )
+
+
+def points_text(interval: Interval) -> str:
+    """Return the interval of a difference in percentage points."""
+    return f"{100 * interval.low:+.1f} to {100 * interval.high:+.1f}"
+
+
 def difference_text(paired: PairedDifference) -> str:
     """Return a paired difference in percentage points, with its interval."""
-    low, high = 100 * paired.interval.low, 100 * paired.interval.high
-    return f"{100 * paired.mean:+.1f} ({low:+.1f} to {high:+.1f})"
+    return f"{100 * paired.mean:+.1f} ({points_text(paired.interval)})"
 
 
 def cut(text: str, limit: int = 600) -> str:

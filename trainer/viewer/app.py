@@ -1,19 +1,19 @@
 """The web application: the page, and the library as JSON.
 
-Promises:
+Guarantees:
 
 1. Nothing is written, and nothing is read but what `sqlenv view` was given: a request names sources and numbers, never
    a path.
-2. Only pages of this address reach it: a request for another host's name is refused, so that no page elsewhere can read
-   along by a name that leads here.
-3. The page cannot be made to run what is not ours: no inline script or style, nothing from another host, and texts of
+2. Only pages of this address reach it: a request for another host's name is rejected, so that no page elsewhere can
+   read along by a name that leads here.
+3. The page cannot be made to run foreign code: no inline script or style, nothing from another host, and texts of
    policies and databases are never parsed as HTML.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request
@@ -23,17 +23,12 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from env_server.errors import SQLEnvError
 from env_server.service.pages import LOCAL_NAMES, SECURITY_HEADERS
-from trainer.eval.metrics import MEANINGS
-from trainer.viewer.curves import KINDS
+from trainer.viewer.index import Filter
 from trainer.viewer.library import Library, UnknownError
-from trainer.viewer.query import Filter, Order
-
-PAGE_LIMIT = 500
-"""Episodes in one reply."""
 
 
 class FiniteJSON(JSONResponse):
-    """JSON, in which a number that is none is null."""
+    """JSON, in which a non-finite number is null."""
 
     def render(self, content: Any) -> bytes:
         """Encode it."""
@@ -41,7 +36,7 @@ class FiniteJSON(JSONResponse):
 
 
 def create_app(library: Library) -> FastAPI:
-    """Return the application; the library is started and closed by who made it."""
+    """Return the application; its caller starts and closes the library."""
     app = FastAPI(title="sqlenv view", openapi_url=None)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(LOCAL_NAMES))
 
@@ -53,28 +48,18 @@ def create_app(library: Library) -> FastAPI:
         return response
 
     @app.exception_handler(SQLEnvError)
-    @app.exception_handler(OverflowError)  # a number that no index can hold
-    async def refuse(_: Request, error: Exception) -> Response:
+    @app.exception_handler(OverflowError)  # a number that SQLite cannot hold
+    async def reject(_: Request, error: Exception) -> Response:
         return JSONResponse({"detail": str(error)}, 404 if isinstance(error, UnknownError) else 422)
 
-    _add_api(app, library)
-    # The page's own files, and what it shares with the playground: its look and modules.
-    app.mount("/playground", StaticFiles(packages=[("env_server.service", "playground")]))
-    app.mount("/", StaticFiles(packages=[("trainer.viewer", "page")], html=True))
-    return app
-
-
-def _add_api(app: FastAPI, library: Library) -> None:
-    """Add the routes. They are plain functions, so that a slow one runs in a thread and holds up nobody."""
-
+    # The routes are plain functions, so that a slow one runs in a thread and delays no other.
     @app.get("/health")
     def health() -> Response:
         return FiniteJSON({"status": "healthy"})
 
     @app.get("/api/words")
     def words() -> Response:
-        """What metrics and kinds of failure mean."""
-        return FiniteJSON({"metrics": MEANINGS, "kinds": KINDS})
+        return FiniteJSON(library.words())
 
     @app.get("/api/state")
     def state() -> Response:
@@ -89,37 +74,8 @@ def _add_api(app: FastAPI, library: Library) -> None:
         return FiniteJSON(library.failures(source))
 
     @app.get("/api/episodes")
-    def episodes(
-        source: Annotated[Sequence[str], Query()] = (),
-        label: Annotated[Sequence[str], Query()] = (),
-        outcome: str = "",
-        kind: str = "",
-        db: str = "",
-        hardness: str = "",
-        question: str = "",
-        text: str = "",
-        min_step: int | None = None,
-        max_step: int | None = None,
-        min_reward: float | None = None,
-        max_reward: float | None = None,
-        order: Order = Order.NEWEST,
-        offset: Annotated[int, Query(ge=0)] = 0,
-        limit: Annotated[int, Query(ge=0, le=PAGE_LIMIT)] = 100,
-    ) -> Response:
-        wanted = Filter(
-            files=(),
-            outcome=outcome,
-            kind=kind,
-            db_id=db,
-            hardness=hardness,
-            question_id=question,
-            min_step=min_step,
-            max_step=max_step,
-            min_reward=min_reward,
-            max_reward=max_reward,
-            text=text,
-        )
-        return FiniteJSON(library.episodes(source, label, wanted, order, offset, limit))
+    def episodes(wanted: Annotated[Filter, Query()]) -> Response:
+        return FiniteJSON(library.episodes(wanted))
 
     @app.get("/api/episodes/{number}")
     def episode(number: int) -> Response:
@@ -137,9 +93,10 @@ def _add_api(app: FastAPI, library: Library) -> None:
     def differences(a: str, b: str) -> Response:
         return FiniteJSON(library.differences(a, b))
 
-    @app.get("/api/flags")
-    def flags(source: str) -> Response:
-        return FiniteJSON(library.flags(source))
+    # The page's own files, and what it shares with the playground: its look and modules.
+    app.mount("/playground", StaticFiles(packages=[("env_server.service", "playground")]))
+    app.mount("/", StaticFiles(packages=[("trainer.viewer", "page")], html=True))
+    return app
 
 
 def _finite(value: Any) -> Any:
@@ -147,6 +104,4 @@ def _finite(value: Any) -> Any:
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,210 +1,238 @@
-"""The index of all episodes that are shown: what can be filtered, a full-text index, and where each episode lies.
+"""The episodes of all runs in view, in a temporary SQLite database: columns to filter by, a full-text index, and where
+each episode is in its file, from which it is read when it is shown.
 
-It is derived from the files of episodes and kept in the user's cache, one for each set of paths that was opened; it
-can be deleted at any time. The episodes themselves stay in their files and are read from there.
+Guarantees:
 
-Promises:
-
-1. `update` reads what is new in each file and nothing else; a file that was cut off or replaced is read again.
-2. A transaction holds the episodes and how far the file was read: a killed viewer leaves nothing half done, and two
-   viewers of the same runs do not count an episode twice.
-3. Readers never wait for `update`, and see what it has written so far.
-4. A line that is no episode ends the reading of its file, is named in `errors`, and hurts no other file.
+1. `update` reads what was appended to each file, in complete lines; a file that has shrunk, as that of a resumed run,
+   or that was replaced is read again.
+2. Readers see what has been read so far, and wait for at most the insertion of one chunk.
+3. A malformed line ends the reading of its file, is named in `errors`, and affects no other file.
+4. What a user types is a value and never a part of a statement.
 """
 
 from __future__ import annotations
 
-import hashlib
-import time
+import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import count
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import apsw
+from pydantic import BaseModel, Field
 from pydantic_core import from_json
 
-from env_server.cache import default_cache_dir
-from env_server.errors import SQLEnvError
 from trainer.eval.failure_kinds import failure_kind
 from trainer.rollout.episodes import EpisodeRecord
-from trainer.viewer.growing import News, Place, read_news
 
-VERSION = 3
-"""Of the tables and of what fills them, the kinds of failure among it; an index of another one is made anew."""
-CHUNK = 2_000_000
-"""Bytes of a file that one transaction takes."""
-BUSY_MS = 10_000
-UNUSED_DAYS = 30
-"""An index that nobody has opened for so long is deleted."""
-_DAY_S = 86_400
-
+CHUNK = 1_000_000
+"""Bytes that are read at a time."""
+LINES = 2**32
+"""Numbers of episodes in one file: the same episode of the same file has the same number in every viewer."""
+LISTED = (
+    *("id", "file", "step", "question_id", "db_id", "question", "hardness", "family", "outcome", "kind", "reward"),
+    *("steps", "tokens", "prompt_tokens", "parse_rate"),
+)
+"""What a list of episodes shows of each."""
+FACETS = ("outcome", "kind", "db_id", "hardness")
+_COLUMNS = ("seq", "start", "size", "given_steps", *LISTED)
 _TABLES = f"""
-CREATE TABLE files (
-  id INTEGER PRIMARY KEY, path TEXT UNIQUE NOT NULL, inode INTEGER NOT NULL, place INTEGER NOT NULL, tail BLOB NOT NULL,
-  error TEXT NOT NULL DEFAULT ''
-);
-CREATE TABLE episodes (
-  id INTEGER PRIMARY KEY, file INTEGER NOT NULL, start INTEGER NOT NULL, size INTEGER NOT NULL, step INTEGER,
-  question_id TEXT, db_id TEXT, question TEXT, hardness TEXT, family TEXT, outcome TEXT, kind TEXT, reward REAL,
-  steps INTEGER, tokens INTEGER, prompt_tokens INTEGER, parse_rate REAL,
-  given_steps INTEGER
-);
+CREATE TABLE episodes (id INTEGER PRIMARY KEY, {", ".join(name for name in _COLUMNS if name != "id")});
 CREATE INDEX by_file ON episodes (file, step);
 CREATE INDEX by_question ON episodes (question_id);
 CREATE VIRTUAL TABLE words USING fts5(
   text, content='', contentless_delete=1, tokenize="unicode61 remove_diacritics 2"
 );
-PRAGMA user_version = {VERSION};
 """
-_INSERT = f"INSERT INTO episodes VALUES ({', '.join('?' * 18)})"
-_FIELDS = frozenset(field.name for field in fields(EpisodeRecord))
+_INSERT = f"INSERT INTO episodes ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
+_TERM = re.compile(r'(-?)(?:"([^"]*)"|(\S+))')
 
 
-class IndexFileError(SQLEnvError):
-    """The index cannot be written; the text names the variable that moves it."""
+class Order(StrEnum):
+    """How a list is sorted; what was read last comes first among equals."""
+
+    NEWEST = "newest"
+    OLDEST = "oldest"
+    REWARD_DOWN = "reward_down"
+    REWARD_UP = "reward_up"
+    STEPS_DOWN = "steps_down"
+    TOKENS_DOWN = "tokens_down"
 
 
-def index_path(given: Sequence[Path]) -> Path:
-    """Return where the index of a set of paths is kept."""
-    name = hashlib.sha256("\n".join(sorted(str(path.resolve()) for path in given)).encode()).hexdigest()[:24]
-    return default_cache_dir() / "viewer" / f"{name}.sqlite"
+_ORDERS = {
+    Order.NEWEST: "seq DESC",
+    Order.OLDEST: "seq",
+    Order.REWARD_DOWN: "reward DESC, seq DESC",
+    Order.REWARD_UP: "reward, seq DESC",
+    Order.STEPS_DOWN: "steps DESC, seq DESC",
+    Order.TOKENS_DOWN: "tokens DESC, seq DESC",
+}
+
+
+class Filter(BaseModel):
+    """Which episodes, in what order, and which part of the list; None and "" leave a condition out."""
+
+    source: list[str] = []
+    label: list[str] = []
+    outcome: str = ""
+    kind: str = ""
+    """A kind of failure, or "any" for all that failed."""
+    db_id: str = ""
+    hardness: str = ""
+    question_id: str = ""
+    min_step: int | None = None
+    max_step: int | None = None
+    min_reward: float | None = None
+    max_reward: float | None = None
+    text: str = ""
+    order: Order = Order.NEWEST
+    offset: int = Field(default=0, ge=0, lt=2**62)
+    limit: int = Field(default=100, ge=0, le=500)
+
+
+@dataclass(slots=True)
+class _Reading:
+    """How far a file has been read."""
+
+    number: int
+    inode: int = 0
+    offset: int = 0
+    lines: int = 0
+    malformed: str = ""
+    unreadable: str = ""
 
 
 class Index:
-    """An index on the disk. `update` is for one thread at a time, all else for any."""
+    """An index of files of episodes. `update` is for one thread at a time, all else for any."""
 
-    def __init__(self, path: Path) -> None:
-        """Open it, or make it. Raises IndexFileError."""
-        self.path = path
-        self._unread: dict[Path, str] = {}
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _delete_unused(path)
-            self._writer = _open(path)
-        except (OSError, apsw.Error) as error:
-            raise IndexFileError(
-                f"{path} cannot be written ({error}); SQLENV_CACHE_DIR names another folder"
-            ) from error
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._db = apsw.Connection("")  # a file of SQLite's own, which it deletes
+        self._db.execute("PRAGMA journal_mode = MEMORY; PRAGMA synchronous = OFF; PRAGMA cache_size = -100000")
+        self._db.execute(_TABLES)
+        self._files: dict[Path, _Reading] = {}
+        self._numbers, self._seq = count(1), count(1)
 
-    def close(self) -> None:
-        """Close it."""
-        self._writer.close()
-
-    def update(self, paths: Sequence[Path]) -> Iterator[Path]:
-        """Bring the index up to these files; yields a file's path after each part of it that was new."""
-        self._forget(paths)
+    def update(self, paths: Sequence[Path]) -> Iterator[None]:
+        """Bring the index up to date with these files; yields after each chunk that was new."""
+        for path in self._files.keys() - set(paths):
+            self._clear(self._files.pop(path))
         for path in paths:
-            while (more := self._read_on(path)) is not None:
-                yield path
-                if not more:
-                    break
+            reading = self._files.get(path) or self._files.setdefault(path, _Reading(next(self._numbers)))
+            while self._read_on(path, reading):
+                yield
 
-    def files(self) -> dict[Path, int]:
-        """Return the files that have been looked into, with their numbers."""
-        return {Path(path): number for number, path in self.rows("SELECT id, path FROM files")}
+    def numbers(self) -> dict[Path, int]:
+        """Return the files with their numbers."""
+        return {path: reading.number for path, reading in self._files.copy().items()}
 
-    @property
+    def offsets(self) -> dict[Path, int]:
+        """Return how many bytes of each file have been read."""
+        return {path: reading.offset for path, reading in self._files.copy().items()}
+
     def errors(self) -> dict[Path, str]:
-        """What was wrong with a file, where something was."""
-        broken = {Path(path): error for path, error in self.rows("SELECT path, error FROM files WHERE error <> ''")}
-        return broken | self._unread
+        """Return what was wrong with a file, where something was."""
+        found = {path: reading.malformed or reading.unreadable for path, reading in self._files.copy().items()}
+        return {path: error for path, error in found.items() if error}
 
     def rows(self, statement: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
         """Return what a statement selects."""
-        connection = apsw.Connection(str(self.path), flags=apsw.SQLITE_OPEN_READONLY)
-        try:
-            connection.set_busy_timeout(BUSY_MS)
-            return list(connection.execute(statement, values))
-        finally:
-            connection.close()
+        with self._lock:
+            return list(self._db.execute(statement, values))
 
     def record(self, number: int) -> tuple[int, int | None, EpisodeRecord] | None:
-        """Read an episode, with its file's number and its training step; None where there is none of this number."""
-        found = self.rows(
-            "SELECT f.id, f.path, e.start, e.size FROM episodes e JOIN files f ON f.id = e.file WHERE e.id = ?",
-            (number,),
-        )
-        if not found:
+        """Read an episode, with its file's number and its training step; None where no episode has this number."""
+        found = self.rows("SELECT file, start, size FROM episodes WHERE id = ?", (number,))
+        path = next((p for p, reading in self._files.copy().items() if found and reading.number == found[0][0]), None)
+        if path is None:
             return None
-        file_number, path, start, size = found[0]
         try:
-            with Path(path).open("rb") as file:
-                file.seek(start)
-                step, record = parse_episode(file.read(size))
+            with path.open("rb") as file:
+                file.seek(found[0][1])
+                return found[0][0], *_parse(file.read(found[0][2]))
         except (OSError, ValueError):
-            return None  # the file is another one by now, and `update` will find out
-        return file_number, step, record
+            return None  # the file was replaced, as `update` will find
 
-    def _read_on(self, path: Path) -> bool | None:
-        """Take in the next part of a file; returns whether there is more, or None when there was nothing new."""
-        with _transaction(self._writer):
-            statement = "SELECT id, error, inode, place, tail FROM files WHERE path = ?"
-            number, broken, *place = next(self._writer.execute(statement, (str(path),)), (0, "", 0, 0, b""))
-            try:
-                news = read_news(path, Place(*place), CHUNK)
-            except FileNotFoundError:
-                return None
-            except OSError as problem:
-                self._unread[path] = problem.strerror or str(problem)
-                return None
-            self._unread.pop(path, None)
-            if number and not news.restarted and (broken or not news.lines):
-                return None
-            if news.restarted:
-                self._clear(number)
-            if not number:
-                self._writer.execute("INSERT INTO files (path, inode, place, tail) VALUES (?, 0, 0, x'')", (str(path),))
-                number = self._writer.last_insert_rowid()
-            error = self._insert(number, news)
-            self._writer.execute(
-                "UPDATE files SET inode = ?, place = ?, tail = ?, error = ? WHERE id = ?",
-                (news.place.inode, news.place.offset, news.place.tail, error, number),
-            )
-        return news.more and not error
+    def search(self, files: Sequence[int], wanted: Filter) -> dict[str, Any]:
+        """Return a page of the wanted episodes of these files, how many there are, and how many of each facet."""
+        where, values = _where(files, wanted)
+        ((total, right, reward),) = self.rows(
+            f"SELECT COUNT(*), COALESCE(SUM(outcome = 'correct'), 0), AVG(reward) {where}", values
+        )
+        page = f"ORDER BY {_ORDERS[wanted.order]} LIMIT :limit OFFSET :offset"
+        facets = {}
+        for name in FACETS:  # of the episodes that the other conditions leave
+            others, known = _where(files, wanted.model_copy(update={name: ""}))
+            group = f"SELECT {name}, COUNT(*) {others} AND {name} IS NOT NULL GROUP BY 1 ORDER BY 2 DESC, 1"
+            facets[name] = dict(self.rows(group, known))
+        listed = self.listed(f"{where} {page}", values | {"limit": wanted.limit, "offset": wanted.offset})
+        return {"total": total, "right": right, "reward": reward, "episodes": listed, "facets": facets}
 
-    def _insert(self, number: int, news: News) -> str:
-        """Add the episodes of the lines up to the first that is none; return what is wrong with that one."""
-        first = next(self._writer.execute("SELECT COALESCE(MAX(id), 0) + 1 FROM episodes"))[0]
-        rows: list[tuple[Any, ...]] = []
-        texts: list[tuple[int, str]] = []
-        start, error = news.start, ""
-        for line in news.lines:
+    def listed(self, clauses: str, values: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return what a list shows of the episodes that a statement from FROM on selects."""
+        return [
+            dict(zip(LISTED, row, strict=True)) for row in self.rows(f"SELECT {', '.join(LISTED)} {clauses}", values)
+        ]
+
+    def _read_on(self, path: Path, reading: _Reading) -> bool:
+        """Read the next chunk of a file; returns whether there was something new."""
+        try:
+            with path.open("rb") as file:
+                stat = os.fstat(file.fileno())
+                reading.unreadable = ""
+                restarted = stat.st_ino != reading.inode or stat.st_size < reading.offset
+                if restarted:
+                    self._clear(reading)
+                    reading.inode, reading.offset, reading.lines, reading.malformed = stat.st_ino, 0, 0, ""
+                if reading.malformed or stat.st_size == reading.offset:
+                    return restarted
+                file.seek(reading.offset)
+                text = file.read(CHUNK)
+                if len(text) == CHUNK:
+                    text += file.readline()
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            reading.unreadable = error.strerror or str(error)
+            return False
+        # Not `splitlines`, for which a carriage return ends a line as well; half a line may follow the last newline.
+        lines = [line + b"\n" for line in text.split(b"\n")[:-1]]
+        rows, words = [], []
+        start, first = reading.offset, reading.number * LINES + reading.lines
+        for number, line in enumerate(lines, first):
             try:
-                step, record = parse_episode(line)
-                rows.append((first + len(rows), number, start, len(line), step, *_columns(record)))
-                texts.append((rows[-1][0], _text(record)))
-            except ValueError as problem:
-                error = f"byte {start}: {problem}"
+                step, record = _parse(line)
+                row = (next(self._seq), start, len(line), record.given_steps, number, reading.number, step)
+                rows.append((*row, *_columns(record)))
+                words.append((number, _text(record)))
+            except ValueError as error:
+                reading.malformed = f"byte {start}: {error}"
                 break
             start += len(line)
-        self._writer.executemany(_INSERT, rows)
-        self._writer.executemany("INSERT INTO words (rowid, text) VALUES (?, ?)", texts)
-        return error
+        with self._lock, self._db:
+            self._db.executemany(_INSERT, rows)
+            self._db.executemany("INSERT INTO words (rowid, text) VALUES (?, ?)", words)
+        reading.offset, reading.lines = start, reading.lines + len(rows)
+        return bool(rows)
 
-    def _forget(self, paths: Sequence[Path]) -> None:
-        """Take out the files that are no longer there."""
-        kept = {str(path) for path in paths}
-        for number, path in list(self._writer.execute("SELECT id, path FROM files")):
-            if path not in kept:
-                with _transaction(self._writer):
-                    self._clear(number)
-                    self._writer.execute("DELETE FROM files WHERE id = ?", (number,))
-
-    def _clear(self, number: int) -> None:
-        self._writer.execute("DELETE FROM words WHERE rowid IN (SELECT id FROM episodes WHERE file = ?)", (number,))
-        self._writer.execute("DELETE FROM episodes WHERE file = ?", (number,))
+    def _clear(self, reading: _Reading) -> None:
+        with self._lock:
+            self._db.execute(
+                "DELETE FROM words WHERE rowid IN (SELECT id FROM episodes WHERE file = ?)", (reading.number,)
+            )
+            self._db.execute("DELETE FROM episodes WHERE file = ?", (reading.number,))
 
 
-def parse_episode(line: bytes) -> tuple[int | None, EpisodeRecord]:
-    """Read a line of a file of episodes: the training step, where it has one, and the record. Raises ValueError."""
+def _parse(line: bytes) -> tuple[int | None, EpisodeRecord]:
+    """Parse a line of a file of episodes: the training step, where it has one, and the record. Raises ValueError."""
     row = from_json(line)
     if not isinstance(row, dict):
         raise ValueError("a line is a JSON object")
     step = row.pop("step", None)
-    if unknown := row.keys() - _FIELDS:
-        raise ValueError(f"an episode has no {', '.join(sorted(unknown))}")
     try:
         return step, EpisodeRecord(**row)
     except TypeError as error:
@@ -212,69 +240,63 @@ def parse_episode(line: bytes) -> tuple[int | None, EpisodeRecord]:
 
 
 def _columns(record: EpisodeRecord) -> tuple[Any, ...]:
-    """What is filtered and listed, in the order of the table. Raises ValueError."""
+    """The values of LISTED after `step`. Raises ValueError."""
     try:
         kind = failure_kind(record)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"a turn of episode {record.episode_id} cannot be read: {error!r}") from error
-    return (
-        record.question_id,
-        record.db_id,
-        record.question,
-        record.hardness,
-        record.family,
-        record.outcome,
-        None if kind is None else kind.value,
-        record.reward,
-        record.steps,
-        record.tokens,
-        record.prompt_tokens,
-        record.parse_rate,
-        record.given_steps,
-    )
+    values = {"kind": None if kind is None else kind.value}
+    return tuple(values[name] if name in values else getattr(record, name) for name in LISTED[3:])
 
 
 def _text(record: EpisodeRecord) -> str:
-    """What the search looks into."""
+    """What the search covers."""
     parts = [record.question, record.question_id, record.db_id, record.failure]
     for turn in record.turns:
         parts += (turn["text"], turn["result"], turn["error"])
     return "\n".join(parts)
 
 
-def _open(path: Path) -> apsw.Connection:
-    connection = apsw.Connection(str(path))
-    connection.set_busy_timeout(BUSY_MS)
-    # The index can be made again: a machine that stops may cost it, a process that stops does not.
-    list(connection.execute("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL"))
-    version = next(connection.execute("PRAGMA user_version"))[0]
-    if version not in (0, VERSION):
-        connection.close()
-        for suffix in ("", "-wal", "-shm"):
-            path.with_name(path.name + suffix).unlink(missing_ok=True)
-        return _open(path)
-    with _transaction(connection):
-        if next(connection.execute("PRAGMA user_version"))[0] == 0:
-            list(connection.execute(_TABLES))
-    return connection
+def match_of(text: str) -> str:
+    """Return a search as an expression of the full-text index; "" when it holds no word.
+
+    Words are prefixes, and all must occur; what is in quotes must occur as it is, a word after a minus must not.
+    """
+    wanted: list[str] = []
+    unwanted: list[str] = []
+    for minus, quoted, word in _TERM.findall(text.replace("\0", " ")):  # a statement ends at a zero byte
+        if re.search(r"\w", quoted or word):
+            phrase = '"' + (quoted or word).replace('"', '""') + '"'
+            (unwanted if minus else wanted).append(phrase if quoted else f"{phrase} *")
+    if not wanted:
+        return ""
+    both = " AND ".join(wanted)
+    return f"({both}) NOT ({' OR '.join(unwanted)})" if unwanted else both
 
 
-@contextmanager
-def _transaction(connection: apsw.Connection) -> Iterator[None]:
-    """Hold the only right to write from the beginning on: what is read is what is built upon."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-    except BaseException:
-        connection.execute("ROLLBACK")
-        raise
-    connection.execute("COMMIT")
-
-
-def _delete_unused(path: Path) -> None:
-    """Touch this index, and delete those that nobody has opened for long."""
-    path.touch()
-    for other in path.parent.glob("*.sqlite"):
-        if time.time() - other.stat().st_mtime > UNUSED_DAYS * _DAY_S:
-            for suffix in ("", "-wal", "-shm"):
-                other.with_name(other.name + suffix).unlink(missing_ok=True)
+def _where(files: Sequence[int], wanted: Filter) -> tuple[str, dict[str, Any]]:
+    """Return the part of a statement from FROM to the end of WHERE, with its values."""
+    parts = [f"file IN ({', '.join(map(str, map(int, files)))})"]
+    values: dict[str, Any] = {
+        name: getattr(wanted, name) for name in ("outcome", "kind", "db_id", "hardness", "question_id")
+    }
+    if wanted.kind == "any":
+        parts.append("kind IS NOT NULL")
+        values["kind"] = ""
+    values = {name: value for name, value in values.items() if value}
+    parts += [f"{name} = :{name}" for name in values]
+    for name, condition in (
+        ("min_step", "step >="),
+        ("max_step", "step <="),
+        ("min_reward", "reward >="),
+        ("max_reward", "reward <="),
+    ):
+        if (bound := getattr(wanted, name)) is not None:
+            parts.append(f"{condition} :{name}")
+            values[name] = bound
+    if match := match_of(wanted.text):
+        parts.append("id IN (SELECT rowid FROM words WHERE words MATCH :match)")
+        values["match"] = match
+    elif wanted.text.strip():
+        parts.append("0")  # punctuation alone is in no index
+    return f"FROM episodes WHERE {' AND '.join(parts)}", values

@@ -19,9 +19,7 @@ import uvicorn
 from env_server.errors import SQLEnvError
 from sqlenv.parser import Parser
 from trainer.viewer.app import create_app
-from trainer.viewer.index import Index, index_path
 from trainer.viewer.library import Library
-from trainer.viewer.sources import Sources
 
 HOST = "127.0.0.1"
 PORT = 8060
@@ -55,13 +53,17 @@ def build_parser() -> argparse.ArgumentParser:
 def run(argv: Sequence[str]) -> int:
     """Serve the page until Ctrl-C. Raises SQLEnvError."""
     args = build_parser().parse_args(argv)
-    sources = Sources(args.paths)
+    library = Library(args.paths)
     with closing(_listen(args.host, args.port)) as listening:
-        library = Library(sources, Index(index_path(sources.given)))
         library.start()
         try:
+            found = len(library.state()["sources"])
+            what = (
+                "nothing yet" if not found else "1 run or evaluation" if found == 1 else f"{found} runs and evaluations"
+            )
             url = f"http://{HOST}:{listening.getsockname()[1]}/"
-            _say(f"{_count(len(sources.look()))} at {url} (Ctrl-C ends it)")
+            sys.stdout.write(f"{what} at {url} (Ctrl-C ends it)\n")
+            sys.stdout.flush()
             if args.open:
                 webbrowser.open(url)
             config = uvicorn.Config(create_app(library), log_level="warning", access_log=False)
@@ -85,12 +87,3 @@ def _listen(host: str, port: int) -> socket.socket:
             f"port {port} is not available ({error}); choose another with --port, or any with --port 0"
         ) from error
     return listening
-
-
-def _count(runs: int) -> str:
-    return "nothing yet" if not runs else "1 run or evaluation" if runs == 1 else f"{runs} runs and evaluations"
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()

@@ -12,24 +12,26 @@ from xml.etree import ElementTree
 import matplotlib as mpl
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from tests.trainer.records import make_record
-from trainer.eval.curves import RollingPoint
+from tests.trainer.report import folders
+from tests.trainer.report.folders import BETTER, WORSE, make_records
+from tests.trainer.report.test_comparison import compared, side
 from trainer.eval.run_files import Evaluation, RunFolder, RunFolderError, episode_line
 from trainer.eval.statistics import Interval, summarize, wilson
+from trainer.report.comparison import compare_sides
+from trainer.report.curves import TIMES, Learning, Mark, RollingPoint, Series, learning_of, series_of, times_of
 from trainer.report.plots import (
-    TIMES,
-    Learning,
-    Mark,
-    Series,
+    MAX_DATABASES,
+    comparison_picture,
     learning_curve,
-    learning_curve_png,
-    learning_of,
-    reward_curves,
-    series_of,
+    series_grid,
     svg_uri,
     time_picture,
-    times_of,
+    write_comparison,
+    write_learning_curve,
+    write_png,
 )
 
 HOSTILE = "$\\frac{x}$<script>alert(1)</script>&\"'"
@@ -40,8 +42,8 @@ def make_points(steps: int) -> list[RollingPoint]:
     return [RollingPoint(i, 0.5, Interval(0.4, 0.6)) for i in range(1, steps + 1)]
 
 
-def make_series(name: str, steps: int) -> Series:
-    return Series(name, tuple(range(steps)), tuple(math.sin(i) for i in range(steps)))
+def make_series(steps: int) -> Series:
+    return series_of([{"step": i, "x": math.sin(i)} for i in range(steps)])["x"]
 
 
 def make_times(steps: int) -> dict[str, list[float]]:
@@ -57,7 +59,7 @@ def pictures(steps: int) -> list[str]:
     learning = Learning(make_points(steps), 4, make_points(steps // 4), MARKS)
     return [
         svg_uri(learning_curve(learning)),
-        svg_uri(reward_curves([make_series(HOSTILE, steps)] * 4, 3)),
+        svg_uri(series_grid({HOSTILE * i: make_series(steps) for i in range(4)})),
         svg_uri(time_picture(make_times(steps), 3)),
     ]
 
@@ -78,24 +80,12 @@ def test_a_long_run_stays_small() -> None:
 
 
 def test_a_run_of_one_step_has_one_tick_and_a_point() -> None:
-    figure = reward_curves([Series("reward", (1.0,), (0.5,))], 1)
+    figure = series_grid({"reward": Series([1.0], [0.5], [0.5])})
     figure.draw_without_rendering()
     (axes,) = figure.axes
     low, high = axes.get_xlim()
     assert [tick for tick in axes.get_xticks() if low <= tick <= high] == [1.0]
     assert axes.lines[-1].get_marker() == "o"
-
-
-def test_series_leave_out_what_is_missing_or_not_finite() -> None:
-    metrics = [{"step": 1, "a": 1.0}, {"step": 2, "a": math.nan}, {"step": 3, "b": math.inf}, {"step": 4, "a": 4.0}]
-    assert series_of(metrics, {"a": "first", "b": "second", "c": "third"}) == [Series("first", (1, 4), (1.0, 4.0))]
-
-
-def test_times_are_of_the_steps_that_logged_all_of_them() -> None:
-    whole = {f"time/{part}": float(i) for i, part in enumerate(TIMES)}
-    metrics = [{"step": 1, **whole}, {"step": 2, "reward": 1.0}, {"step": 3, **whole, "time/push": math.nan}]
-    assert times_of(metrics) == {"step": [1]} | {part: [float(i)] for i, part in enumerate(TIMES)}
-    assert times_of([]) == {"step": []} | {part: [] for part in TIMES}
 
 
 @pytest.mark.parametrize("steps", [1, 2, 30])
@@ -133,13 +123,13 @@ def test_the_curve_of_evaluations_begins_before_training_and_ends_are_where_they
     for step in (100, 20):
         folder.write_evaluation(replace(before, label=f"step-{step:06d}", step=step, during=True), records)
     folder.write_evaluation(replace(before, label="after", step=20, order=2), records)
-    learning = learning_of(folder, [(e.step, e.record) for e in folder.episodes()])
+    learning = learning_of(folder)
     assert [p.step for p in learning.during] == [0, 20, 100]
     assert {(p.rate, p.interval) for p in learning.during} == {(before.summary.success_rate, before.summary.interval)}
     assert [(mark.label, mark.step) for mark in learning.marks] == [("before", None), ("after", 20)]
     curve, comparison = learning_curve(learning).axes
-    _, labels = curve.get_legend_handles_labels()
-    assert {"evaluations during training, 95% interval", "evaluation after: 66.7%"} <= set(labels)
+    _, named = curve.get_legend_handles_labels()
+    assert {"evaluations during training", "evaluation after: 66.7%"} <= set(named)
     assert [label.get_text() for label in comparison.get_yticklabels()] == ["before", "after"]
 
 
@@ -147,7 +137,7 @@ def test_the_curve_of_evaluations_begins_before_training_and_ends_are_where_they
 def test_a_png_of_whole_and_partial_runs(tmp_path: Path, episodes: bool, evaluations: bool) -> None:
     folder = make_run(tmp_path / "run", episodes, evaluations)
     picture = tmp_path / "curve.png"
-    learning_curve_png(folder.path, picture)
+    write_learning_curve(folder.path, picture)
     head = picture.read_bytes()[:24]
     assert head.startswith(b"\x89PNG")
     assert struct.unpack(">II", head[16:24]) == (1200, 480)
@@ -156,5 +146,64 @@ def test_a_png_of_whole_and_partial_runs(tmp_path: Path, episodes: bool, evaluat
 def test_png_of_an_empty_run_is_refused(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", episodes=False, evaluations=False)
     with pytest.raises(RunFolderError, match="nothing to draw"):
-        learning_curve_png(folder.path, tmp_path / "curve.png")
+        write_learning_curve(folder.path, tmp_path / "curve.png")
     assert not (tmp_path / "curve.png").exists()
+
+
+def labels(figure: Figure, panel: int) -> list[str]:
+    return [label.get_text() for label in figure.axes[panel].get_yticklabels()]
+
+
+def test_a_comparison_by_difficulty_and_database(tmp_path: Path) -> None:
+    figure = comparison_picture(compared(WORSE, BETTER))
+    assert len(figure.axes) == 4
+    assert labels(figure, 0) == ["all (40)", "easy (10)", "medium (10)", "hard (10)", "extra (10)"]
+    assert labels(figure, 2) == ["db0 (10)", "db1 (10)", "db2 (10)", "db3 (10)"]
+    assert [text.get_text() for text in figure.axes[1].texts] == ["+50.0", "+60.0", "+60.0", "+40.0", "+40.0"]
+    assert [text.get_text() for text in figure.axes[3].texts] == ["+50.0"] * 4
+    write_png(figure, tmp_path / "a.png")
+    write_png(comparison_picture(compared(WORSE, BETTER)), tmp_path / "b.png")
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+
+
+def test_the_database_with_the_largest_gain_comes_first_and_many_are_bounded() -> None:
+    comparison = compared(WORSE, make_records([i % 4 == 2 for i in range(40)]))
+    assert labels(comparison_picture(comparison), 2) == ["db2 (10)", "db0 (10)", "db1 (10)", "db3 (10)"]
+    sizes = {f"db{i:02d}": 1 + (i < 3) for i in range(MAX_DATABASES + 20)}
+    a, b = (
+        [make_record(f"{db}-{i}", outcome, db) for db, size in sizes.items() for i in range(size)]
+        for outcome in ("wrong", "correct")
+    )
+    figure = comparison_picture(compared(a, b))
+    shown = labels(figure, 2)
+    assert len(shown) == MAX_DATABASES
+    assert {"db00 (2)", "db01 (2)", "db02 (2)"} <= set(shown), "those with the most questions"
+    assert f"the {MAX_DATABASES} with the most questions of {len(sizes)}" in figure.axes[2].get_xlabel()
+
+
+def test_hostile_names_are_drawn_as_they_are(tmp_path: Path) -> None:
+    a, b = make_records([False] * 4, hardness=HOSTILE), make_records([True] * 4, hardness=HOSTILE)
+    write_comparison(compare_sides(side(HOSTILE, a), side("b", b)), None, None, tmp_path / "p.png")
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def height(path: Path) -> int:
+    size: int = struct.unpack(">I", path.read_bytes()[20:24])[0]
+    return size
+
+
+def test_two_runs_have_their_training_beside_each_other(tmp_path: Path) -> None:
+    runs = [
+        folders.make_run(tmp_path / name, {"before": WORSE, "after": BETTER, "step-000002": WORSE}, steps=steps)
+        for name, steps in (("a", 4), ("b", 6))
+    ]
+    comparison = compared(WORSE, BETTER)
+    axes = comparison_picture(comparison, [learning_of(run) for run in runs]).axes[4]
+    assert axes.get_legend_handles_labels()[1] == [
+        *("A: training episodes", "A: evaluations during training"),
+        *("B: training episodes", "B: evaluations during training"),
+    ]
+    assert [np.size(line.get_xdata()) for line in axes.lines] == [4, 2, 6, 2]
+    for name, others in (("two", runs), ("same", [runs[0], runs[0]]), ("one", [runs[0], None])):
+        write_comparison(comparison, others[0], others[1], tmp_path / f"{name}.png")
+    assert height(tmp_path / "two.png") > height(tmp_path / "same.png") == height(tmp_path / "one.png")

@@ -17,9 +17,9 @@ from env_server.types import RewardComponents
 from tests.trainer.records import make_record
 from trainer.eval.run_files import Alert, Evaluation, RunFolder, RunFolderError, episode_line
 from trainer.eval.statistics import summarize
-from trainer.report.played import Played
-from trainer.report.plots import TIMES
-from trainer.report.report import group_table, headline, metrics_table, mismatch, run, write_report
+from trainer.report.comparison import Side
+from trainer.report.curves import TIMES
+from trainer.report.report import comparable, headline, run, write_report
 from trainer.rollout.episodes import EpisodeRecord, Turn
 
 HOSTILE = "</pre><script>alert('x')</script><img src=http://evil.example/a.png onerror=x>\"&{{ 7*7 }}{% raw %}$\\frac$"
@@ -49,10 +49,10 @@ def make_episodes(successes: int, n: int = 48, text: str = "") -> list[EpisodeRe
     return [make_episode(i, order[i] < successes, text) for i in range(n)]
 
 
-def make_played(label: str, records: list[EpisodeRecord], order: int = 0, **fields: Any) -> Played:
+def make_played(label: str, records: list[EpisodeRecord], order: int = 0, **fields: Any) -> Side:
     usual = {"data": "synthetic", "split": "eval", "answer_mode": "value"}
     summary = summarize(records, {"gold_empty": 2})
-    return Played(Evaluation(label, label, order=order, summary=summary, **usual | fields), records)
+    return Side(label, records, Evaluation(label, label, order=order, summary=summary, **usual | fields))
 
 
 BEFORE, AFTER = make_played("before", make_episodes(12), 1), make_played("after", make_episodes(40), 3)
@@ -60,6 +60,7 @@ BEFORE, AFTER = make_played("before", make_episodes(12), 1), make_played("after"
 
 def add_evaluation(folder: RunFolder, label: str, records: list[EpisodeRecord], order: int = 0) -> None:
     played = make_played(label, records, order)
+    assert played.evaluation is not None
     folder.write_evaluation(played.evaluation, played.records)
 
 
@@ -157,12 +158,10 @@ def test_a_whole_run_has_every_part(whole: tuple[str, Page]) -> None:
         "Paired over 48 questions of 6 databases",
         "Warmed up on mixed play.",
         "The control is clean play.",
-        "Success by hardness",
+        "Success by difficulty",
         "Success by family",
         "How the episodes ended",
         "gold_empty",
-        "share of mixed groups 6% to 75%; entropy of explorations 0.50 to 0.50; entropy per token, in nats 1.00 to",
-        "Importance ratio over 12 steps: mean 1.000000, smallest 0.999990, largest 1.000010",
         "12 of 192 training episodes failed and were masked: Unreachable (12).",
         "Not finite at some steps, and left out of the curves: grad_norm (1).",
         "Step 7: entropy is gone (0.001 nats). Likely cause: the rate is too large. Fix: --beta 0.02.",
@@ -178,12 +177,12 @@ def test_a_whole_run_has_every_part(whole: tuple[str, Page]) -> None:
         "hardware a processor, 2 cores, 7.8 GiB of memory",
         "versions trl 1.16.0, Python 3.11.9",
         "training took 10:24 (12 steps, with what lies between them)",
-        "flag this run default learning_rate 0.0001 1e-06 x plain",
+        "argument this run default learning_rate 0.0001 1e-06 x plain",
         "Drawn at random",
     ):
         assert part in page.text
     assert "not complete" not in page.text
-    assert page.tags.count("img") == 5
+    assert page.tags.count("img") == 6
 
 
 def require_self_contained(html: str, page: Page) -> None:
@@ -219,7 +218,7 @@ def test_secrets_of_the_config_stay_out(whole: tuple[str, Page]) -> None:
 def test_hostile_text_stays_text(tmp_path: Path) -> None:
     html, page = read(make_run(tmp_path / "<b>run", HOSTILE))
     require_self_contained(html, page)
-    assert page.tags.count("img") == 5
+    assert page.tags.count("img") == 6
     assert "<b>run" not in html
     for words in ("{{ 7*7 }}", "alert('x')", "<b>run"):
         assert words in page.text
@@ -247,42 +246,34 @@ def test_partial_runs_say_what_is_missing(tmp_path: Path, fill: Callable[[RunFol
     assert missing in page.text
 
 
+def told(before: Side | None, after: Side | None) -> tuple[str, str]:
+    return headline(before, after, None if before is None or after is None else comparable(before, after))
+
+
 def test_headlines() -> None:
-    assert "did not change measurably: 25.0%" in headline(BEFORE, replace(BEFORE))[0]
-    assert "success fell from 83.3%" in headline(AFTER, BEFORE)[0]
-    assert headline(None, None)[0] == "No evaluation before or after training yet."
-    assert headline(BEFORE, None)[0].startswith("Success before training: 25.0% (")
-    assert headline(None, AFTER)[0].startswith("Success after training: 83.3% (")
+    assert "did not change measurably: 25.0%" in told(BEFORE, replace(BEFORE))[0]
+    assert "success fell from 83.3%" in told(AFTER, BEFORE)[0]
+    assert told(None, None)[0] == "No evaluation before or after training yet."
+    assert told(BEFORE, None)[0].startswith("Success before training: 25.0% (")
+    assert told(None, AFTER)[0].startswith("Success after training: 83.3% (")
     other = make_played("after", AFTER.records, data="spider")
-    assert "Not comparable: the data differs (synthetic and spider)" in headline(BEFORE, other)[1]
+    assert "Not comparable: the data differs (synthetic and spider)" in told(BEFORE, other)[1]
     seen = make_played("before", BEFORE.records, unseen_databases=False)
-    assert headline(seen, AFTER)[0].startswith("On unseen questions about databases seen in training, success rose")
+    assert told(seen, AFTER)[0].startswith("On unseen questions about databases seen in training, success rose")
     best = make_played("after", AFTER.records, step=8, best_of=3)
-    assert "that of step 8, was chosen as the best of 3 by these very questions" in headline(BEFORE, best)[1]
+    assert "that of step 8, was chosen as the best of 3 by these very questions" in told(BEFORE, best)[1]
 
 
 def test_failed_episodes_are_left_out_of_the_pairing_and_named() -> None:
     failed = replace(AFTER.records[0], outcome="failed", turns=[], steps=0)
-    _, detail = headline(BEFORE, make_played("after", [failed, *AFTER.records[1:]]))
+    _, detail = told(BEFORE, make_played("after", [failed, *AFTER.records[1:]]))
     assert "Paired over 47 questions" in detail
     assert "left out: 1 question." in detail
 
 
 def test_evaluations_without_a_common_question_are_not_compared() -> None:
     left, right = (make_played("before", records) for records in (BEFORE.records[:20], BEFORE.records[20:]))
-    assert mismatch(left, right) == "they have no judged question in common"
-
-
-def test_hardness_is_ordered_as_spider_orders_it() -> None:
-    table = group_table("hardness", BEFORE, AFTER)
-    assert table is not None
-    assert [row[0] for row in table.rows] == list(HARDNESS)
-    assert {len(row) for row in table.rows} == {len(table.header)}
-    one_side = group_table("hardness", None, AFTER)
-    assert one_side is not None
-    assert one_side.header == ["hardness", "after", "95% interval", "n"]
-    assert group_table("family", None, None) is None
-    assert metrics_table([]) is None
+    assert comparable(left, right) == "they have no judged question in common"
 
 
 def test_long_texts_are_cut(tmp_path: Path) -> None:
@@ -315,4 +306,4 @@ def test_why_episodes_failed_and_how_it_explored_are_tables_of_their_own(tmp_pat
     assert "Why episodes failed" in html
     assert "gave up: an empty answer, or one on no evidence" in html
     assert "How it explored" in html
-    assert re.search(r"tokens read per question</th>\s*<td[^>]*>120</td>\s*<td[^>]*>120</td>", html)
+    assert re.search(r"prompt tokens per question</th>\s*<td[^>]*>120</td>\s*<td[^>]*>120</td>", html)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from trainer.report.tables import clock
 from trainer.training.run_log import WIDTH, step_text
 
 METRICS = {
@@ -80,8 +79,3 @@ def test_a_push_is_said_where_it_takes_its_time() -> None:
 def test_a_step_that_trains_on_an_earlier_ones_episodes_waits_for_none() -> None:
     earlier = dict.fromkeys(TIMES, 0.0) | {"time/training": 12.4}
     assert step_text(3, 9, earlier, LEFT).endswith("rollout 0.0 s, train 12 s")
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.9, "0:59"), (3599, "59:59"), (36_060, "10h01")])
-def test_clock(seconds: float, text: str) -> None:
-    assert clock(seconds) == text

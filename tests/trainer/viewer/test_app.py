@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Iterator
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,8 @@ from env_server.data.loading import load_dataset
 from tests.trainer.viewer.runs import evaluate, evaluate_alone, make_run, played, train
 from trainer.eval.run_files import ABOUT, Alert, RunFolder
 from trainer.viewer.app import create_app
-from trainer.viewer.index import Index, index_path
-from trainer.viewer.library import Library
-from trainer.viewer.query import Filter, Order
-from trainer.viewer.sources import Sources
+from trainer.viewer.index import LINES
+from trainer.viewer.library import BARS, Library, failures_over
 
 PAGE = Path(__file__).parents[3] / "trainer" / "viewer" / "page"
 VENDORED = {
@@ -44,8 +42,7 @@ class Viewed:
     """The application of a folder, asked by a client."""
 
     def __init__(self, *paths: Path) -> None:
-        sources = Sources(paths)
-        self.library = Library(sources, Index(index_path(sources.given)))
+        self.library = Library(paths)
         self._app = create_app(self.library)
         self.library.catch_up()
 
@@ -63,11 +60,8 @@ class Viewed:
 
 
 @pytest.fixture
-def viewed(tmp_path: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> Iterator[Viewed]:
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
-    viewed = Viewed(run.path.parent)
-    yield viewed
-    viewed.library._index.close()
+def viewed(run: RunFolder) -> Viewed:
+    return Viewed(run.path.parent)
 
 
 def test_the_state_names_what_there_is(viewed: Viewed, run: RunFolder) -> None:
@@ -101,13 +95,15 @@ def test_a_run_that_grows_is_seen_to(viewed: Viewed, run: RunFolder) -> None:
     assert [one["name"] for one in viewed.get("state")["sources"]] == ["first", "second"]
 
 
-def test_what_was_read_is_there_at_once_when_it_is_opened_again(viewed: Viewed, run: RunFolder) -> None:
-    sources = Sources([run.path.parent])
-    index = Index(index_path(sources.given))
-    library = Library(sources, index)
-    assert library.state()["episodes"] == 6
-    assert library.episodes([], [], Filter(()), Order.NEWEST, 0, 10)["total"] == 6
-    index.close()
+def test_a_run_that_resumes_loses_what_it_cut_off_and_half_a_line_waits(viewed: Viewed, run: RunFolder) -> None:
+    run.resume_from(1)
+    with run.episodes_path.open("ab") as file:
+        file.write(b'{"step": 2')
+    viewed.library.catch_up()
+    state = viewed.get("state")
+    assert (state["episodes"], state["indexing"]) == (4, False)
+    assert state["sources"][0]["trouble"] == []
+    assert viewed.get("curves", source="first")["success"]["steps"] == [1]
 
 
 def test_episodes_are_filtered_counted_and_searched(viewed: Viewed) -> None:
@@ -115,7 +111,7 @@ def test_episodes_are_filtered_counted_and_searched(viewed: Viewed) -> None:
     assert (everything["total"], everything["right"]) == (6, 2)
     assert everything["facets"]["outcome"] == {"wrong": 4, "correct": 2}
     assert everything["facets"]["kind"] == {"right_rows": 4}
-    before = viewed.get("episodes", source="first", label="before", db="zoo")
+    before = viewed.get("episodes", source="first", label="before", db_id="zoo")
     assert [(one["question_id"], one["source"], one["label"], one["step"]) for one in before["episodes"]] == [
         ("b", "first", "before", None)
     ]
@@ -125,7 +121,7 @@ def test_episodes_are_filtered_counted_and_searched(viewed: Viewed) -> None:
 
 
 def test_an_episode_turn_by_turn_and_where_else_it_was_played(viewed: Viewed) -> None:
-    (listed,) = viewed.get("episodes", question="a", label="before")["episodes"]
+    (listed,) = viewed.get("episodes", question_id="a", label="before")["episodes"]
     episode = viewed.get(f"episodes/{listed['id']}")
     assert [turn["action_type"] for turn in episode["turns"]] == ["QUERY", "QUERY", "ANSWER"]
     assert (episode["label"], episode["why"]) == ("before", "saw the right rows, answered wrongly")
@@ -152,7 +148,7 @@ def test_two_evaluations_are_compared_and_the_flips_lead_to_their_episodes(viewe
     viewed.library.catch_up()
     files = {file["label"]: file["id"] for file in viewed.get("state")["sources"][0]["files"]}
     compared = viewed.get("compare", a=files["before"], b=files["after"])
-    assert compared["success"]["difference"]["better"] == 1
+    assert compared["rows"][0]["cells"][:3] == ["success (2)", "0.0%", "50.0%"]
     assert "paired over 2 questions" in compared["verdict"]
     (flip,) = compared["gained"]
     sides = [viewed.get(f"episodes/{number}") for number in flip["ids"]]
@@ -172,14 +168,12 @@ def test_two_runs_differ_in_their_flags_and_no_secret_is_shown(viewed: Viewed, r
     }
 
 
-def test_an_evaluation_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+def test_an_evaluation_by_itself(tmp_path: Path) -> None:
     viewed = Viewed(evaluate_alone(tmp_path / "base.jsonl", [played("a"), played("b", "wrong")]))
     (source,) = viewed.get("state")["sources"]
     assert (source["name"], source["is_run"], source["files"][0]["label"]) == ("base", False, "base")
     assert viewed.get("curves", source="base")["series"] == {}
     assert viewed.get("failures", source="base")["totals"][0]["counts"] == {"correct": 1, "right_rows": 1}
-    viewed.library._index.close()
 
 
 def test_the_gold_is_shown_or_it_is_said_why_not(
@@ -194,18 +188,15 @@ def test_the_gold_is_shown_or_it_is_said_why_not(
         played("unknown", "wrong"),
     ]
     path = evaluate_alone(tmp_path / "base.jsonl", records)
-    sources = Sources([path])
-    index = Index(tmp_path / "index.sqlite")
-    library = Library(sources, index)
+    library = Library([path])
     library.catch_up()
-    gold = library.gold(1)
+    gold = library.gold(LINES)
     assert gold["sql"] == question.gold_sql
     assert (gold["count"], gold["why"]) == (len(question.gold.rows), "")
-    assert library.gold(2)["why"] == "synthetic as it is here has another question under this id"
-    assert library.gold(3)["why"] == "synthetic as it is here holds no question unknown"
+    assert library.gold(LINES + 1)["why"] == "synthetic as it is here has another question under this id"
+    assert library.gold(LINES + 2)["why"] == "synthetic as it is here holds no question unknown"
     path.with_suffix(ABOUT).unlink()
-    assert library.gold(1)["why"].endswith("is written when its evaluation is over")
-    index.close()
+    assert library.gold(LINES)["why"].endswith("it is written when the evaluation ends")
 
 
 @pytest.mark.parametrize(
@@ -215,6 +206,7 @@ def test_the_gold_is_shown_or_it_is_said_why_not(
         ("/api/episodes/999/gold", 404),
         (f"/api/episodes/{2**64}", 422),
         (f"/api/episodes?offset={2**64}", 422),
+        (f"/api/episodes?min_step={2**64}", 422),
         ("/api/curves?source=nobody", 404),
         ("/api/compare?a=1&b=77", 404),
         ("/api/compare?a=x&b=1", 422),
@@ -248,24 +240,28 @@ def test_numbers_that_are_none_are_null(viewed: Viewed, run: RunFolder) -> None:
     assert viewed.get("curves", source="first")["series"]["kl"]["steps"] == [1, 2]
 
 
-def test_a_broken_log_is_told_and_its_other_steps_are_drawn(viewed: Viewed, run: RunFolder) -> None:
+def test_a_broken_log_is_reported_and_affects_no_other(viewed: Viewed, run: RunFolder) -> None:
     with run.metrics_path.open("a", encoding="utf-8") as file:
         file.write("{\n")
-    assert viewed.get("curves", source="first")["series"]["kl"]["values"] == [0.1, 0.2]
+    assert viewed.ask("/api/curves", source="first").status_code == 422
     (about,) = viewed.get("state")["sources"]
-    assert about["step"] == 2
-    assert about["trouble"][0].startswith("metrics.jsonl: ")
+    assert "metrics.jsonl, line 3" in about["trouble"][0]
+    assert viewed.get("episodes")["total"] == 6
 
 
-def test_an_index_that_cannot_be_kept_up_is_told_until_it_can(viewed: Viewed, run: RunFolder) -> None:
-    writer = viewed.library._index._writer
-    writer.execute("ALTER TABLE words RENAME TO hidden")
-    train(run, 3, [played("c")])
-    viewed.library.catch_up()
-    assert viewed.get("state")["trouble"] == "what is new cannot be read: no such table: words"
-    writer.execute("ALTER TABLE hidden RENAME TO words")
-    viewed.library.catch_up()
-    assert (viewed.get("state")["trouble"], viewed.get("state")["episodes"]) == ("", 7)
+@pytest.mark.parametrize(("first", "last"), [(1, 1), (1, 40), (1, 41), (101, 1000), (5, 84)])
+def test_failures_are_all_counted_in_a_bounded_number_of_columns(first: int, last: int) -> None:
+    counts: list[tuple[int, str | None, str, int]] = []
+    for step in range(first, last + 1):
+        counts += [(step, None, "correct", 2), (step, "gave_up", "wrong", 1), (step, None, "failed", 5)]
+    bars = failures_over(counts)
+    assert len(bars) <= BARS
+    assert (bars[0]["first"], bars[-1]["last"]) == (first, last)
+    steps = last - first + 1
+    assert sum(bar["counts"]["right"] for bar in bars) == 2 * steps
+    assert sum(bar["counts"]["gave_up"] for bar in bars) == steps
+    assert all(one["last"] + 1 == other["first"] for one, other in itertools.pairwise(bars))
+    assert failures_over([(1, None, "failed", 3)]) == []
 
 
 @pytest.mark.parametrize("name", VENDORED)

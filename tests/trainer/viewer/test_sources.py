@@ -62,8 +62,7 @@ def test_the_files_of_a_run_come_in_the_order_of_training(tmp_path: Path) -> Non
     for label in ("random", "after", "step-000005", "before"):
         evaluate(run, label, [played("a")])
     (source,) = Sources([run.path]).look()
-    assert [file.label for file in source.files()] == [TRAINING, "before", "step-000005", "after", "random"]
-    assert source.side("before") == f"{run.path.resolve()}:before"
+    assert list(source.files().values()) == [TRAINING, "before", "step-000005", "after", "random"]
 
 
 def test_an_evaluation_that_is_called_episodes_has_its_folders_name(tmp_path: Path) -> None:

@@ -33,8 +33,7 @@ function View() {
 }
 
 function Page({ address, state, words }) {
-  const kinds = Object.fromEntries(words.kinds.map(({ kind, meaning }) => [kind, meaning]));
-  const shared = { address, state, kinds, meanings: words.metrics };
+  const shared = { address, state, words, kinds: words.kinds };
   switch (address.page) {
     case "curves": return html`<${CurvesPage} ...${shared} />`;
     case "episodes": return html`<${EpisodesPage} ...${shared} />`;

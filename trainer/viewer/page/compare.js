@@ -1,13 +1,7 @@
 // Two evaluations question by question, and what two runs were started with differently.
 
 import { html } from "./vendor/htm-preact.module.js";
-import { Trouble, count, fixed, link, percent, plural, replaceQuery, useData, words } from "./core.js";
-
-const MEANS = {
-  reward: ["reward an episode", (x) => fixed(x, 2), 1], steps: ["steps", (x) => fixed(x, 1), 1],
-  tokens: ["tokens written", (x) => fixed(x, 0), 1], prompt_tokens: ["tokens read", (x) => fixed(x, 0), 1],
-  parse_rate: ["turns that parsed", percent, 100],
-};
+import { Trouble, link, plural, replaceQuery, useData } from "./core.js";
 
 export function ComparePage({ state, address, kinds }) {
   const files = state.sources.flatMap((source) => source.files.filter((file) => file.label !== "training" || !source.is_run)
@@ -42,22 +36,17 @@ function usual(files) {
 }
 
 function Comparison({ data, kinds }) {
-  const { success } = data;
   return html`
     <section class="panel">
       <p class="verdict">${data.verdict}</p>
       ${data.warnings.map((text) => html`<p class="bad">${text}</p>`)}
       <div class="wide" tabindex="0" role="region" aria-label="Differences"><table class="plain numbers-table differences">
-        <thead><tr><th scope="col">on the same questions</th><th scope="col">A</th><th scope="col">B</th><th scope="col">B − A</th>
+        <thead><tr><th scope="col">on the same questions</th><th scope="col">A</th><th scope="col">B</th><th scope="col">B - A</th>
           <th scope="col">95% interval</th><th></th></tr></thead>
-        <tbody>${group("success", success)}
-          ${Object.entries(data.by_difficulty).map(([name, one]) => group(name, one))}
-          ${Object.entries(data.means).map(([name, mean]) => meanRow(name, mean))}
-          ${Object.entries(data.failures).map(([kind, one]) => failure(kinds[kind] ?? kind, one, success.difference.n))}</tbody>
-      </table></div>
-      <details><summary class="note">By database (${Object.keys(data.by_database).length})</summary><div class="wide" tabindex="0"
+        <tbody>${data.rows.map(row)}</tbody></table></div>
+      <details><summary class="note">By database (${data.by_database.length})</summary><div class="wide" tabindex="0"
         role="region" aria-label="By database"><table class="plain numbers-table differences"><tbody>
-        ${Object.entries(data.by_database).map(([name, one]) => group(name, one))}</tbody></table></div></details>
+        ${data.by_database.map(row)}</tbody></table></div></details>
     </section>
     ${data.settings.length > 0 && html`<${Differing} title="Played differently" found=${data.settings} />`}
     <div class="two flips">
@@ -66,28 +55,12 @@ function Comparison({ data, kinds }) {
     </div>`;
 }
 
-function group(name, { a, b, difference }) {
-  return row(`${name} (${count(difference.n)})`, percent(a.success_rate), percent(b.success_rate), points(difference.mean),
-    difference.interval.map(points).join(" to "), difference.mean, difference.interval, 1);
-}
-
-function failure(name, { a, b, difference }, n) {
-  return row(`failed: ${name}`, percent(a / n), percent(b / n), points(difference.mean), difference.interval.map(points).join(" to "),
-    difference.mean, difference.interval, -1);
-}
-
-function meanRow(name, mean) {
-  const [title, format, scale] = MEANS[name] ?? [words(name), (x) => fixed(x, 2), 1];
-  const change = (x) => `${x < 0 ? "−" : "+"}${fixed(Math.abs(scale * x), name === "reward" ? 2 : 1)}`;
-  return row(title, format(mean.before), format(mean.after), change(mean.mean), mean.interval.map(change).join(" to "), null, null, 0);
-}
-
-// `sense`: 1 where more is better, -1 where less is, 0 where neither.
-function row(name, a, b, change, interval, mean, ends, sense) {
-  const sure = ends !== null && (ends[0] > 0 || ends[1] < 0);
-  const tone = !sure || sense === 0 ? "" : mean * sense > 0 ? "good" : "bad";
+// `better`: 1 where more is better, -1 where less is, 0 for a mean, which has no scale to draw it on.
+function row({ cells: [name, a, b, change, interval], mean, interval: ends, better }) {
+  const significant = ends[0] > 0 || ends[1] < 0;
+  const tone = !significant || better === 0 ? "" : mean * better > 0 ? "good" : "bad";
   return html`<tr><th scope="row">${name}</th><td>${a}</td><td>${b}</td><td class=${tone}>${change}</td><td>${interval}</td>
-    <td class="picture">${ends !== null && html`<${Whisker} mean=${mean} ends=${ends} tone=${tone} />`}</td></tr>`;
+    <td class="picture">${better !== 0 && html`<${Whisker} mean=${mean} ends=${ends} tone=${tone} />`}</td></tr>`;
 }
 
 function Whisker({ mean, ends, tone }) {
@@ -100,7 +73,7 @@ function Whisker({ mean, ends, tone }) {
 function Flips({ title, flips, kinds }) {
   return html`<section class="panel flush"><div class="list-head"><h2>${title}: ${plural(flips.length, "question")}</h2></div>
     <ol class="episodes tall">${flips.map((flip) => html`<li key=${flip.ids.join()}><a class="episode-row" href=${link(flip.ids.includes(null) ? "episodes" : `episode/${flip.ids.join("/")}`,
-      flip.ids.includes(null) ? { question: flip.question_id } : {})}>
+      flip.ids.includes(null) ? { question_id: flip.question_id } : {})}>
       <span class="what"><span class="question">${flip.question}</span>
         <span class="note">${[flip.database, flip.difficulty].filter(Boolean).join(" · ")}</span>
         <span class="note">${ending("A", flip.a, kinds)}</span><span class="note">${ending("B", flip.b, kinds)}</span></span></a></li>`)}</ol>
@@ -118,5 +91,3 @@ function Differing({ title, found }) {
       <tbody>${found.map((one) => html`<tr key=${one.name}><th scope="row">${one.name}</th><td><code>${text(one.a)}</code></td><td><code>${text(one.b)}</code></td></tr>`)}</tbody></table></div>`}
   </section>`;
 }
-
-const points = (share) => `${share < 0 ? "−" : "+"}${fixed(Math.abs(100 * share), 1)}`;

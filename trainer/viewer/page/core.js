@@ -102,8 +102,8 @@ export function usePolledState() {
   return found;
 }
 
-// A number with so many decimals; of two that are as near, the even one, as Python writes it.
-export function fixed(value, digits) {
+// A number with so many decimals; of two that are as near, the even one, as Python writes it in the other tables.
+function fixed(value, digits) {
   const scaled = Math.abs(value) * 10 ** digits;
   const even = scaled % 1 === 0.5 && Math.floor(scaled) % 2 === 0 ? Math.floor(scaled) / 10 ** digits : Math.abs(value);
   return (value < 0 ? "-" : "") + even.toFixed(digits);

@@ -2,44 +2,9 @@
 
 import { html, useEffect, useState } from "./vendor/htm-preact.module.js";
 import { Chart } from "./chart.js";
-import { COLORS, Trouble, breakable, count, get, link, percent, plural, replaceQuery, short, signed } from "./core.js";
+import { COLORS, Trouble, breakable, count, get, link, percent, plural, replaceQuery, short } from "./core.js";
 
-const RATIO = "sampling/importance_sampling_ratio";
-const GROUPS = [
-  ["Reward", [
-    ["reward", "weighted reward"],
-    ["rollout/reward", "reward of the environment"],
-    ["rewards/*/mean"],
-    ["reward_std", "spread of the weighted reward"],
-    ["rollout/no_signal", "groups without signal", percent],
-    ["reward_weights/*"],
-  ]],
-  ["Policy", [
-    ["kl", "KL from the reference"],
-    ["entropy", "entropy"],
-    ["rollout/exploration_entropy", "entropy of explorations"],
-    [`${RATIO}/mean`, "importance ratio"],
-    [`${RATIO}/max`, "importance ratio, largest"],
-    ["sampling/sampling_logp_difference/mean", "gap between engine and trainer"],
-    ["clip_ratio/region_mean", "tokens clipped", percent],
-    ["grad_norm", "gradient norm"],
-    ["learning_rate", "learning rate"],
-    ["loss", "loss"],
-  ]],
-  ["Episodes", [
-    ["completions/mean_length", "tokens an episode"],
-    ["completions/clipped_ratio", "episodes cut off", percent],
-    ["rollout/steps", "steps an episode"],
-    ["rollout/staleness/mean", "staleness, in updates"],
-    ["rollout/failed", "episodes lost"],
-  ]],
-];
-const PARTS = [
-  ["training", "#2f7fd6"], ["push", "#8fb8e6"], ["generation", "#12957a"], ["environment", "#d9a21b"],
-  ["judging", "#d2691e"], ["queue", "#8d63bd"], ["client", "#c3aed6"], ["other", "#9aa6b4"],
-];
-
-export function CurvesPage({ state, address, meanings }) {
+export function CurvesPage({ state, address, words }) {
   const asked = address.query.getAll("run");
   const all = state.sources.filter((source) => source.is_run);
   const alone = state.sources.filter((source) => !source.is_run);
@@ -61,14 +26,13 @@ export function CurvesPage({ state, address, meanings }) {
       <section class="panel"><h2>Success</h2><div class="charts wide-charts">
         ${drawn.length === runs.length ? html`<${SuccessChart} drawn=${drawn} />` : html`<p class="note">Reading …</p>`}
       </div></section>
-      ${GROUPS.map(([title, wanted]) => html`<${Group} key=${title} title=${title} wanted=${wanted} drawn=${drawn}
-        meanings=${meanings} />`)}
+      ${words.charts.map((title) => html`<${Group} key=${title} title=${title} drawn=${drawn} />`)}
       ${drawn.some((one) => one.series["time/training"]) && html`<section class="panel"><h2>Time</h2>
         <div class="charts">${drawn.filter((one) => one.series["time/training"]).map((one) => html`<${TimeChart}
-          key=${one.run.name} one=${one} />`)}</div>
-        <p class="legend">${PARTS.map(([name, color]) => html`<span><i style=${{ background: color }}></i>${name}</span>`)}</p>
+          key=${one.run.name} one=${one} parts=${words.times} />`)}</div>
+        <p class="legend">${words.times.map(([name, color]) => html`<span><i style=${{ background: color }}></i>${name}</span>`)}</p>
       </section>`}
-      <${Rest} drawn=${drawn} meanings=${meanings} />
+      <${Rest} drawn=${drawn} />
     </div>
   </div>`;
 }
@@ -146,65 +110,45 @@ function SuccessChart({ drawn }) {
       + "Points: evaluations, played greedily on their own questions, with 95% intervals; the two need not meet."} />`;
 }
 
-function Group({ title, wanted, drawn, meanings }) {
-  const logged = new Set(drawn.flatMap((one) => Object.keys(one.series)));
-  const charts = wanted.flatMap(([pattern, label, format]) => matching(pattern, logged).map((name) => ({
-    name, label: label ?? named(name), format,
-  })));
+function Group({ title, drawn }) {
+  const charts = Object.entries(Object.assign({}, ...drawn.map((one) => one.charts[title])))
+    .filter(([name]) => drawn.some((one) => one.series[name]));
   if (charts.length === 0) return null;
-  return html`<section class="panel"><h2>${title}</h2><div class="charts">${charts.map(({ name, label, format }) =>
-    html`<${MetricChart} key=${name} name=${name} label=${label} format=${format} drawn=${drawn} meanings=${meanings} />`)}
-  </div></section>`;
+  return html`<section class="panel"><h2>${title}</h2><div class="charts">${charts.map(([name, label]) =>
+    html`<${MetricChart} key=${name} name=${name} label=${label} drawn=${drawn} />`)}</div></section>`;
 }
 
-function MetricChart({ name, label, format, drawn, meanings }) {
-  const lines = drawn.filter((one) => one.series[name]).flatMap(({ run, color, series, steps, window }) => {
-    const one = series[name];
-    const at = one.steps ?? steps;
-    const mean = { label: run.name, steps: at, values: one.means, color };
-    return window > 1 ? [{ label: `${run.name}, each step`, steps: at, values: one.values, color, faint: true }, mean] : [mean];
+function MetricChart({ name, label, drawn }) {
+  const lines = drawn.filter((one) => one.series[name]).flatMap(({ run, color, series, window }) => {
+    const { steps, values, means } = series[name];
+    const mean = { label: run.name, steps, values: means, color };
+    return window > 1 ? [{ label: `${run.name}, each step`, steps, values, color, faint: true }, mean] : [mean];
   });
-  return html`<${Chart} title=${label} lines=${lines} format=${format ?? short} note=${meaning(name, meanings)} />`;
+  const { meaning } = drawn.find((one) => one.series[name]).series[name];
+  return html`<${Chart} title=${label} lines=${lines} format=${label.startsWith("share") ? percent : short} note=${meaning} />`;
 }
 
-function Rest({ drawn, meanings }) {
+function Rest({ drawn }) {
   const [open, setOpen] = useState(false);
-  const logged = [...new Set(drawn.flatMap((one) => Object.keys(one.series)))];
-  const drawnAlready = new Set(GROUPS.flatMap(([, wanted]) => wanted.flatMap(([pattern]) => matching(pattern, new Set(logged)))));
-  const names = logged.filter((name) => !drawnAlready.has(name) && !name.startsWith("time/"));
+  const shown = new Set(drawn.flatMap((one) => Object.values(one.charts).flatMap(Object.keys)));
+  const names = [...new Set(drawn.flatMap((one) => Object.keys(one.series)))].filter((name) => !shown.has(name) && !name.startsWith("time/"));
   if (names.length === 0) return null;
   return html`<details class="panel" open=${open} onToggle=${(event) => setOpen(event.currentTarget.open)}>
     <summary><h2>All other metrics (${names.length})</h2></summary>
     ${open && html`<div class="charts">${names.map((name) => html`<${MetricChart} key=${name} name=${name} label=${name}
-      drawn=${drawn} meanings=${meanings} />`)}</div>`}
+      drawn=${drawn} />`)}</div>`}
   </details>`;
 }
 
 // The parts of a step's time on top of each other, as rolling means.
-function TimeChart({ one }) {
-  const parts = PARTS.filter(([name]) => one.series[`time/${name}`]);
-  const steps = one.series["time/training"].steps ?? one.steps; // a step logs all of its parts
+function TimeChart({ one, parts }) {
+  const { steps } = one.series["time/training"]; // a step logs all of its parts
   const sums = steps.map(() => 0);
-  const lines = parts.map(([name, color]) => {
+  const lines = parts.filter(([name]) => one.series[`time/${name}`]).map(([name, color]) => {
     const { means } = one.series[`time/${name}`];
     const values = means.map((value, i) => (sums[i] += value));
     return { label: name, steps, values, color, shown: new Map(steps.map((step, i) => [step, means[i]])) };
   });
-  return html`<${Chart} title=${`seconds a step, ${one.run.name}`} lines=${lines} fill=${true} range=${[0, 0]}
+  return html`<${Chart} title=${`seconds per step, ${one.run.name}`} lines=${lines} fill=${true} range=${[0, 0]}
     format=${(value) => short(value)} />`;
-}
-
-function matching(pattern, logged) {
-  if (!pattern.includes("*")) return logged.has(pattern) ? [pattern] : [];
-  const [start, end] = pattern.split("*");
-  return [...logged].filter((name) => name.startsWith(start) && name.endsWith(end));
-}
-
-function meaning(name, meanings) {
-  const found = Object.entries(meanings).find(([pattern]) => pattern === name || (pattern.includes("*") && matching(pattern, new Set([name])).length > 0));
-  return found === undefined ? "" : found[1];
-}
-
-function named(name) {
-  return name.replace(/^rewards\/(?:reward_)?(.+)\/mean$/, "reward for $1").replace(/^reward_weights\/(?:reward_)?/, "weight of ").replaceAll("_", " ");
 }

@@ -11,7 +11,7 @@ const ORDERS = [
   ["reward_down", "highest reward first"], ["steps_down", "most steps first"], ["tokens_down", "most tokens first"],
 ];
 const FIELDS = [
-  "source", "label", "outcome", "kind", "db", "hardness", "question", "text", "min_step", "max_step", "min_reward",
+  "source", "label", "outcome", "kind", "db_id", "hardness", "question_id", "text", "min_step", "max_step", "min_reward",
   "max_reward", "order", "offset",
 ];
 
@@ -42,13 +42,13 @@ export function EpisodesPage({ address, state, kinds }) {
       <${Pick} ...${option("outcome")} label="Outcome" options=${counted(facets.outcome, (name) => OUTCOMES[name] ?? name)} />
       <${Pick} ...${option("kind")} label="Failure" options=${[
         ["any", `any (${count(failures)})`], ...counted(facets.kind, (name) => kinds[name] ?? words(name))]} />
-      <${Pick} ...${option("db")} label="Database" options=${counted(sorted(facets.db_id))} />
+      <${Pick} ...${option("db_id")} label="Database" options=${counted(sorted(facets.db_id))} />
       <${Pick} ...${option("hardness")} label="Difficulty" options=${counted(sorted(facets.hardness, HARDNESS))} />
       <div class="pair"><label class="field">Step from <${Typed} ...${option("min_step")} type="number" /></label>
         <label class="field">to <${Typed} ...${option("max_step")} type="number" /></label></div>
       <div class="pair"><label class="field">Reward from <${Typed} ...${option("min_reward")} type="number" step="0.01" /></label>
         <label class="field">to <${Typed} ...${option("max_reward")} type="number" step="0.01" /></label></div>
-      <label class="field">Question's id <${Typed} ...${option("question")} type="text" /></label>
+      <label class="field">Question's id <${Typed} ...${option("question_id")} type="text" /></label>
       ${chosen.length > 0 && html`<button type="button" onClick=${() => set(Object.fromEntries(chosen.map((name) => [name, ""])))}>
         Clear filters</button>`}
       </div>

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from env_server.errors import SQLEnvError
-from tests.trainer.comparison.folders import make_evaluation, make_file, make_records, make_run
-from trainer.comparison.sides import SideError, find_side
+from tests.trainer.report.folders import make_evaluation, make_file, make_records, make_run
 from trainer.eval.run_files import RunFolderError
 from trainer.policy import PlaySettings
+from trainer.report.comparison import SideError
+from trainer.report.sides import find_side
 
 FEW, MANY = make_records([True, False, False, False]), make_records([True, True, True, False])
 

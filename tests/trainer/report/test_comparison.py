@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.trainer.comparison.folders import make_evaluation, make_records
 from tests.trainer.records import make_record
-from trainer.comparison.comparison import Comparison, Ending, compare_sides
-from trainer.comparison.sides import Side, SideError
+from tests.trainer.report.folders import make_evaluation, make_records
 from trainer.eval.run_files import Differing
 from trainer.eval.statistics import Interval, compare, judged
+from trainer.report.comparison import Comparison, Ending, Side, SideError, compare_sides
 from trainer.rollout.episodes import EpisodeRecord
 
 OUTCOMES = ("correct", "wrong", "out_of_budget", "failed")
@@ -52,7 +51,7 @@ def test_swapped_sides_negate_every_difference(sides: tuple[list[EpisodeRecord],
     there, back = compare_sides(a, b), compare_sides(b, a)
     assert (there.a, there.b) == (back.b, back.a)
     groups = [("success", there.success, back.success)]
-    for by in ("by_difficulty", "by_database", "outcomes", "failures"):
+    for by in ("by_difficulty", "by_family", "by_database", "failures"):
         left, right = getattr(there, by), getattr(back, by)
         assert left.keys() == right.keys()
         groups += [(name, left[name], right[name]) for name in left]
@@ -93,10 +92,7 @@ def test_each_question_is_paired_once_or_counted_as_left_out(
         assert facts.judged == len(judged(records)) == paired.n + facts.unmatched
         assert facts.failed == len(records) - facts.judged
     assert sum(group.difference.n for group in found.by_database.values()) == paired.n
-    assert sum(kind.a for kind in found.outcomes.values()) == sum(k.b for k in found.outcomes.values()) == paired.n
-    assert "failed" not in found.outcomes
-    correct = found.outcomes["correct"].b if "correct" in found.outcomes else 0
-    assert sum(kind.b for kind in found.failures.values()) == paired.n - correct
+    assert sum(kind.b for kind in found.failures.values()) == paired.n - found.success.b.successes
     left_out = found.a.unmatched or found.b.unmatched
     assert bool(left_out) == any(w.startswith("not the same questions") for w in found.warnings)
 
@@ -120,7 +116,6 @@ def test_success_steps_tokens_and_endings_of_a_made_up_case() -> None:
     assert list(found.by_database) == ["db0", "db1", "db2", "db3"]
     assert (found.means["tokens"].before, found.means["tokens"].mean) == (10, 20)
     assert found.means["steps"].mean == pytest.approx(-2 * 3 / 16)
-    assert {kind: (k.a, k.b) for kind, k in found.outcomes.items()} == {"correct": (4, 7), "wrong": (12, 9)}
     assert {kind: (k.a, k.b) for kind, k in found.failures.items()} == {"gave_up": (12, 9)}
     (lost,) = found.lost
     assert (lost.question_id, lost.database, lost.difficulty) == ("q003", "db3", "easy")

@@ -12,40 +12,19 @@ Nothing is guessed in silence: what was taken instead of what was asked for is i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from env_server.errors import SQLEnvError
 from inference.adapters import RUN_MODEL
-from trainer.eval.run_files import ABOUT, Evaluation, RunFolder, flags_of, read_about, read_records, runs_in
-from trainer.evaluation.arguments import SCRIPTED
+from trainer.eval.run_files import ABOUT, SCRIPTED, RunFolder, flags_of, read_about, read_records, runs_in
 from trainer.policy import SETTINGS_FILE, read_play
-from trainer.rollout.episodes import EpisodeRecord
+from trainer.report.comparison import Side, SideError
 
 AFTER = "after"
 """The label of a run's evaluation that is meant where none is named."""
 RECORDS = ".jsonl"
 HOW = "give a run's folder, RUN:LABEL, or a file that sqlenv evaluate --episodes_out FILE.jsonl wrote"
-
-
-class SideError(SQLEnvError):
-    """What is to be compared is not there, or cannot be compared; the text says what to give instead."""
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """One side. `evaluation` is None for a file of episodes alone; `run` is the run that it is of, if it is of one."""
-
-    name: str
-    records: list[EpisodeRecord]
-    evaluation: Evaluation | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """How it was played: those settings that matter to this policy, where they are known."""
-    run: RunFolder | None = None
-    flags: Mapping[str, Any] = field(default_factory=dict)
-    """What the run was started with."""
-    notes: tuple[str, ...] = ()
 
 
 def find_side(text: str) -> Side:

@@ -1,14 +1,14 @@
 """Two evaluations compared question by question. Pure: no I/O, no randomness.
 
-Promises:
+Guarantees:
 
 1. A question is compared where both sides were judged on it, under the same id, text and database, whatever the order
-   of the files. What is left out is counted and said.
-2. Both sides swapped give the same comparison with every difference negated.
-3. Every difference is paired, and has a 95% interval with the database as its cluster: of success and of how episodes
-   ended as `statistics.paired_difference` has it (jackknife over databases, t(G - 1), Bonett and Price's interval), of
-   means as `statistics.mean_difference`. They are not adjusted for their number: of twenty that are truly 0, one is
-   expected to exclude it.
+   of the files. What is left out is counted and reported.
+2. Swapping the sides gives the same comparison with every difference negated.
+3. Every difference is paired, and has a 95% interval with the database as its cluster: of success and failures as
+   `statistics.paired_difference` has it (jackknife over databases, t(G - 1), Bonett and Price's interval), of means as
+   `statistics.mean_difference`. They are not adjusted for their number: of twenty that are truly 0, one is expected to
+   exclude it.
 4. What makes the two sides not comparable, or not quite, is in `warnings`. Nothing in common is an error.
 """
 
@@ -16,14 +16,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
+from typing import Any
 
-from env_server.dataset import Hardness
-from trainer.comparison.sides import Side, SideError
+from env_server.errors import SQLEnvError
 from trainer.eval.failure_kinds import FailureKind, failure_kind
-from trainer.eval.run_files import Differing, differing
+from trainer.eval.run_files import Differing, Evaluation, RunFolder, differing
 from trainer.eval.statistics import (
+    HARDNESS,
     GroupSummary,
     MeanDifference,
     PairedDifference,
@@ -34,7 +34,7 @@ from trainer.eval.statistics import (
     paired_difference,
     successful,
 )
-from trainer.rollout.episodes import EpisodeRecord, Outcome
+from trainer.rollout.episodes import EpisodeRecord
 
 Pair = tuple[EpisodeRecord, EpisodeRecord]
 
@@ -46,6 +46,27 @@ MEANS: Mapping[str, Callable[[EpisodeRecord], tuple[float | None, float]]] = {
     "parse_rate": lambda r: (r.parse_rate, r.steps),
 }
 """What is compared by its mean: an episode's value and its weight, as in `EvaluationSummary` and `Exploration`."""
+
+
+class SideError(SQLEnvError):
+    """What is to be compared does not exist, or cannot be compared; the text names what to give instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One side. `evaluation` is None for a file of episodes alone; `run` is the run that it belongs to, if any.
+
+    `settings`: how it was played, as far as that matters to this policy and is known. `flags`: what the run was started
+    with.
+    """
+
+    name: str
+    records: list[EpisodeRecord]
+    evaluation: Evaluation | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    run: RunFolder | None = None
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +97,8 @@ class GroupDifference:
 
 
 @dataclass(frozen=True, slots=True)
-class OutcomeDifference:
-    """How many of the compared episodes ended in one way, and the paired difference of their shares."""
+class FailureDifference:
+    """How many of the compared episodes failed in one way, and the paired difference of their shares."""
 
     a: int
     b: int
@@ -86,7 +107,7 @@ class OutcomeDifference:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How an episode ended, why it failed if it did, and the last thing that was done in it."""
+    """How an episode ended, why it failed if it did, and its last action."""
 
     outcome: str
     failure: str
@@ -111,8 +132,8 @@ class Comparison:
     """Two sides on the questions that both were judged on; every difference is B minus A.
 
     `means` are those that are known on both sides; `failures`, by kind, are of those that are not right. `gained`: only
-    B got them right; `lost`: only A did; in turn from each database. `settings`: how they were played
-    differently. `flags`: what two runs were started with differently.
+    B got them right; `lost`: only A did; round-robin over the databases. `settings`: how they were played differently.
+    `flags`: what two runs were started with differently.
     """
 
     a: SideFacts
@@ -120,10 +141,10 @@ class Comparison:
     warnings: list[str]
     success: GroupDifference
     by_difficulty: dict[str, GroupDifference]
+    by_family: dict[str, GroupDifference]
     by_database: dict[str, GroupDifference]
     means: dict[str, MeanDifference]
-    outcomes: dict[str, OutcomeDifference]
-    failures: dict[str, OutcomeDifference]
+    failures: dict[str, FailureDifference]
     gained: list[Flip]
     lost: list[Flip]
     settings: list[Differing]
@@ -143,27 +164,22 @@ def compare_sides(a: Side, b: Side) -> Comparison:
     if not same:
         raise SideError(_nothing_in_common(*facts))
     pairs = [(left[key], right[key]) for key in same]
-    settings = {
-        d.name: d for d in differing(a.settings, b.settings) if a.settings.keys() & b.settings.keys() >= {d.name}
-    }
+    settings = [d for d in differing(a.settings, b.settings) if d.name in a.settings and d.name in b.settings]
+    names = [d.name for d in settings]
     return Comparison(
         a=facts[0],
         b=facts[1],
-        warnings=[
-            *_warnings(*facts, len(same), list(settings)),
-            *a.notes,
-            *(note for note in b.notes if note not in a.notes),
-        ],
+        warnings=[*_warnings(*facts, len(same), names), *dict.fromkeys((*a.notes, *b.notes))],
         success=_group_difference(pairs),
-        by_difficulty=_by(pairs, "hardness", [h.value for h in Hardness]),
-        by_database=_by(pairs, "db_id", []),
+        by_difficulty=_by(pairs, "hardness", HARDNESS),
+        by_family=_by(pairs, "family"),
+        by_database=_by(pairs, "db_id"),
         means={name: mean for name, value in MEANS.items() if (mean := _mean_difference(pairs, value)) is not None},
-        outcomes=_by_kind(pairs, _outcome, list(Outcome)),
-        failures=_by_kind(pairs, _failure, list(FailureKind)),
-        gained=[_flip(pair) for pair in _in_turn(pairs) if successful(pair[1]) > successful(pair[0])],
-        lost=[_flip(pair) for pair in _in_turn(pairs) if successful(pair[1]) < successful(pair[0])],
-        settings=list(settings.values()),
-        flags=[d for d in differing(a.flags, b.flags) if d.name not in settings] if a.flags and b.flags else [],
+        failures=_failures(pairs),
+        gained=[_flip(pair) for pair in _round_robin(pairs) if successful(pair[1]) > successful(pair[0])],
+        lost=[_flip(pair) for pair in _round_robin(pairs) if successful(pair[1]) < successful(pair[0])],
+        settings=settings,
+        flags=[d for d in differing(a.flags, b.flags) if d.name not in names] if a.flags and b.flags else [],
     )
 
 
@@ -172,10 +188,10 @@ def _identity(record: EpisodeRecord) -> tuple[str, str]:
 
 
 def _facts(side: Side, unmatched: int, mismatched: int) -> SideFacts:
-    about = side.evaluation
-    what = ("", "", "", "") if about is None else (about.policy, about.data, about.split, about.answer_mode)
+    of = side.evaluation
+    known = ("", "", "", "") if of is None else (of.policy, of.data, of.split, of.answer_mode)
     count = len(judged(side.records))
-    return SideFacts(side.name, *what, count, len(side.records) - count, unmatched, mismatched)
+    return SideFacts(side.name, *known, count, len(side.records) - count, unmatched, mismatched)
 
 
 def _played_on(facts: SideFacts) -> str:
@@ -198,7 +214,7 @@ def _warnings(a: SideFacts, b: SideFacts, n: int, settings: Sequence[str]) -> li
     if known and a.answer_mode != b.answer_mode:
         found.append(
             f"A answers as {a.answer_mode}, B as {b.answer_mode} (--answer_mode): they are not judged alike, "
-            "and a difference may be the judge's"
+            "and a difference may be due to that"
         )
     if a.unmatched or b.unmatched or a.mismatched:
         parts = [f"A alone has {a.unmatched} more", f"B alone {b.unmatched}"]
@@ -206,17 +222,17 @@ def _warnings(a: SideFacts, b: SideFacts, n: int, settings: Sequence[str]) -> li
             parts.append(f"{a.mismatched} have one id but another text or database on each side")
         found.append(
             f"not the same questions: compared are the {n} that both were judged on; {', '.join(parts)}. "
-            "For the whole, play both with the same --data, --split, --episodes and --samples"
+            "To compare all, play both with the same --data, --split, --episodes and --samples"
         )
     if known and _played_on(a) != _played_on(b):
         found.append(
-            f"the data is not of one name (A {_played_on(a)}; B {_played_on(b)}), though its questions have the same "
+            f"the names of the data differ (A {_played_on(a)}; B {_played_on(b)}), though its questions have the same "
             "id, text and database"
         )
     if settings:
         found.append(f"they were not played alike: {', '.join(settings)}")
     if a.failed or b.failed:
-        found.append(f"episodes that the infrastructure lost are left out: {a.failed} of A, {b.failed} of B")
+        found.append(f"errored episodes (infrastructure) are left out: {a.failed} of A, {b.failed} of B")
     return found
 
 
@@ -235,7 +251,7 @@ def _paired(pairs: Sequence[Pair], holds: Callable[[EpisodeRecord], bool]) -> Pa
     )
 
 
-def _by(pairs: Sequence[Pair], field: str, order: Sequence[str]) -> dict[str, GroupDifference]:
+def _by(pairs: Sequence[Pair], field: str, order: Sequence[str] = ()) -> dict[str, GroupDifference]:
     groups: dict[str, list[Pair]] = {}
     for pair in pairs:
         groups.setdefault(getattr(pair[0], field), []).append(pair)
@@ -255,24 +271,13 @@ def _mean_difference(
     return mean_difference(left, right, [a.db_id for a, _ in pairs], [a.question_id for a, _ in pairs])
 
 
-def _by_kind(
-    pairs: Sequence[Pair], kind_of: Callable[[EpisodeRecord], str], order: Sequence[str]
-) -> dict[str, OutcomeDifference]:
-    """How many episodes are of each kind; those of none, "", are left out."""
-    left, right = Counter(kind_of(a) for a, _ in pairs), Counter(kind_of(b) for _, b in pairs)
-    kinds = [str(kind) for kind in order if kind in left | right]
-    kinds += sorted((left | right).keys() - {*kinds, ""})
-    return {
-        kind: OutcomeDifference(left[kind], right[kind], _paired(pairs, partial(_is, kind_of, kind))) for kind in kinds
-    }
+def _failures(pairs: Sequence[Pair]) -> dict[str, FailureDifference]:
+    left, right = Counter(_failure(a) for a, _ in pairs), Counter(_failure(b) for _, b in pairs)
 
+    def difference(kind: FailureKind) -> PairedDifference:
+        return _paired(pairs, lambda record: _failure(record) == kind)
 
-def _is(kind_of: Callable[[EpisodeRecord], str], kind: str, record: EpisodeRecord) -> bool:
-    return kind_of(record) == kind
-
-
-def _outcome(record: EpisodeRecord) -> str:
-    return record.outcome
+    return {k.value: FailureDifference(left[k], right[k], difference(k)) for k in FailureKind if k in left | right}
 
 
 def _failure(record: EpisodeRecord) -> str:
@@ -280,7 +285,7 @@ def _failure(record: EpisodeRecord) -> str:
     return "" if kind is None else kind.value
 
 
-def _in_turn(pairs: Sequence[Pair]) -> list[Pair]:
+def _round_robin(pairs: Sequence[Pair]) -> list[Pair]:
     """One pair of each database, then the next of each: the first ones are of many databases."""
     seen: Counter[str] = Counter()
     places = []

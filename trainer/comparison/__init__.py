@@ -1,1 +1,0 @@
-"""`sqlenv compare`: two evaluations, or two runs, question by question."""
