@@ -5,16 +5,20 @@ its last stage), or by a name on the Hub. `find_policy` looks at files alone: it
 so that the launcher of servers, training, evaluation and export agree on what a name means before anything is loaded.
 
 An adapter's configuration names its base as whoever trained it did. A relative path is looked for from the working
-directory first, then from the adapter's folder upwards, so that a folder that holds both may be moved.
+directory first, then from the adapter's folder upwards, so that a folder that holds both may be moved. A base on the
+Hub is read from the Hub's cache, else from `local_copy`, else from the Hub: an adapter works offline where either is.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import platformdirs
 
 from inference.engine import EngineError
 from inference.missing import why_not_there
@@ -46,7 +50,7 @@ class PolicyNameError(EngineError):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ModelRef:
     """A folder, or a repository on the Hub and its revision (None: the newest)."""
 
     location: str
@@ -57,7 +61,7 @@ class Place:
 class Adapter:
     """A LoRA adapter: where it is, and what its adapter_config.json says."""
 
-    place: Place
+    ref: ModelRef
     config: Mapping[str, Any]
 
     @property
@@ -68,8 +72,9 @@ class Adapter:
     @property
     def remedy(self) -> str:
         """What to do where its base is not to be had."""
-        file = Path(self.place.location) / ADAPTER_CONFIG
-        return f"write the folder or the Hub name of the base as base_model_name_or_path in {file}"
+        file, base = Path(self.ref.location) / ADAPTER_CONFIG, self.config.get("base_model_name_or_path")
+        copy = f"put a copy of the base into {local_copy(base)}, or " if base and _is_hub_id(base) else ""
+        return f"{copy}write the folder or the Hub name of the base as base_model_name_or_path in {file}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +82,23 @@ class NamedPolicy:
     """A policy as the user named it, and what it consists of: `base` alone, or `adapter` on `base`."""
 
     name: str
-    base: Place
+    base: ModelRef
     adapter: Adapter | None
-    tokenizer: Place
+    tokenizer: ModelRef
     """The adapter's own tokenizer where it has one, else the base's."""
 
     @property
-    def place(self) -> Place:
+    def ref(self) -> ModelRef:
         """Where the checkpoint is, or the adapter."""
-        return self.base if self.adapter is None else self.adapter.place
+        return self.base if self.adapter is None else self.adapter.ref
+
+    @property
+    def base_line(self) -> str:
+        """What to tell the user of an adapter's base that is read from its `local_copy`; else ""."""
+        written = "" if self.adapter is None else str(self.adapter.config["base_model_name_or_path"])
+        if not _is_hub_id(written) or self.base.location != str(local_copy(written)):
+            return ""
+        return f"the base of {self.name}, {written}, is read from {self.base.location}"
 
 
 def find_policy(name: str, revision: str | None = None) -> NamedPolicy:
@@ -95,28 +108,28 @@ def find_policy(name: str, revision: str | None = None) -> NamedPolicy:
     """
     if not Path(name).is_dir() and (reason := why_not_there(name, revision, (CONFIG, ADAPTER_CONFIG))) is not None:
         raise PolicyNameError(reason)
-    place = Place(_folder_of_run(name), revision)
-    config = _read(place, ADAPTER_CONFIG)
+    ref = ModelRef(_folder_of_run(name), revision)
+    config = _read(ref, ADAPTER_CONFIG)
     if config is None:
-        return NamedPolicy(name, place, None, place)
+        return NamedPolicy(name, ref, None, ref)
     if config.get("peft_type") != "LORA":
         raise PolicyNameError(f"{name} is an adapter of type {config.get('peft_type')}; only LoRA is supported")
-    adapter = Adapter(place, config)
+    adapter = Adapter(ref, config)
     base = _base_of(adapter)
     if _read(base, ADAPTER_CONFIG) is not None:
         raise PolicyNameError(
             f"the adapter {name} was trained on {base.location}, which is an adapter itself; merge that one into its "
             f"base first (sqlenv export {base.location} --out FOLDER), and write FOLDER as base_model_name_or_path in "
-            f"{Path(place.location) / ADAPTER_CONFIG}"
+            f"{Path(ref.location) / ADAPTER_CONFIG}"
         )
-    tokenizer = base if _find(place, TOKENIZER_CONFIG) is None else place
+    tokenizer = base if _find(ref, TOKENIZER_CONFIG) is None else ref
     return NamedPolicy(name, base, adapter, tokenizer)
 
 
-def width_of(place: Place) -> int | None:
+def width_of(ref: ModelRef) -> int | None:
     """Return the size of a checkpoint's hidden states; None where its config.json does not say, or cannot be read."""
     try:
-        width = (_read(place, CONFIG) or {}).get("hidden_size")
+        width = (_read(ref, CONFIG) or {}).get("hidden_size")
     except PolicyNameError:
         return None  # whoever loads the model says so
     return width if isinstance(width, int) else None
@@ -142,7 +155,7 @@ def saved_policy(folder: Path) -> Path | None:
         return None  # what is no folder would be looked for on the Hub
     if any(True for pattern in (ADAPTER_CONFIG, "*.safetensors", "*.bin") for _ in folder.glob(pattern)):
         return folder
-    if (stages := _read(Place(str(folder)), STAGES_FILE)) is not None:
+    if (stages := _read(ModelRef(str(folder)), STAGES_FILE)) is not None:
         return saved_policy(_last_stage(folder, stages))
     model = folder / RUN_MODEL
     return model if any((model / file).is_file() for file in (CONFIG, ADAPTER_CONFIG)) else None
@@ -174,29 +187,48 @@ def _last_stage(folder: Path, progress: Mapping[str, Any]) -> Path:
     return stages[-1]
 
 
-def _base_of(adapter: Adapter) -> Place:
+def _base_of(adapter: Adapter) -> ModelRef:
     """Return the place of the adapter's base. Raises PolicyNameError when a path leads nowhere."""
     written = adapter.config.get("base_model_name_or_path")
     if not written:
         raise PolicyNameError(
-            f"the adapter {adapter.place.location} does not say which model it is for; {adapter.remedy}"
+            f"the adapter {adapter.ref.location} does not say which model it is for; {adapter.remedy}"
         )
-    here = Path(adapter.place.location)
+    here = Path(adapter.ref.location)
     above = [folder / written for folder in here.resolve().parents] if here.is_dir() else []
     for folder in (Path(written), *above):
         if (folder / CONFIG).is_file() or (folder / ADAPTER_CONFIG).is_file():
-            return Place(str(folder))
-    if Path(written).is_absolute() or written.startswith(".") or written.count("/") > 1:
+            return ModelRef(str(folder))
+    if not _is_hub_id(written):
         raise PolicyNameError(
-            f"the adapter {adapter.place.location} was trained on {written}, which is not there any more; put it back, "
+            f"the adapter {adapter.ref.location} was trained on {written}, which is not there any more; put it back, "
             f"or {adapter.remedy}"
         )
-    return Place(written, adapter.config.get("revision"))
+    on_hub = ModelRef(written, adapter.config.get("revision"))
+    copy = local_copy(written)
+    return ModelRef(str(copy)) if (copy / CONFIG).is_file() and not _is_cached(on_hub) else on_hub
 
 
-def _read(place: Place, file: str) -> dict[str, Any] | None:
+def local_copy(hub_id: str) -> Path:
+    """Return the folder in SQLEnv's cache where a copy of a base on the Hub is looked for."""
+    named = os.environ.get("SQLENV_CACHE_DIR")
+    cache = Path(named).expanduser() if named else Path(platformdirs.user_cache_dir("sqlenv"))
+    return cache / "models" / hub_id.rpartition("/")[2].lower()
+
+
+def _is_hub_id(name: str) -> bool:
+    return not (Path(name).is_absolute() or name.startswith(".") or name.count("/") > 1)
+
+
+def _is_cached(ref: ModelRef) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+
+    return isinstance(try_to_load_from_cache(ref.location, CONFIG, revision=ref.revision), str)
+
+
+def _read(ref: ModelRef, file: str) -> dict[str, Any] | None:
     """Return the object that a JSON file of the policy holds; None when there is no such file."""
-    found = _find(place, file)
+    found = _find(ref, file)
     if found is None:
         return None
     try:
@@ -208,14 +240,14 @@ def _read(place: Place, file: str) -> dict[str, Any] | None:
     return config
 
 
-def _find(place: Place, file: str) -> Path | None:
+def _find(ref: ModelRef, file: str) -> Path | None:
     """Return the file of a folder or of a repository on the Hub (downloaded); None when there is none."""
-    if Path(place.location).is_dir():
-        found = Path(place.location) / file
+    if Path(ref.location).is_dir():
+        found = Path(ref.location) / file
         return found if found.is_file() else None
     from huggingface_hub import hf_hub_download  # a client of HTTP, which a folder need not wait for
 
     try:
-        return Path(hf_hub_download(place.location, file, revision=place.revision))
+        return Path(hf_hub_download(ref.location, file, revision=ref.revision))
     except (OSError, ValueError):
         return None  # no such repository or file, or no network: whoever loads the model says which

@@ -505,7 +505,7 @@ class ServedPolicy:
 
     async def _load(self, server: VLLMServer, adapter: Adapter) -> str:
         """Return the name under which the server serves the adapter, loaded if need be. Raises ReplicaError."""
-        name, location = self.adapter_name, adapter.place.location
+        name, location = self.adapter_name, adapter.ref.location
         if name in await server.served_adapters():
             return name
         path = str(Path(location).resolve()) if Path(location).is_dir() else location
@@ -524,7 +524,7 @@ class ServedPolicy:
 def _name_by_contents(adapter: Adapter | None) -> str:
     if adapter is None:
         return ""
-    location = adapter.place.location
+    location = adapter.ref.location
     file = Path(location) / ADAPTER_FILE
     return f"{location}@{hashlib.sha256(file.read_bytes()).hexdigest()[:12]}" if file.is_file() else location
 

@@ -22,17 +22,16 @@ from env_server.dataset import Dataset, Question, Split, in_turn
 from env_server.settings import EnvSettings
 from env_server.sql.pool import DatabasePool
 from env_server.types import AnswerMode
-from inference.adapters import PolicyNameError, find_policy
 from sqlenv.progress import reported
 from trainer.chat.format import ChatFormat
 from trainer.chat.text_to_sql import SYSTEM_PROMPT
-from trainer.config import ActionFormat, ConfigError, token_of
+from trainer.config import ActionFormat, token_of
 from trainer.eval.failure_kinds import count_failures
-from trainer.eval.run_files import SCRIPTED, Evaluation, write_episodes
+from trainer.eval.run_files import Evaluation, write_episodes
 from trainer.eval.statistics import EvaluationSummary, intervals_as_pairs, successful, summarize
 from trainer.eval.summaries import FalsePositives, SampledSuccess, explore, false_positives, rows_key, sampled_success
 from trainer.evaluation.arguments import VLLM_URL, EvaluationProtocol, build_parser, check, without_effect
-from trainer.policy import SETTING_NAMES, PlaySettings, SavedPlay, saved_play, settle
+from trainer.policy import SCRIPTED, SETTING_NAMES, PlaySettings, SavedPlay, resolve_policy, saved_play, settle
 from trainer.report.tables import (
     excluded_table,
     exploration_table,
@@ -258,12 +257,11 @@ def _false_positives(records: Sequence[EpisodeRecord], dataset: Dataset, console
 
 def _saved_with(policy: str, console: Console) -> SavedPlay | None:
     """Return what a model says of how it is to be played. Raises SQLEnvError."""
-    try:
-        named = find_policy(policy)
-    except PolicyNameError as error:
-        raise ConfigError(str(error)) from None
+    named = resolve_policy(policy)
+    if named.base_line:
+        console.print(named.base_line, highlight=False, soft_wrap=True, markup=False)
     console.print(f"loading {policy}", highlight=False, soft_wrap=True, markup=False)
-    return saved_play(named.place)
+    return saved_play(named.ref)
 
 
 def _chosen(args: argparse.Namespace, saved: SavedPlay | None) -> tuple[PlaySettings, Sequence[str]]:

@@ -147,7 +147,7 @@ def tokenizer_of(policy: NamedPolicy, *, trust_remote_code: bool = False) -> Pre
 
 def _adapted(base: PreTrainedModel, policy: NamedPolicy, *, is_trainable: bool, lora_dropout: float = 0.0) -> PeftModel:
     assert policy.adapter is not None
-    place = policy.adapter.place
+    place = policy.adapter.ref
     config = LoraConfig.from_pretrained(place.location, revision=place.revision)
     config.lora_dropout = lora_dropout
     return PeftModel.from_pretrained(
@@ -159,7 +159,7 @@ def _adapted(base: PreTrainedModel, policy: NamedPolicy, *, is_trainable: bool, 
 def _loading(policy: NamedPolicy) -> Iterator[None]:
     """Raise what goes wrong in loading as one line."""
     try:
-        for place in {policy.base, policy.place}:
+        for place in {policy.base, policy.ref}:
             if Path(place.location).is_dir():
                 check_weights(Path(place.location))
         yield

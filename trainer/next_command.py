@@ -1,11 +1,11 @@
-"""The command lines that a command prints for its user: how to go on after a stop, and what to do next.
+"""The command lines that a command prints for its user: how to resume after a stop, and what to do next.
 
-Promises:
+Guarantees:
 
 1. A line is quoted for a shell, so that it can be pasted where the command was started. Where `sqlenv` is not on the
    PATH, it is named as it was called.
 2. It names no token: a terminal is recorded, and so is a cluster's log.
-3. `--resume_from_checkpoint true` is in a line that goes on once, whatever was given.
+3. `--resume_from_checkpoint true` is in a line that resumes once, whatever was given.
 """
 
 from __future__ import annotations
@@ -24,23 +24,25 @@ SECRETS = ("--env_token", "--hub_token")
 
 @dataclass(frozen=True, slots=True)
 class NextCommand:
-    """What a run says of how to go on from a checkpoint, and where there is none."""
+    """How to resume a run from a checkpoint, and how to start it again where there is none."""
 
     resume_command: str
     restart_command: str
 
     @classmethod
     def of(cls, command: str, argv: Sequence[str]) -> NextCommand:
-        """The lines of a command that was given these words."""
-        words = _without_tokens(argv)
+        """The lines of a command, such as `sqlenv train`, that was given these words."""
+        words = list(argv)
+        for secret in SECRETS:
+            if (others := _without(words, secret)) != words:
+                words = [*others, secret, "TOKEN"]
         return cls(_line(command, [*_without(words, RESUME), RESUME, "true"]), _line(command, words))
 
 
 def what_next(*commands: Sequence[str]) -> str:
     """Return `next` and the commands of `sqlenv`, a line each, to be printed when something is finished."""
-    return "\n".join(
-        f"{'' if place else 'next':8}{_program('sqlenv')} {shlex.join(words)}" for place, words in enumerate(commands)
-    )
+    lines = [f"{_program('sqlenv')} {shlex.join(words)}" for words in commands]
+    return "\n".join(f"{'' if number else 'next':8}{line}" for number, line in enumerate(lines))
 
 
 def _program(name: str) -> str:
@@ -52,31 +54,21 @@ def _program(name: str) -> str:
 
 def _line(command: str, words: Sequence[str]) -> str:
     program, name = command.split()
-    program = _program(program)
     launched = "(under the same launcher) " if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
-    return f"{launched}{program} {name} {shlex.join(words)}".rstrip()
+    return f"{launched}{_program(program)} {name} {shlex.join(words)}".rstrip()
 
 
 def _without(words: Sequence[str], flag: str) -> list[str]:
     """The words without a flag and its value, in either form."""
-    kept = []
-    skip = False
+    left: list[str] = []
+    in_flag = False
     for word in words:
         name, equals, _ = word.partition("=")
-        is_flag = name.replace("-", "_") == flag.replace("-", "_")
-        if is_flag:
-            skip = not equals
-        elif skip and not word.startswith("--"):
-            skip = False
+        if name.replace("-", "_") == flag.replace("-", "_"):
+            in_flag = not equals
+        elif in_flag and not word.startswith("--"):
+            in_flag = False
         else:
-            skip = False
-            kept.append(word)
-    return kept
-
-
-def _without_tokens(words: Sequence[str]) -> list[str]:
-    shown = list(words)
-    for secret in SECRETS:
-        if (kept := _without(shown, secret)) != shown:
-            shown = [*kept, secret, "TOKEN"]
-    return shown
+            in_flag = False
+            left.append(word)
+    return left

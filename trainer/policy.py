@@ -19,21 +19,28 @@ from pydantic import TypeAdapter, ValidationError
 from env_server.errors import SQLEnvError
 from env_server.settings import EnvSettings
 from env_server.types import AnswerMode
-from inference.adapters import NamedPolicy, Place, PolicyNameError, find_policy
+from inference.adapters import ModelRef, NamedPolicy, PolicyNameError, find_policy
 from trainer.chat.format import ChatSettings
-from trainer.config import ActionFormat
+from trainer.config import ActionFormat, ConfigError
 
 SETTINGS_FILE = "sqlenv.json"
 PROMPT_KEY = "system_prompt"
 TOOLS_KEY = "tools"
+SCRIPTED = ("random", "oracle")
+"""Names that stand for a player without a model, of `sqlenv evaluate`."""
 
 
-class PolicyError(SQLEnvError):
+class PolicyError(ConfigError):
     """A policy cannot be loaded: no such folder or model, or not a causal language model with a tokenizer."""
 
 
 def resolve_policy(name: str, revision: str | None = None) -> NamedPolicy:
-    """Return what the name stands for, as `find_policy` does. Raises PolicyError."""
+    """Return what the name stands for: a folder of a policy or of a run, or a model on the Hub. Raises PolicyError.
+
+    Every command that takes a policy resolves its name here, or with `find_policy` itself.
+    """
+    if name in SCRIPTED and not Path(name).is_dir():
+        raise PolicyError(f"{name} is a scripted player without a model: sqlenv evaluate plays it, as the comparison")
     try:
         return find_policy(name, revision)
     except PolicyNameError as error:
@@ -109,7 +116,7 @@ class SavedPlay:
 _SETTINGS = TypeAdapter(PlaySettings)
 
 
-def saved_play(policy: Place) -> SavedPlay | None:
+def saved_play(policy: ModelRef) -> SavedPlay | None:
     """Return what the policy's folder, or its repository on the Hub, says; None where it says nothing.
 
     Raises PlaySettingsError when the file is broken.

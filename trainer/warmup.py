@@ -40,7 +40,7 @@ from env_server.types import AnswerMode
 from trainer.chat.format import ChatFormat, ChatSettings, Conversation
 from trainer.config import ConfigError, WarmupArguments
 from trainer.demos.demonstrations import play_demonstrations
-from trainer.demos.rejection_sampling import replay
+from trainer.demos.rejection_sampling import sample_by_rejection
 from trainer.eval.output_folder import left_nothing, remove_on_failure
 from trainer.models import (
     SavePlaySettings,
@@ -212,7 +212,7 @@ def _warm_up(
                 kept=kept,
             )
         if arguments.rejection_sampling:
-            replayed = replay(
+            samples = sample_by_rejection(
                 arguments.rejection_sampling,
                 sources,
                 answer_mode,
@@ -221,8 +221,8 @@ def _warm_up(
                 kept,
                 arguments.correct_mistakes,
             )
-            console.print(str(replayed), highlight=False, soft_wrap=True)
-            conversations += replayed.conversations
+            console.print(str(samples), highlight=False, soft_wrap=True)
+            conversations += samples.conversations
     tokenizer = load_tokenizer(model_config, trust_remote_code=sft.trust_remote_code)
     model = _load(model_config, sft)
     settings = ChatSettings.of(arguments, arguments.template_variables)

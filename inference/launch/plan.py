@@ -297,7 +297,7 @@ def _arguments(settings: LaunchSettings, model: ModelFacts, machine: Machine, in
         rank = next(rank for rank in LORA_RANKS if rank >= settings.max_lora_rank)
         found += ["--enable-lora", "--max-loras", "2", "--max-cpu-loras", "4", "--max-lora-rank", str(rank)]
         if model.adapter is not None:
-            location = model.adapter.place.location
+            location = model.adapter.ref.location
             path = str(Path(location).resolve()) if Path(location).is_dir() else location
             # As JSON, since a name may hold what separates the two in the short form.
             found += ["--lora-modules", json.dumps({"name": settings.model, "path": path})]

@@ -105,7 +105,7 @@ def see_model(model: str) -> ModelFacts:
         raise LaunchError(f"--model {model}: {error}") from error
     heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
     return ModelFacts(
-        is_folder=Path(policy.place.location).is_dir(),
+        is_folder=Path(policy.ref.location).is_dir(),
         width=hidden,
         head_dim=config.get("head_dim") or (hidden // heads if heads and hidden else None),
         context=config.get("max_position_embeddings"),

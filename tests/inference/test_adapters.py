@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from inference.adapters import Place, PolicyNameError, find_policy, saved_policy, width_of
+from inference.adapters import ModelRef, PolicyNameError, find_policy, saved_policy, width_of
 
 
 def checkpoint(folder: Path) -> Path:
@@ -39,13 +39,13 @@ def test_a_checkpoint_is_its_own_base(tmp_path: Path) -> None:
     folder = str(checkpoint(tmp_path / "m"))
     found = find_policy(folder, "v2")
     assert found.adapter is None
-    assert found.base == found.place == found.tokenizer == Place(folder, "v2")
+    assert found.base == found.ref == found.tokenizer == ModelRef(folder, "v2")
 
 
 def test_a_name_that_nobody_knows_is_left_to_whoever_loads_it() -> None:
     found = find_policy("nobody/nothing")
     assert found.adapter is None
-    assert found.base == Place("nobody/nothing")
+    assert found.base == ModelRef("nobody/nothing")
 
 
 @pytest.mark.parametrize("own", [True, False])
@@ -54,9 +54,9 @@ def test_an_adapter_has_a_base_and_perhaps_a_tokenizer(tmp_path: Path, own: bool
     found = find_policy(str(adapter(tmp_path / "a", base, tokenizer=own)))
     assert found.adapter is not None
     assert found.adapter.rank == 8
-    assert found.base == Place(str(base))
-    assert found.place == Place(str(tmp_path / "a"))
-    assert found.tokenizer == (found.place if own else found.base)
+    assert found.base == ModelRef(str(base))
+    assert found.ref == ModelRef(str(tmp_path / "a"))
+    assert found.tokenizer == (found.ref if own else found.base)
 
 
 def test_a_run_stands_for_the_policy_that_it_saved(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_a_run_stands_for_the_policy_that_it_saved(tmp_path: Path) -> None:
     adapter(run / "checkpoint-2", base)
     found = find_policy(str(run))
     assert found.name == str(run)
-    assert found.place == Place(str(run / "model"))
+    assert found.ref == ModelRef(str(run / "model"))
 
 
 def test_a_folder_that_is_not_there_is_not_looked_for_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +95,7 @@ def test_a_run_of_stages_stands_for_the_policy_of_its_last(tmp_path: Path) -> No
     with pytest.raises(PolicyNameError, match="0 of 2 stages are finished; go on with it first"):
         find_policy(str(tmp_path))
     (tmp_path / "stages.json").write_text(json.dumps({**progress, "finished": [{}, {}]}))
-    assert find_policy(str(tmp_path)).place == Place(str(tmp_path / "2-grpo" / "model"))
+    assert find_policy(str(tmp_path)).ref == ModelRef(str(tmp_path / "2-grpo" / "model"))
 
 
 def test_a_relative_base_is_found_from_here_and_beside_the_adapter(
@@ -104,15 +104,32 @@ def test_a_relative_base_is_found_from_here_and_beside_the_adapter(
     checkpoint(tmp_path / "models" / "base")
     folder = adapter(tmp_path / "runs" / "a", "models/base")
     monkeypatch.chdir(tmp_path)
-    assert find_policy(str(folder)).base == Place("models/base")
+    assert find_policy(str(folder)).base == ModelRef("models/base")
     monkeypatch.chdir(tmp_path / "runs")
     assert Path(find_policy("a").base.location) == tmp_path / "models" / "base"
 
 
 def test_a_base_on_the_hub_comes_with_its_revision(tmp_path: Path) -> None:
     found = find_policy(str(adapter(tmp_path / "a", "someone/base", revision="abc")), "mine")
-    assert found.base == Place("someone/base", "abc")
-    assert found.place.revision == "mine"
+    assert found.base == ModelRef("someone/base", "abc")
+    assert found.ref.revision == "mine"
+
+
+def test_a_base_on_the_hub_is_read_from_a_copy_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SQLENV_CACHE_DIR", str(tmp_path / "cache"))
+    folder = adapter(tmp_path / "a", "Some-One/Base-7M", revision="abc")
+    missing = find_policy(str(folder))
+    assert missing.base == ModelRef("Some-One/Base-7M", "abc")
+    assert missing.base_line == ""
+    assert missing.adapter is not None
+    assert str(tmp_path / "cache" / "models" / "base-7m") in missing.adapter.remedy
+    copy = checkpoint(tmp_path / "cache" / "models" / "base-7m")
+    found = find_policy(str(folder))
+    assert found.base == ModelRef(str(copy))
+    assert "Some-One/Base-7M" in found.base_line
+    assert str(copy) in found.base_line
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_, **__: "config.json")
+    assert find_policy(str(folder)).base.location == "Some-One/Base-7M", "the Hub's own copy comes first"
 
 
 @pytest.mark.parametrize("base", ["/gone/base", "./base", "runs/x/model"])
@@ -144,8 +161,8 @@ def test_an_adapter_on_an_adapter_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_width_of_a_config_that_cannot_be_read_is_not_known(tmp_path: Path) -> None:
-    assert width_of(Place(str(tmp_path))) is None
+    assert width_of(ModelRef(str(tmp_path))) is None
     (tmp_path / "config.json").write_text("{", encoding="utf-8")
-    assert width_of(Place(str(tmp_path))) is None
+    assert width_of(ModelRef(str(tmp_path))) is None
     (tmp_path / "config.json").write_text('{"hidden_size": 64}', encoding="utf-8")
-    assert width_of(Place(str(tmp_path))) == 64
+    assert width_of(ModelRef(str(tmp_path))) == 64

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from inference.adapters import Place, PolicyNameError, find_policy
+from inference.adapters import ModelRef, PolicyNameError, find_policy
 from inference.missing import near
 
 
@@ -158,7 +158,7 @@ def test_no_name_of_a_model_is_refused(hub: Hub) -> None:
 @pytest.mark.parametrize(("status", "code"), [(403, "GatedRepo"), (404, "RevisionNotFound"), (404, "EntryNotFound")])
 def test_what_the_hub_has_is_left_to_whoever_loads_it(status: int, code: str, hub: Hub) -> None:
     hub.status, hub.code = status, code
-    assert find_policy("me/mine").base == Place("me/mine")
+    assert find_policy("me/mine").base == ModelRef("me/mine")
 
 
 def test_a_model_in_the_cache_is_not_asked_for(hub: Hub, tmp_path: Path) -> None:
@@ -169,5 +169,5 @@ def test_a_model_in_the_cache_is_not_asked_for(hub: Hub, tmp_path: Path) -> None
     refs.mkdir()
     (refs / "main").write_text(snapshot.name)
     hub.code = "EntryNotFound"
-    assert find_policy("me/mine").base == Place("me/mine")
+    assert find_policy("me/mine").base == ModelRef("me/mine")
     assert not any("config.json" in path and "adapter" not in path for path in hub.asked)

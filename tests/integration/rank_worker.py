@@ -25,7 +25,7 @@ from inference.hf.engine import HFEngine
 from sqlenv import cli
 from trainer.rollout.client import EpisodeRequest, RolloutClient
 from trainer.rollout.episodes import Episode
-from trainer.signals import Reaction, StopRequest
+from trainer.signals import StopSignals
 
 
 def watch_saving() -> None:
@@ -64,13 +64,13 @@ async def fail() -> None:
 async def have_all_told() -> None:
     """Tell the launcher to stop, and wait until it has passed that on."""
     told, loop = asyncio.Event(), asyncio.get_running_loop()
-    signalled = StopRequest.signalled
+    is_echo = StopSignals._is_echo
 
-    def watched(self: StopRequest, now: float, number: int = signal.SIGTERM) -> Reaction:
+    def watched(self: StopSignals) -> bool:
         loop.call_soon_threadsafe(told.set)  # a signal alone does not wake the loop
-        return signalled(self, now, number)
+        return is_echo(self)
 
-    StopRequest.signalled = watched  # type: ignore[method-assign]
+    StopSignals._is_echo = watched  # type: ignore[method-assign]
     os.kill(os.getppid(), signal.SIGTERM)
     await told.wait()
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen3ForCausalLM
 
 from env_server.data.loading import load_dataset
-from inference.adapters import Place, find_policy
+from inference.adapters import ModelRef, find_policy
 from sqlenv import cli
 from tests.integration.training import save_policy, surroundings_in
 from trainer.eval.run_files import RunFolder
@@ -128,6 +128,6 @@ def test_without_a_folder_the_run_leaves_its_policy_alone(
     assert cli.main(["train", "--model_name_or_path", "runs/warm", *FLAGS, "--max_steps", "1"]) == 0
     assert {path: path.read_bytes() for path in warm.rglob("*")} == before
     (run,) = (path for path in Path("runs").iterdir() if path != warm)
-    assert find_policy(str(run)).place == Place(str(run / "model"))
+    assert find_policy(str(run)).ref == ModelRef(str(run / "model"))
     trained, untrained = load_file(run / "model" / WEIGHTS), load_file(warm / WEIGHTS)
     assert any(not torch.equal(trained[name], untrained[name]) for name in untrained)

@@ -1,7 +1,7 @@
 """SIGTERM, SIGINT and `sqlenv train` on the tiny policy: a run is told where the test says, and goes on from there.
 
 That of a process of its own is in `test_training`, that of two ranks in `test_ranks`; each rule is in
-`tests/trainer/test_stopping.py`.
+`tests/trainer/test_signals.py`.
 """
 
 from __future__ import annotations

@@ -241,7 +241,7 @@ def test_a_process_that_is_stopped_in_a_step_saves_it_and_goes_on_as_if_it_had_n
     checkpoint = folder.path / "checkpoint-2"
     assert list(folder.path.glob("checkpoint-*")) == [checkpoint]
     stopped, go_on = said.splitlines()[-2:]
-    assert stopped == f"stopped after step 2 of 3, which is saved in {checkpoint}; to go on:"
+    assert stopped == f"stopped after step 2 of 3, which is saved in {checkpoint}; to resume:"
     assert shlex.split(go_on) == ["sqlenv", *command[3:], "--resume_from_checkpoint", "true"]
     assert [row["step"] for row in folder.metrics()] == [1, 2]
     assert [e.label for e in folder.evaluations()] == ["random", "before", "oracle"]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from env_server.types import AnswerMode
-from inference.adapters import Place
+from inference.adapters import ModelRef
 from trainer.config import ActionFormat
 from trainer.models import SavePlaySettings
 from trainer.policy import (
@@ -47,12 +47,12 @@ OTHER = PlaySettings(
 @pytest.mark.parametrize("settings", [PlaySettings(), OTHER])
 def test_what_was_saved_is_read(settings: PlaySettings, tmp_path: Path) -> None:
     settings.save(tmp_path)
-    assert saved_play(Place(str(tmp_path))) == SavedPlay(settings, settings.chat.system_prompt)
+    assert saved_play(ModelRef(str(tmp_path))) == SavedPlay(settings, settings.chat.system_prompt)
 
 
 def test_a_setting_that_a_file_lacks_is_the_default(tmp_path: Path) -> None:
     (tmp_path / SETTINGS_FILE).write_text('{"answer_mode": "sql", "later": 1}')
-    saved = saved_play(Place(str(tmp_path)))
+    saved = saved_play(ModelRef(str(tmp_path)))
     assert saved is not None
     assert saved.settings == PlaySettings(answer_mode=AnswerMode.SQL)
 
@@ -76,7 +76,7 @@ def test_the_defaults_are_those_of_training() -> None:
 
 @pytest.mark.parametrize("policy", ["", "no/such/folder/at/all", "not a name"])
 def test_a_policy_may_say_nothing(policy: str, tmp_path: Path) -> None:
-    assert saved_play(Place(policy or str(tmp_path))) is None
+    assert saved_play(ModelRef(policy or str(tmp_path))) is None
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_policy_may_say_nothing(policy: str, tmp_path: Path) -> None:
 def test_a_broken_file_is_named(content: str, problem: str, tmp_path: Path) -> None:
     (tmp_path / SETTINGS_FILE).write_text(content)
     with pytest.raises(PlaySettingsError, match=f"{SETTINGS_FILE}.*{problem}"):
-        saved_play(Place(str(tmp_path)))
+        saved_play(ModelRef(str(tmp_path)))
 
 
 def test_what_is_given_wins_over_what_was_saved_and_that_over_the_default() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from inference.adapters import Adapter, NamedPolicy, Place
+from inference.adapters import Adapter, ModelRef, NamedPolicy
 from inference.vllm.api import ReplicaError, VLLMServer
 from inference.vllm.fleet import Replica
 from policies.tiny.tokenizer import build_tokenizer
@@ -46,8 +46,8 @@ def folder(tmp_path: Path) -> Path:
 
 async def name_at(server: Server, folder: Path) -> str:
     """Return what requests to the server would ask for."""
-    adapter = Adapter(Place(str(folder)), {"r": 8})
-    policy = NamedPolicy(str(folder), Place("base"), adapter, Place("base"))
+    adapter = Adapter(ModelRef(str(folder)), {"r": 8})
+    policy = NamedPolicy(str(folder), ModelRef("base"), adapter, ModelRef("base"))
     served = ServedPolicy(policy, build_tokenizer([]), 512, 300, _name_by_contents(adapter))
     async with httpx.AsyncClient(transport=httpx.MockTransport(server)) as client:
         here, replica = VLLMServer("http://server", client), Replica("http://server")

@@ -14,79 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 import trainer.signals
 from tests.clock import Clock
 from trainer.next_command import NextCommand
 from trainer.ranks import Ranks
-from trainer.signals import ECHO_S, NAMES, SIGNALS, Reaction, Stage, StopAfterStep, StopRequest, StopSignals
+from trainer.signals import ECHO_S, NAMES, Stage, StopAfterStep, StopSignals
 
 LATER = 2 * ECHO_S
 NEXT = NextCommand(resume_command="knock twice", restart_command="knock once")
-
-
-@pytest.mark.parametrize("number", SIGNALS)
-@pytest.mark.parametrize("stage", Stage)
-def test_a_first_signal_lets_work_be_finished_where_it_can_be_left_and_ends_all_elsewhere(
-    stage: Stage, number: int
-) -> None:
-    request = StopRequest(stage)
-    ends = stage in (Stage.BEFORE, Stage.TRAINED)
-    assert request.signalled(5.0, number) is (Reaction.END if ends else Reaction.FINISH)
-    cut_short = stage is not Stage.CONCLUDING
-    status = 130 if cut_short and number == signal.SIGINT else 0
-    assert (request.asked, request.ending, request.status) == (True, ends, status)
-
-
-@pytest.mark.parametrize(("second", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-@pytest.mark.parametrize("first", SIGNALS)
-@pytest.mark.parametrize("stage", Stage)
-def test_a_second_signal_ends_the_run_anywhere(stage: Stage, first: int, second: int, status: int) -> None:
-    request = StopRequest(stage)
-    request.signalled(5.0, first)
-    assert request.signalled(5.0 + ECHO_S, second) is Reaction.END
-    assert (request.ending, request.status) == (True, status)
-
-
-@given(st.sampled_from(Stage), st.lists(st.floats(0, 0.999 * ECHO_S)))
-def test_echoes_change_nothing(stage: Stage, after: list[float]) -> None:
-    request, once = StopRequest(stage), StopRequest(stage)
-    request.signalled(5.0)
-    once.signalled(5.0)
-    assert {request.signalled(5.0 + delay) for delay in after} <= {Reaction.NONE}
-    assert request == once
-    assert request.signalled(5.0 + LATER) is once.signalled(5.0 + LATER) is Reaction.END
-    assert request.signalled(5.0 + LATER) is Reaction.NONE, "a second signal has echoes, too"
-
-
-def test_a_rank_that_knows_from_another_takes_its_own_first_signal_as_the_same() -> None:
-    request = StopRequest(Stage.TRAINING, asked=True)
-    assert request.signalled(5.0) is Reaction.NONE
-    assert request.signalled(5.0 + LATER) is Reaction.END
-    assert request.status == 143
-
-
-@pytest.mark.parametrize("stage", Stage)
-@pytest.mark.parametrize("alone", [True, False])
-def test_only_an_end_at_once_explains_an_interrupt(stage: Stage, alone: bool) -> None:
-    asked = StopRequest(stage, asked=True)
-    assert not asked.explains(KeyboardInterrupt(), alone)
-    assert not asked.explains(None, alone)
-    asked.ending = True
-    assert asked.explains(KeyboardInterrupt(), alone)
-    assert not asked.explains(RuntimeError("a bug"), alone), "this rank had no signal, or is alone"
-
-
-@pytest.mark.parametrize("stage", Stage)
-def test_a_failure_is_explained_by_peers_that_ended_but_never_in_a_step(stage: Stage) -> None:
-    request = StopRequest(stage)
-    request.signalled(5.0)
-    lost = RuntimeError("connection closed by peer")
-    assert not request.explains(lost, alone=True)
-    assert request.explains(lost, alone=False) == (stage not in (Stage.TRAINING, Stage.CONCLUDING))
+PATIENT = (Stage.STARTING, Stage.TRAINING, Stage.CONCLUDING)
 
 
 @pytest.fixture
@@ -100,7 +38,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def before() -> Iterator[list[int]]:
     """Handlers of the signals that were there before, and what they got."""
     got: list[int] = []
-    earlier = {number: signal.signal(number, lambda number, _: got.append(number)) for number in SIGNALS}
+    earlier = {number: signal.signal(number, lambda number, _: got.append(number)) for number in NAMES}
     yield got
     for number, handler in earlier.items():
         signal.signal(number, handler)
@@ -126,6 +64,52 @@ def end_of_step(stopping: StopSignals, step: int, steps: int = 10) -> TrainerCon
 
 def wishes(control: TrainerControl) -> set[bool]:
     return {control.should_save, control.should_training_stop, control.should_log}
+
+
+@pytest.mark.parametrize("first", NAMES)
+@pytest.mark.parametrize("stage", Stage)
+def test_a_first_signal_lets_work_be_finished_where_it_can_be_left_and_ends_all_elsewhere(
+    clock: Clock, stage: Stage, first: int
+) -> None:
+    finished = False
+    with StopSignals("sqlenv train", NEXT) as stopping:
+        stopping._stage = stage
+        terminate(first)
+        clock.now += 0.9 * ECHO_S
+        terminate(signal.SIGTERM)  # an echo
+        finished = True
+    assert finished is (stage in PATIENT)
+    cut_short = stage is not Stage.CONCLUDING
+    assert (stopping.status, stopping.cut_short) == (130 if cut_short and first == signal.SIGINT else 0, cut_short)
+
+
+@pytest.mark.parametrize(("second", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("stage", PATIENT)
+def test_a_second_signal_ends_the_run_anywhere(
+    clock: Clock, stage: Stage, second: int, status: int, known: bool
+) -> None:
+    with StopSignals("sqlenv train", NEXT) as stopping:
+        stopping._stage = stage
+        if known:
+            stopping._requested = signal.SIGTERM  # as another rank says: this one's own first signal is the same
+        terminate(signal.SIGTERM)
+        clock.now += LATER
+        terminate(second)
+        pytest.fail("the run went on")
+    assert stopping.status == status
+
+
+@pytest.mark.parametrize("stage", Stage)
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_failure_is_explained_by_peers_that_ended_but_never_in_a_step(stage: Stage, alone: bool) -> None:
+    stopping = StopSignals("sqlenv train", NEXT)
+    stopping._stage, stopping._alone = stage, alone
+    lost = RuntimeError("connection closed by peer")
+    assert not stopping._explains(lost), "there was no signal"
+    stopping._heard_at = 5.0
+    assert stopping._explains(lost) == (not alone and stage not in (Stage.TRAINING, Stage.CONCLUDING))
+    assert not stopping._explains(KeyboardInterrupt()), "it did not end the run"
 
 
 def test_a_run_that_is_not_stopped_says_nothing(before: list[int], capfd: pytest.CaptureFixture[str]) -> None:
@@ -163,7 +147,7 @@ def test_a_step_is_finished_and_saved(clock: Clock, before: list[int], capfd: py
         assert wishes(end_of_step(stopping, 3)) == {True}
     assert (stopping.status, stopping.stopped_after) == (0, 3)
     assert capfd.readouterr().out == (
-        "stopped after step 3 of 10, which is saved in runs/x/checkpoint-3; to go on:\n  knock twice\n"
+        "stopped after step 3 of 10, which is saved in runs/x/checkpoint-3; to resume:\n  knock twice\n"
     )
     terminate()
     assert not before, "an echo is nobody's"
@@ -179,7 +163,7 @@ def test_ctrl_c_saves_the_step_and_stops_what_comes_after_the_command(capfd: pyt
         assert capfd.readouterr().err == "sqlenv train: stopping after this step; Ctrl-C again stops at once\n"
         assert wishes(end_of_step(stopping, 3)) == {True}
     assert (stopping.status, stopping.stopped_after) == (130, 3)
-    assert capfd.readouterr().out.endswith("to go on:\n  knock twice\n")
+    assert capfd.readouterr().out.endswith("to resume:\n  knock twice\n")
 
 
 def test_after_the_last_step_the_model_is_saved_instead(capfd: pytest.CaptureFixture[str]) -> None:

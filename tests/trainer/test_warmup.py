@@ -30,7 +30,7 @@ from env_server.environment import SQLEnvironment
 from env_server.settings import EnvSettings
 from env_server.tools.findings import Kind
 from env_server.types import AnswerMode, SQLAction
-from inference.adapters import Place, find_policy
+from inference.adapters import ModelRef, find_policy
 from inference.engine import Completion, FinishReason, Sampling
 from policies.tiny.tokenizer import build_tokenizer
 from sqlenv import cli
@@ -260,7 +260,7 @@ def test_the_command_trains_a_policy_the_same_twice_and_then_further(cache: None
     assert same.get_vocab() == tokenizer.get_vocab()
     assert same.chat_template == tokenizer.chat_template
     assert any(not torch.equal(a, b) for a, b in zip(model.parameters(), further.parameters(), strict=True))
-    saved = saved_play(Place(str(tmp_path / "further")))
+    saved = saved_play(ModelRef(str(tmp_path / "further")))
     assert saved is not None
     assert saved.settings.answer_mode is AnswerMode.SQL
     assert saved.settings.environment == EnvSettings(step_budget=9, error_hints=True)
@@ -316,7 +316,7 @@ def test_with_lora_it_makes_an_adapter_and_goes_on_with_it(
     base = ("--model_name_or_path", str(BASE_CHECKPOINT))
     first, _ = warm_up(tmp_path / "first", *base, *LORA)
     assert isinstance(first, PeftModel)
-    assert saved_play(Place(str(tmp_path / "first"))) is not None
+    assert saved_play(ModelRef(str(tmp_path / "first"))) is not None
     assert "step 2/2  loss" in capsys.readouterr().err
 
     second, _ = warm_up(tmp_path / "second", "--model_name_or_path", str(tmp_path / "first"), "--learning_rate", "0.01")

@@ -38,7 +38,7 @@ def run(argv: Sequence[str]) -> int:
         name=destination.repo if destination else None,
         trust_remote_code=args.trust_remote_code,
     )
-    for line in exported.taken_over:
+    for line in exported.lines:
         sys.stderr.write(f"sqlenv export: {line}\n")
     console = Console()
     said = f"{exported.parameters:,} parameters, {exported.dtype}, in {exported.folder}"

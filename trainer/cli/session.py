@@ -100,7 +100,7 @@ def load_player(
     greedily. `say` gets a line about what was taken over from what was saved with it.
     """
     given = {} if few_shot is None else {"few_shot": few_shot}
-    settled = settle(name, saved_play(resolve_policy(name).place), given)
+    settled = settle(name, saved_play(resolve_policy(name).ref), given)
     chosen = settled.settings
     for line in settled.lines:
         say(line)

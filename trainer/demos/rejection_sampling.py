@@ -1,19 +1,18 @@
-"""Rejection sampling: what a policy played right is played again, and learned.
+"""Rejection sampling: what a policy played right is replayed, and learned.
 
 Episodes come from the files that `sqlenv evaluate --episodes_out` and a run write. Guarantees:
 
-1. Training questions of the data sets alone: an episode of any other question is left out, so that nothing leaks from
+1. Training questions of the data sets alone: an episode of any other question is rejected, so that nothing leaks from
    an evaluation.
-2. Every episode is played and judged anew; what comes out otherwise is left out. In `sql` mode the answer has to be
-   right on test databases too, and in `value` mode a query of the episode has to be: an answer that was guessed,
-   or that a wrong query happens to give, teaches nothing.
-3. At most `most` episodes of a question, so that easy questions do not drown hard ones: of different actions each,
+2. Every episode is replayed and judged anew; what comes out otherwise is rejected. In `sql` mode the answer has to be
+   right on test databases too, and in `value` mode a query of the episode has to be: a guessed answer, or one that a
+   wrong query happens to give, teaches nothing.
+3. At most `limit` episodes of a question, so that easy questions do not drown hard ones: of different actions each,
    those with the fewest errors first, then the shortest.
 4. A turn that failed, or that repeats an earlier one, is shown and masked.
-5. Where mistakes are to be corrected, episodes that were not right are played again up to their first failed action,
-   and the oracle goes on from there; at most `most` of a question, too. A policy that has learned from good play alone
-   has never been where its own mistakes lead, so it is shown what to do there (DAgger: Ross et al., 2011,
-   arXiv:1011.0686).
+5. Where mistakes are corrected, episodes that were not right are replayed up to their first failed action, and the
+   oracle goes on from there; at most `limit` of a question, too. A policy that has learned from good play alone has
+   never been where its own mistakes lead (DAgger: Ross et al., 2011, arXiv:1011.0686).
 """
 
 from __future__ import annotations
@@ -44,30 +43,40 @@ from trainer.rollout.episodes import Episode, EpisodeRecord, Outcome
 from trainer.rollout.players import OraclePlayer, as_shown_to_players, play, with_sql
 from trainer.training.questions import ALL_QUESTIONS, QuestionFilter
 
+Actions = tuple[SQLAction, ...]
+QuestionKey = tuple[str, str]
+"""The id and the text of a question: data sets may share ids."""
+
 
 @dataclass
-class Replayed:
-    """What came of the episodes of some files."""
+class RejectionSamples:
+    """What is learned of the episodes of some files."""
 
     conversations: list[Conversation] = field(default_factory=list)
-    questions: Counter[Hardness] = field(default_factory=Counter)
-    """Questions of which an episode is learned."""
+    questions: set[Question] = field(default_factory=set)
+    """Those of which an episode is learned."""
     corrected: int = 0
     """Conversations in which the oracle takes over."""
-    left_out: Counter[str] = field(default_factory=Counter)
+    rejected: Counter[str] = field(default_factory=Counter)
     """Episodes by the reason why they are not learned."""
 
+    def accept(self, question: Question, conversation: Conversation, masked_turns: frozenset[int]) -> None:
+        """Learn an episode, but for some turns."""
+        self.questions.add(question)
+        self.conversations.append(replace(conversation, masked_turns=masked_turns))
+
     def __str__(self) -> str:
-        by_hardness = ", ".join(f"{hardness} {self.questions[hardness]}" for hardness in Hardness)
-        reasons = ", ".join(f"{count:,} {reason}" for reason, count in self.left_out.most_common())
+        levels = Counter(question.hardness for question in self.questions)
+        by_hardness = ", ".join(f"{hardness} {levels[hardness]}" for hardness in Hardness)
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in self.rejected.most_common())
         corrected = f", {self.corrected:,} of them corrected" if self.corrected else ""
         return (
-            f"{len(self.conversations):,} episodes of {self.questions.total():,} questions are played again"
-            f"{corrected} ({by_hardness}); left out: {reasons or 'none'}"
+            f"{len(self.conversations):,} episodes of {len(self.questions):,} questions are replayed{corrected} "
+            f"({by_hardness}); rejected: {reasons or 'none'}"
         )
 
 
-class RepeatingPlayer:
+class ReplayPlayer:
     """Takes the actions of an episode again, and the last one for as long as that does not end it."""
 
     def __init__(self, actions: Actions) -> None:
@@ -79,98 +88,114 @@ class RepeatingPlayer:
         return next(self._plan, self._last)
 
 
-def replay(
+class CorrectingExpert:
+    """Takes a policy's actions, and then the oracle's, but for the tables that were described."""
+
+    def __init__(self, question: Question, actions: Actions, answer_mode: AnswerMode = AnswerMode.VALUE) -> None:
+        self.masked_turns = frozenset(range(len(actions)))
+        """The policy's own turns."""
+        self._plan: Iterator[SQLAction] = iter(actions)
+        self._oracle = OraclePlayer(question, answer_mode)
+        self._described = {a.argument.strip().casefold() for a in actions if a.action_type == ActionType.DESCRIBE}
+
+    def act(self, observation: SQLObservation) -> SQLAction:
+        """Return the next action."""
+        if (own := next(self._plan, None)) is not None:
+            return own
+        action = self._oracle.act(observation)
+        while action.action_type == ActionType.DESCRIBE and action.argument.casefold() in self._described:
+            action = self._oracle.act(observation)
+        return action
+
+
+def sample_by_rejection(
     files: Sequence[str],
     specs: Sequence[str],
     answer_mode: AnswerMode,
     settings: EnvSettings,
-    most: int,
-    kept: QuestionFilter = ALL_QUESTIONS,
+    limit: int,
+    admitted: QuestionFilter = ALL_QUESTIONS,
     correct: bool = False,
-) -> Replayed:
-    """Play the episodes of the files again and keep what is worth learning. Raises SQLEnvError.
+) -> RejectionSamples:
+    """Replay the episodes of the files and keep what is worth learning. Raises SQLEnvError.
 
-    `kept` says which questions are played; `correct`: learn the way out of mistakes, too. ConfigError when
-    there is nothing to learn.
+    `admitted` says of which questions; `correct`: learn the way out of mistakes, too. ConfigError when there is nothing
+    to learn.
     """
     datasets = [load_dataset(spec, answer_mode=answer_mode) for spec in specs]
-    replayed = Replayed()
+    samples = RejectionSamples()
     records = [record for file in files for record in read_records(Path(file))]
-    chosen = choose(records, datasets, replayed.left_out, kept)
+    chosen = choose(records, datasets, samples.rejected, admitted)
     mistakes = first_mistakes(records) if correct else {}
-    for dataset, of_questions in zip(datasets, chosen, strict=True):
-        learned: set[Question] = set()
+    for dataset, successes in zip(datasets, chosen, strict=True):
         with EnvironmentFactory(dataset, settings, answer_mode) as factory:
-            suites = Suites(dataset.databases, settings.sandbox, default_cache_dir())
-            with reported(TITLE) as progress:
-                build_suites(
-                    dataset.databases, of_questions, settings.sandbox, default_cache_dir(), progress=progress.update
-                )
-            judge = SQLJudge(factory.pool, suites, settings.judging, settings.sandbox)
             environment = factory.make()
-            own_judge = judge if answer_mode is AnswerMode.VALUE else None
-            for question, ways in of_questions.items():
-                if _play_again(environment, question, ways, most, own_judge, replayed):
-                    learned.add(question)
+            judge = _query_judge(dataset, factory, successes, settings)
+            for question, ways in successes.items():
+                own_judge = judge if answer_mode is AnswerMode.VALUE and question.gold_sql else None
+                _replay(environment, question, ways, limit, own_judge, samples)
             for question in with_sql(dataset.select(Split.TRAIN), "--correct_mistakes") if mistakes else ():
-                starts = mistakes.get((question.question_id, question_text(question)), [])[:most]
-                if starts and kept.admits(question):
+                starts = mistakes.get((question.question_id, question_text(question)), [])[:limit]
+                if starts and admitted.admits(question):
                     shown = as_shown_to_players(question, factory.pool)
-                    players = [CorrectingPlayer(shown, actions, answer_mode) for actions in starts]
-                    if _correct(environment, question, players, replayed):
-                        learned.add(question)
-        replayed.questions.update(question.hardness for question in learned)
-    if not replayed.conversations:
-        raise ConfigError(f"--rejection_sampling: nothing to learn from {len(records):,} episodes: {replayed}")
-    return replayed
+                    for actions in starts:
+                        _correct(environment, question, CorrectingExpert(shown, actions, answer_mode), samples)
+    if not samples.conversations:
+        raise ConfigError(f"--rejection_sampling: nothing to learn from {len(records):,} episodes: {samples}")
+    return samples
 
 
-def _play_again(
+def _query_judge(
+    dataset: Dataset, factory: EnvironmentFactory, questions: Iterable[Question], settings: EnvSettings
+) -> QueryJudge:
+    cache = default_cache_dir()
+    with reported(TITLE) as progress:
+        build_suites(dataset.databases, questions, settings.sandbox, cache, progress=progress.update)
+    suites = Suites(dataset.databases, settings.sandbox, cache)
+    return SQLJudge(factory.pool, suites, settings.judging, settings.sandbox)
+
+
+def _replay(
     environment: SQLEnvironment,
     question: Question,
     ways: Sequence[Actions],
-    most: int,
+    limit: int,
     judge: QueryJudge | None,
-    replayed: Replayed,
-) -> bool:
-    """Play the ways to a right answer again, at most `most`; tell whether one is learned. `judge`: of the queries."""
-    kept = 0
+    samples: RejectionSamples,
+) -> None:
+    """Replay the ways to a right answer, at most `limit`; `judge` is for the queries on it."""
+    accepted = 0
     for actions in ways:
-        if kept == most:
-            replayed.left_out["more than enough of their question"] += 1
+        if accepted == limit:
+            samples.rejected["more than enough of their question"] += 1
             continue
-        episode, conversation = play(environment, question, RepeatingPlayer(actions))
+        episode, conversation = play(environment, question, ReplayPlayer(actions))
         if not episode.correct:
-            replayed.left_out["not right when played again"] += 1
-        elif judge is not None and question.gold_sql and not _asked(episode, question, judge):
-            replayed.left_out["right without a right query"] += 1
+            samples.rejected["not right when replayed"] += 1
+        elif judge is not None and not _asked(episode, question, judge):
+            samples.rejected["right without a right query"] += 1
         else:
-            kept += 1
-            replayed.conversations.append(replace(conversation, masked_turns=missteps(episode)))
-    return kept > 0
+            accepted += 1
+            samples.accept(question, conversation, missteps(episode))
 
 
 def _correct(
-    environment: SQLEnvironment, question: Question, players: Sequence[CorrectingPlayer], replayed: Replayed
-) -> bool:
-    """Play the ways out of mistakes; tell whether one is learned."""
-    before = replayed.corrected
-    for player in players:
-        episode, conversation = play(environment, question, player)
-        if episode.correct:
-            replayed.corrected += 1
-            replayed.left_out["not right"] -= 1
-            replayed.conversations.append(replace(conversation, masked_turns=player.masked_turns))
-    return replayed.corrected > before
+    environment: SQLEnvironment, question: Question, expert: CorrectingExpert, samples: RejectionSamples
+) -> None:
+    episode, conversation = play(environment, question, expert)
+    if episode.correct:
+        samples.corrected += 1
+        samples.rejected["not right"] -= 1
+        samples.accept(question, conversation, expert.masked_turns)
 
 
 def choose(
     records: Iterable[EpisodeRecord],
     datasets: Sequence[Dataset],
-    left_out: Counter[str],
-    kept: QuestionFilter = ALL_QUESTIONS,
+    rejected: Counter[str],
+    admitted: QuestionFilter = ALL_QUESTIONS,
 ) -> list[Mapping[Question, Sequence[Actions]]]:
-    """Return what was played right of each data set's training questions, best first; counts what is left out."""
+    """Return what was played right of each data set's training questions, best first; counts what is rejected."""
     homes = {
         (question.question_id, question_text(question)): (number, question)
         for number, dataset in reversed(list(enumerate(datasets)))
@@ -180,20 +205,19 @@ def choose(
     for record in records:
         home = homes.get((record.question_id, record.question))
         if home is None:
-            left_out["of no training question"] += 1
-        elif not kept.admits(home[1]):
-            left_out["of another difficulty or fold"] += 1
+            rejected["of no training question"] += 1
+        elif not admitted.admits(home[1]):
+            rejected["of another difficulty or part of the data"] += 1
         elif record.outcome != Outcome.CORRECT:
-            left_out["not right"] += 1
+            rejected["not right"] += 1
         elif record.given_steps:
-            left_out["guided"] += 1
+            rejected["guided"] += 1
         else:
             number, question = home
-            actions = actions_of(record.turns)
-            same = normalized(actions)
-            ways = found[number][question]
+            actions = _actions(record.turns)
+            ways, same = found[number][question], _normalized(actions)
             if same in ways:
-                left_out["played the same way before"] += 1
+                rejected["played the same way before"] += 1
             else:
                 ways[same] = (sum(bool(turn["error"]) for turn in record.turns), len(actions), actions)
     return [
@@ -203,6 +227,17 @@ def choose(
         }
         for of_questions in found
     ]
+
+
+def first_mistakes(records: Iterable[EpisodeRecord]) -> dict[QuestionKey, list[Actions]]:
+    """Return the different ways to a first action that failed, in episodes that were not right."""
+    found: dict[QuestionKey, dict[tuple[str, ...], Actions]] = defaultdict(dict)
+    for record in records:
+        failed = next((number for number, turn in enumerate(record.turns) if turn["error"]), None)
+        if failed is not None and record.outcome not in (Outcome.CORRECT, Outcome.FAILED):
+            actions = _actions(record.turns[: failed + 1])
+            found[record.question_id, record.question].setdefault(_normalized(actions), actions)
+    return {question: list(ways.values()) for question, ways in found.items()}
 
 
 def missteps(episode: Episode) -> frozenset[int]:
@@ -218,58 +253,15 @@ def missteps(episode: Episode) -> frozenset[int]:
 
 
 def _asked(episode: Episode, question: Question, judge: QueryJudge) -> bool:
-    """Whether a query of the episode answers the question, on variants of the database too."""
+    """Whether a query of the episode answers the question, on test databases too."""
     queries = {turn.argument for turn in episode.turns if turn.action_type == ActionType.QUERY and not turn.error}
     return any(judge.judge(question, query).correct for query in queries)
 
 
-Actions = tuple[SQLAction, ...]
-
-
-def actions_of(turns: Iterable[Mapping[str, Any]]) -> Actions:
-    """The actions of a record's turns."""
+def _actions(turns: Iterable[Mapping[str, Any]]) -> Actions:
     return tuple(SQLAction(action_type=turn["action_type"], argument=turn["argument"]) for turn in turns)
 
 
-def normalized(actions: Actions) -> tuple[str, ...]:
+def _normalized(actions: Actions) -> tuple[str, ...]:
     """What two ways have in common that are the same play."""
     return tuple(normalize_action(action.action_type, action.argument) for action in actions)
-
-
-class CorrectingPlayer:
-    """Takes a policy's actions, and then the oracle's, but for the tables that were described."""
-
-    def __init__(self, question: Question, actions: Actions, answer_mode: AnswerMode = AnswerMode.VALUE) -> None:
-        self._actions = actions
-        self._left: Iterator[SQLAction] = iter(actions)
-        self._oracle = OraclePlayer(question, answer_mode)
-
-    @property
-    def masked_turns(self) -> frozenset[int]:
-        """The numbers of the policy's own turns."""
-        return frozenset(range(len(self._actions)))
-
-    def act(self, observation: SQLObservation) -> SQLAction:
-        """Return the next action."""
-        if (own := next(self._left, None)) is not None:
-            return own
-        described = {a.argument.strip().casefold() for a in self._actions if a.action_type == ActionType.DESCRIBE}
-        action = self._oracle.act(observation)
-        while action.action_type == ActionType.DESCRIBE and action.argument.casefold() in described:
-            action = self._oracle.act(observation)
-        return action
-
-
-def first_mistakes(records: Iterable[EpisodeRecord]) -> dict[tuple[str, str], list[Actions]]:
-    """Return the different ways to a first action that failed, in episodes that were not right.
-
-    By the id and the text of the question.
-    """
-    found: dict[tuple[str, str], dict[tuple[str, ...], Actions]] = {}
-    for record in records:
-        failed = next((number for number, turn in enumerate(record.turns) if turn["error"]), None)
-        if failed is None or record.outcome in (Outcome.CORRECT, Outcome.FAILED):
-            continue
-        actions = actions_of(record.turns[: failed + 1])
-        found.setdefault((record.question_id, record.question), {}).setdefault(normalized(actions), actions)
-    return {question: list(ways.values()) for question, ways in found.items()}

@@ -49,8 +49,6 @@ from trainer.rollout.episodes import EpisodeRecord
 
 T = TypeVar("T")
 ABOUT = ".evaluation.json"
-SCRIPTED = ("random", "oracle")
-"""Policies that no model plays."""
 SECTIONS = ("sqlenv", "grpo", "model", "versions")
 """The parts of config.json that consist of flags, and the versions of the packages that training is built on."""
 PLACES = re.compile(

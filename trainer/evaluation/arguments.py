@@ -25,8 +25,7 @@ from trainer.config import (
     ActionFormat,
     prompt_in,
 )
-from trainer.eval.run_files import SCRIPTED
-from trainer.policy import PlaySettings
+from trainer.policy import SCRIPTED, PlaySettings
 from trainer.rollout.environments import LOCAL
 from trainer.rollout.text_to_sql import TEXT_TO_SQL_STEPS
 

@@ -58,7 +58,9 @@ def trains_adapter(given: Mapping[str, Any], machine: Machine) -> bool:
 
 def machine_defaults(given: Mapping[str, Any], machine: Machine, lora: bool) -> dict[str, Any]:
     """Where to compute and in which precision; the same for `train` and `warmup`."""
-    chosen: dict[str, Any] = {}
+    # A wait of the ranks is as long as the slowest one's work, such as curating a large data set; half an hour, the
+    # usual bound, would end a run that is well. A rank that is gone is noticed by its broken connection.
+    chosen: dict[str, Any] = {"ddp_timeout": 6 * 3_600}
     if machine.cpu:
         # TRL refuses to start without a GPU unless it is told that none is wanted.
         chosen["use_cpu"] = True

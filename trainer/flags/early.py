@@ -21,12 +21,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from inference.adapters import PolicyNameError, find_policy
 from sqlenv.parser import did_you_mean
 from trainer.config import ConfigError, SQLEnvArguments, WarmupArguments
 from trainer.flags.help import train_help, warmup_help
 from trainer.flags.ranges import RANGES, check_ranges
 from trainer.flags.table import SEVERAL, TRAIN_FLAGS, WARMUP_FLAGS, FlagTable
+from trainer.policy import resolve_policy
 
 STAGES = "stages"
 HELP, HELP_ALL, CONFIG, MODEL = ("-h", "--help"), ("--help-all", "--help_all"), "config", "model_name_or_path"
@@ -137,10 +137,7 @@ def _number(name: str, value: Any) -> Any:
 def _check_policy(command: Command, given: Mapping[str, Any]) -> None:
     policy = given.get(MODEL)
     if policy:
-        try:
-            find_policy(str(policy), given.get("model_revision"))
-        except PolicyNameError as error:
-            raise ConfigError(str(error)) from None
+        resolve_policy(str(policy), given.get("model_revision"))
     elif command is Command.TRAIN and STAGES not in given:
         raise ConfigError(
             "name the policy to train with --model_name_or_path (a folder or a model on the Hub), or begin with "

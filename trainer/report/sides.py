@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from inference.adapters import RUN_MODEL
-from trainer.eval.run_files import ABOUT, SCRIPTED, RunFolder, flags_of, read_about, read_records, runs_in
-from trainer.policy import SETTINGS_FILE, read_play
+from trainer.eval.run_files import ABOUT, RunFolder, flags_of, read_about, read_records, runs_in
+from trainer.policy import SCRIPTED, SETTINGS_FILE, read_play
 from trainer.report.comparison import Side, SideError
 
 AFTER = "after"

@@ -209,7 +209,7 @@ def _take_over(
     if checkpoint is not None and (file := checkpoint / SETTINGS_FILE).is_file():
         name, saved = str(checkpoint), read_play(file)
     elif saved is None and name:
-        saved = saved_play(resolve_policy(name, given.get("model_revision")).place)
+        saved = saved_play(resolve_policy(name, given.get("model_revision")).ref)
     settled = settle(name, saved, said, names)
     flags = {}
     if saved is not None:

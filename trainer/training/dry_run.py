@@ -191,7 +191,7 @@ class _Preflight:
             raise DryRunError(f"{folder} has a config and no weights ({', '.join(WEIGHT_FILES)})")
         adapter = None
         if policy.adapter is not None:
-            place = policy.adapter.place
+            place = policy.adapter.ref
             adapter = PeftConfig.from_pretrained(place.location, revision=place.revision)
             adapter.inference_mode = False
         elif self._model_config.use_peft:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.adapters import Adapter, Place
+from inference.adapters import Adapter, ModelRef
 from inference.launch.plan import (
     LORA_RANKS,
     Device,
@@ -28,7 +28,7 @@ ON_CPU = Machine("python", ("/extension", "/theirs"), Device.CPU, cores=4)
 ON_GPUS = Machine("python", ("/extension",), Device.CUDA, gpus=("0", "1", "GPU-2"), cores=16)
 FOLDER = ModelFacts(is_folder=True, width=128, head_dim=32, context=4_096)
 ON_THE_HUB = ModelFacts(is_folder=False)
-ADAPTED = replace(FOLDER, base="base", adapter=Adapter(Place("someone/adapter"), {"r": 48}))
+ADAPTED = replace(FOLDER, base="base", adapter=Adapter(ModelRef("someone/adapter"), {"r": 48}))
 """An adapter of rank 48 on a base."""
 
 
@@ -224,7 +224,7 @@ def test_an_adapters_folder_is_named_so_that_any_working_directory_finds_it(
 ) -> None:
     (tmp_path / "a").mkdir()
     monkeypatch.chdir(tmp_path)
-    replica = one(LaunchSettings("a"), replace(ADAPTED, adapter=Adapter(Place("a"), {"r": 8})))
+    replica = one(LaunchSettings("a"), replace(ADAPTED, adapter=Adapter(ModelRef("a"), {"r": 8})))
     assert json.loads(value(replica, "--lora-modules"))["path"] == str(tmp_path / "a")
 
 
@@ -239,7 +239,7 @@ def test_a_server_with_an_adapter_takes_adapters_only(transport: WeightSyncMode)
 
 
 def test_an_adapter_that_vllm_computes_otherwise_is_to_be_merged() -> None:
-    model = replace(ADAPTED, adapter=Adapter(Place("a"), {"r": 8, "use_dora": True}))
+    model = replace(ADAPTED, adapter=Adapter(ModelRef("a"), {"r": 8, "use_dora": True}))
     with pytest.raises(LaunchError, match=r"DoRA.*sqlenv export a --out"):
         plan(LaunchSettings("a"), model, ON_CPU)
 

@@ -18,7 +18,7 @@ from env_server.settings import EnvSettings
 from env_server.types import AnswerMode, SQLAction
 from trainer.chat.format import Conversation
 from trainer.config import ConfigError
-from trainer.demos.rejection_sampling import RepeatingPlayer, choose, missteps, replay
+from trainer.demos.rejection_sampling import ReplayPlayer, choose, missteps, sample_by_rejection
 from trainer.eval.run_files import RunFolderError
 from trainer.rollout.episodes import EpisodeRecord, record
 from trainer.rollout.players import play
@@ -34,7 +34,7 @@ def actions(moves: Moves) -> tuple[SQLAction, ...]:
 
 
 def played(environment: SQLEnvironment, pets: Dataset, question_id: str, *moves: tuple[str, str]) -> EpisodeRecord:
-    episode, _ = play(environment, pets.question(question_id), RepeatingPlayer(actions(moves)))
+    episode, _ = play(environment, pets.question(question_id), ReplayPlayer(actions(moves)))
     return record(episode)
 
 
@@ -62,7 +62,9 @@ def test_mistakes_are_corrected_by_the_oracle(environment: SQLEnvironment, pets:
         played(environment, pets, "cats", ("QUERY", lost), ("QUERY", CATS), ("ANSWER", "2")),
         played(environment, pets, "species", ("QUERY", lost), ("ANSWER", "2")),
     ]
-    replayed = replay(written(tmp_path, records), ["pets"], AnswerMode.VALUE, EnvSettings(), 4, correct=True)
+    replayed = sample_by_rejection(
+        written(tmp_path, records), ["pets"], AnswerMode.VALUE, EnvSettings(), 4, correct=True
+    )
     assert [[action.argument for action, _ in c.turns][:-1] for c in replayed.conversations] == [
         [lost, CATS],
         ["owners", lost, "pets", gold],
@@ -70,11 +72,13 @@ def test_mistakes_are_corrected_by_the_oracle(environment: SQLEnvironment, pets:
     ]
     assert [sorted(c.masked_turns) for c in replayed.conversations] == [[0], [0, 1], [0]]
     assert replayed.corrected == 2
-    assert replayed.left_out == {"not right": 2, "of no training question": 1}
-    assert str(replayed).startswith("3 episodes of 2 questions are played again, 2 of them corrected (")
-    few = replay(written(tmp_path, records), ["pets"], AnswerMode.VALUE, EnvSettings(), 1, correct=True)
+    assert replayed.rejected == {"not right": 2, "of no training question": 1}
+    assert str(replayed).startswith("3 episodes of 2 questions are replayed, 2 of them corrected (")
+    few = sample_by_rejection(written(tmp_path, records), ["pets"], AnswerMode.VALUE, EnvSettings(), 1, correct=True)
     assert few.corrected == 1
-    short = replay(written(tmp_path, records), ["pets"], AnswerMode.VALUE, EnvSettings(step_budget=3), 4, correct=True)
+    short = sample_by_rejection(
+        written(tmp_path, records), ["pets"], AnswerMode.VALUE, EnvSettings(step_budget=3), 4, correct=True
+    )
     assert short.corrected == 0, "no steps are left for the way out"
 
 
@@ -91,26 +95,26 @@ def test_what_was_right_is_learned_and_nothing_else(environment: SQLEnvironment,
         played(environment, pets, "species", ("QUERY", pets.question("species").gold_sql), ("ANSWER", "cat | 2")),
         replace(played(environment, pets, "cats", ("SAMPLE", "pets"), *asked), given_steps=2),
     ]
-    replayed = replay(written(tmp_path, records, step=3), ["pets"], AnswerMode.VALUE, EnvSettings(), 4)
+    replayed = sample_by_rejection(written(tmp_path, records, step=3), ["pets"], AnswerMode.VALUE, EnvSettings(), 4)
     assert [[action.argument for action, _ in c.turns] for c in replayed.conversations] == [
         ["pets", CATS, "2"],
         ["SELECT nothing", CATS, "2"],
     ]
     assert [sorted(c.masked_turns) for c in replayed.conversations] == [[], [0]]
-    assert replayed.questions == {Hardness.EASY: 1}
-    assert replayed.left_out == {
+    assert [question.question_id for question in replayed.questions] == ["cats"]
+    assert replayed.rejected == {
         "played the same way before": 1,
         "right without a right query": 2,
         "not right": 1,
         "guided": 1,
         "of no training question": 1,
     }
-    assert str(replayed).startswith("2 episodes of 1 questions are played again (easy 1, ")
+    assert str(replayed).startswith("2 episodes of 1 questions are replayed (easy 1, ")
 
-    best = replay(written(tmp_path, records), ["pets"], AnswerMode.VALUE, EnvSettings(), 1)
+    best = sample_by_rejection(written(tmp_path, records), ["pets"], AnswerMode.VALUE, EnvSettings(), 1)
     assert [len(c.turns) for c in best.conversations] == [3]
     assert best.conversations[0] == replayed.conversations[0]
-    assert best.left_out["more than enough of their question"] > 0
+    assert best.rejected["more than enough of their question"] > 0
 
 
 @pytest.mark.usefixtures("setting")
@@ -121,35 +125,35 @@ def test_a_query_that_is_right_by_luck_is_refused_where_queries_are_submitted(
     won = played(environment, pets, "cats", ("QUERY", CATS), ("ANSWER", "2"))
     right, lucky = (asdict(won) | {"turns": [t | {"argument": sql} for t in won.turns]} for sql in (CATS, LUCKY))
     records = [EpisodeRecord(**each) for each in (right, lucky)]
-    replayed = replay(written(tmp_path, records), ["pets"], AnswerMode.SQL, EnvSettings(), 4)
+    replayed = sample_by_rejection(written(tmp_path, records), ["pets"], AnswerMode.SQL, EnvSettings(), 4)
     assert [c.turns[-1][0].argument for c in replayed.conversations] == [CATS]
-    assert replayed.left_out == {"not right when played again": 1}
+    assert replayed.rejected == {"not right when replayed": 1}
     with pytest.raises(ConfigError, match="nothing to learn from 1 episodes"):
-        replay(written(tmp_path, records[1:]), ["pets"], AnswerMode.SQL, EnvSettings(), 4)
+        sample_by_rejection(written(tmp_path, records[1:]), ["pets"], AnswerMode.SQL, EnvSettings(), 4)
 
 
 def test_a_question_is_known_by_its_words_too(environment: SQLEnvironment, pets: Dataset) -> None:
     """Ids alone are not unique over data sets, nor are they over versions of one."""
     found = played(environment, pets, "cats", ("QUERY", CATS), ("ANSWER", "2"))
-    left_out: Counter[str] = Counter()
+    rejected: Counter[str] = Counter()
     other = EpisodeRecord(**asdict(found) | {"question": "How many dogs are there?"})
-    first, second = choose([found, other], [pets, pets], left_out)
+    first, second = choose([found, other], [pets, pets], rejected)
     assert [question.question_id for question in first] == ["cats"]
     assert not second
-    assert left_out == {"of no training question": 1}
-    assert not any(choose([found], [pets], left_out, QuestionFilter((Hardness.EXTRA,))))
-    assert left_out["of another difficulty or fold"] == 1
+    assert rejected == {"of no training question": 1}
+    assert not any(choose([found], [pets], rejected, QuestionFilter((Hardness.EXTRA,))))
+    assert rejected["of another difficulty or part of the data"] == 1
 
 
 def test_repeats_and_errors_are_missteps(environment: SQLEnvironment, pets: Dataset) -> None:
     moves = [("DESCRIBE", "pets"), ("DESCRIBE", "Pets"), ("SAMPLE", "cats"), ("QUERY", CATS), ("ANSWER", "2")]
-    episode, conversation = play(environment, pets.question("cats"), RepeatingPlayer(actions(moves)))
+    episode, conversation = play(environment, pets.question("cats"), ReplayPlayer(actions(moves)))
     assert missteps(episode) == {1, 2}
     assert conversation == Conversation(conversation.opening, conversation.turns)
 
 
 def test_an_episode_that_does_not_end_is_not_right(environment: SQLEnvironment, pets: Dataset) -> None:
-    episode, _ = play(environment, pets.question("cats"), RepeatingPlayer(actions([("QUERY", CATS)])))
+    episode, _ = play(environment, pets.question("cats"), ReplayPlayer(actions([("QUERY", CATS)])))
     assert not episode.correct
     assert len(episode.turns) == 15
 
@@ -157,7 +161,7 @@ def test_an_episode_that_does_not_end_is_not_right(environment: SQLEnvironment, 
 @pytest.mark.usefixtures("setting")
 def test_a_file_that_is_not_there_or_broken_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="there is no file"):
-        replay([str(tmp_path / "none.jsonl")], ["pets"], AnswerMode.VALUE, EnvSettings(), 4)
+        sample_by_rejection([str(tmp_path / "none.jsonl")], ["pets"], AnswerMode.VALUE, EnvSettings(), 4)
     (tmp_path / "bad.jsonl").write_text("{}\n")
     with pytest.raises(RunFolderError, match="line 1"):
-        replay([str(tmp_path / "bad.jsonl")], ["pets"], AnswerMode.VALUE, EnvSettings(), 4)
+        sample_by_rejection([str(tmp_path / "bad.jsonl")], ["pets"], AnswerMode.VALUE, EnvSettings(), 4)
