@@ -6,16 +6,17 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
-from accelerate import DistributedType, PartialState
+from accelerate import DistributedType
 from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.server_process import ROOT
 from env_server.errors import SQLEnvError
+from tests.rank_state import rank_state
 from trainer.config import ConfigError
 from trainer.ranks import Ranks, abort_together, require_whole_model
 
@@ -78,14 +79,9 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> TwoRanks:
     return folder, subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
 
 
-def state(index: int, count: int) -> PartialState:
-    """What is read of accelerate's."""
-    return cast("PartialState", SimpleNamespace(process_index=index, num_processes=count))
-
-
 @given(st.lists(st.integers()), st.integers(1, 9))
 def test_the_shares_of_all_ranks_are_the_whole_in_order_and_even(items: list[int], count: int) -> None:
-    shares = [list(Ranks(state(index, count)).share(items)) for index in range(count)]
+    shares = [list(Ranks(rank_state(index, count)).share(items)) for index in range(count)]
     assert [item for share in shares for item in share] == items
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.adapters import Place, PolicyNameError, find_policy
+from inference.adapters import ModelRef, PolicyNameError, find_policy
 from trainer.eval.output_folder import FINAL_STATE
 from trainer.stages import (
     STAGES,
@@ -140,7 +140,7 @@ def test_the_folder_is_the_policy_of_its_last_stage(tmp_path: Path) -> None:
     with pytest.raises(PolicyNameError, match="2 of 3 stages are finished"):
         find_policy(str(tmp_path))
     write_finished(stages, tmp_path, 3)
-    assert find_policy(str(tmp_path)).place == Place(str(model))
+    assert find_policy(str(tmp_path)).ref == ModelRef(str(model))
 
 
 def test_a_stage_that_its_folder_says_is_finished_is(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from env_server.types import ActionType, RewardComponents, SQLAction
 from inference.engine import EngineError
 from inference.hf.engine import HFEngine
 from policies.tiny.tokenizer import build_tokenizer
+from tests.rank_state import rank_state
 from trainer.chat.format import ChatFormat
 from trainer.config import ConfigError
 from trainer.ranks import Ranks
@@ -232,7 +233,7 @@ def test_ranks_share_a_batch_and_its_groups_without_a_seed_twice(loop: RolloutLo
     asked = []
     for index in range(4):
         script = Script(lambda request: episode_of(request.question_id, request.seed))
-        batches_of(script, loop, grpo, ranks=Rank(index, 4)).prepare(trainer_at(0))
+        batches_of(script, loop, grpo, ranks=Rank(rank_state(index, 4))).prepare(trainer_at(0))
         asked += script.asked[0]
     assert [request.question_id for request in asked] == [f"q{row // 2}" for row in range(12)]
     assert len({request.seed for request in asked}) == 12
@@ -565,7 +566,7 @@ def test_ranks_weigh_by_the_episodes_of_all(loop: RolloutLoop) -> None:
     def weights_of(index: int) -> tuple[float, ...]:
         adaptive = AdaptiveWeights([1.0, 0.2, 0.2, 0.1])
         grpo = config(rows=4, generations=4)
-        batches_of(Script(play), loop, grpo, ranks=Rank(index, 2), adaptive=adaptive).prepare(trainer_at(0))
+        batches_of(Script(play), loop, grpo, ranks=Rank(rank_state(index, 2)), adaptive=adaptive).prepare(trainer_at(0))
         return adaptive.of(1)
 
     weights_of(0)  # so that rank 0's are there when rank 1 gathers, and the other way round
@@ -706,7 +707,7 @@ def test_a_batch_is_that_of_all_ranks_and_as_slow_as_the_slowest(loop: RolloutLo
 
     told: list[Told] = []
     script = Script(lambda request: episode_of(request.question_id, request.seed))
-    batches = batches_of(script, loop, ranks=SecondOfTwo(1, 2), told=told)
+    batches = batches_of(script, loop, ranks=SecondOfTwo(rank_state(1, 2)), told=told)
     trainer = trainer_at(0)
     prompts = batches.prepare(trainer)
     assert questions_of(prompts) == ["q2", "q2", "q3", "q3"], "TRL gets the rows of this rank alone"
