@@ -43,15 +43,15 @@ from env_server.types import AnswerMode
 from policies.tiny.stumbling import StumblingPlayer
 from tests.small_model import SMALL_MODEL
 from trainer.chat.format import ChatFormat
+from trainer.grpo import SQLEnvTrainer, use_engine
+from trainer.logprobs import IGNORED
 from trainer.rollout.players import OraclePlayer, play
 from trainer.tiny import BASE_CHECKPOINT
-from trainer.training.grpo import use_engine
-from trainer.training.out_of_memory import HalvingTrainer
-from trainer.warmup import IGNORED, WarmupTrainer
+from trainer.warmup import WarmupTrainer
 
 GROUP = 8
 SIDES = ("stock", "ours")
-GRPO: dict[str, type[GRPOTrainer]] = {"stock": GRPOTrainer, "ours": HalvingTrainer}
+GRPO: dict[str, type[GRPOTrainer]] = {"stock": GRPOTrainer, "ours": SQLEnvTrainer}
 WARMUP: dict[str, type[SFTTrainer]] = {"stock": SFTTrainer, "ours": WarmupTrainer}
 
 

@@ -38,8 +38,10 @@ from trainer.evaluate import choose_questions
 from trainer.export.checkpoint import publish
 from trainer.export.hub import Destination
 from trainer.flags.combinations import context_advice
+from trainer.grpo import SQLEnvTrainer, build_trainer, stop_at_turns_ends, use_engine
 from trainer.models import SavePlaySettings, load_tokenizer
 from trainer.next_command import NextCommand, what_next
+from trainer.out_of_memory import memory_errors
 from trainer.policy import PlaySettings
 from trainer.ranks import Ranks, abort_together
 from trainer.report.report import write_report
@@ -56,12 +58,10 @@ from trainer.training.arguments import advise, departures, parse_arguments, play
 from trainer.training.batch_shape import BatchSettings, BatchShape
 from trainer.training.batches import Batches
 from trainer.training.dry_run import dry_run
-from trainer.training.evaluating import EvaluateAtStart, SQLEnvTrainer
+from trainer.training.evaluating import EvaluateAtStart
 from trainer.training.evaluations import RunEvaluations
-from trainer.training.grpo import build_trainer, stop_at_turns_ends, use_engine
 from trainer.training.guided_starts import GuidedStarts
 from trainer.training.health import HealthMonitor, RunInfo
-from trainer.training.out_of_memory import memory_errors
 from trainer.training.provenance import provenance
 from trainer.training.questions import EpochOrder, QuestionFilter
 from trainer.training.reward_weights import AdaptiveWeights
@@ -292,7 +292,7 @@ class Training:
         if not self._evaluations.take_over(step, str(path), is_best):
             summary = evaluate("after", str(path))
             if summary is not None:
-                trainer.tell(summary)
+                trainer.log_evaluation(summary)
         self._stopping.conclude()
         return True
 

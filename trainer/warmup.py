@@ -8,20 +8,18 @@ take. Given an adapter, it goes on training that one.
 from __future__ import annotations
 
 import json
-import logging
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-import trl.trainer.utils
 from datasets import Dataset as HubDataset
-from peft import PeftModel
 from rich.console import Console
+from torch import nn
 from torch.utils.data import Sampler
 from transformers import (
     PreTrainedModel,
@@ -42,6 +40,7 @@ from trainer.config import ConfigError, WarmupArguments
 from trainer.demos.demonstrations import play_demonstrations
 from trainer.demos.rejection_sampling import sample_by_rejection
 from trainer.eval.output_folder import left_nothing, remove_on_failure
+from trainer.logprobs import IGNORED, trimmed
 from trainer.models import (
     SavePlaySettings,
     init_kwargs,
@@ -59,16 +58,9 @@ from trainer.training.arguments import advise, parse_warmup_arguments, warmup_pl
 from trainer.training.checkpointing import CheckpointingTrainer
 from trainer.training.questions import QuestionFilter
 from trainer.training.saving import policy_kept, require_saved_in, writes_in_one_line
-from trainer.training.scoring import passes_are_collectives, read_less
 
 MINUTES_FILE = "minutes.json"
 """What a checkpoint keeps of a deadline: the minutes that training has had."""
-LARGE_VOCABULARY = 8_192
-"""In tokens; from there on, the output head is what a warm-up on a CPU takes its time for."""
-
-
-IGNORED = -100
-"""The label that the loss leaves out."""
 
 
 def encode(conversation: Conversation, chat: ChatFormat) -> dict[str, list[int]]:
@@ -251,7 +243,6 @@ def _warm_up(
     )
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
-    large = model.config.get_text_config(decoder=True).vocab_size >= LARGE_VOCABULARY
     if room := trainer.try_saving(play.save):
         console.print(f"disk    {room}", highlight=False, soft_wrap=True)
     stopping.begin_training(ranks)
@@ -260,10 +251,7 @@ def _warm_up(
         _stop_where_turns_end(model, chat)
         return trainer.save_policy(target, play.save)
 
-    with (
-        scoring_labels_alone() if large else nullcontext(),
-        nullcontext() if trainer.is_sharded else policy_kept(save, lambda: trainer.state.global_step),
-    ):
+    with nullcontext() if trainer.is_sharded else policy_kept(save, lambda: trainer.state.global_step):
         trainer.train(resume_from_checkpoint=sft.resume_from_checkpoint)
     if stopping.stopped_after is not None:
         return
@@ -275,21 +263,6 @@ def _warm_up(
     if not stopping.part:
         further = [["train", "--model_name_or_path", str(target), "--data", arguments.data]]
         console.print(what_next(*further, ["evaluate", "--policy", str(target)]), highlight=False, soft_wrap=True)
-
-
-@contextmanager
-def scoring_labels_alone() -> Iterator[None]:
-    """Have TRL's output head score, on a CPU too, the tokens that are learned alone, for the `with` block.
-
-    It does so where Triton runs. Elsewhere it scores every position, so that accelerators which compile a program for
-    each shape compile few; a CPU compiles none, and most of an episode is what the environment says.
-    """
-    before = trl.trainer.utils._use_triton
-    trl.trainer.utils._use_triton = lambda device: device.type == "cpu" or before(device)
-    try:
-        yield
-    finally:
-        trl.trainer.utils._use_triton = before
 
 
 def _load(model_config: ModelConfig, sft: SFTConfig) -> PreTrainedModel:
@@ -333,7 +306,6 @@ def _stop_where_turns_end(model: PreTrainedModel, chat: ChatFormat) -> None:
     config.eos_token_id = stops[0] if len(stops) == 1 else stops
 
 
-_LOG = logging.getLogger(__name__)
 BY_LENGTH = "group_by_length"
 
 
@@ -355,23 +327,15 @@ class EpochsByLength(Sampler[int]):
 
 
 class WarmupTrainer(CheckpointingTrainer, SFTTrainer):  # type: ignore[misc]  # TRL carries no types
-    """TRL's trainer, reading what is learned alone."""
+    """TRL's trainer, computing logprobs of the labelled tokens alone (`trainer.logprobs`)."""
 
     _total_train_tokens: int
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._by_length: EpochsByLength | None = None
-        model = self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
-        self.why_not = read_less(
-            model,
-            temperature=1.0,
-            outputs=("log_probs", "entropy", "is_top1"),
-            one_pass=passes_are_collectives(self.accelerator),
-        )
-        """Why the model reads whole rows; "" where it does not."""
-        if self.why_not:
-            _LOG.warning("rows are read whole, padding and all: %s", self.why_not)
+    _by_length: EpochsByLength | None = None
+
+    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """TRL's loss, with logprobs of the labelled tokens alone."""
+        return super().compute_loss(trimmed(model, self.accelerator), inputs, *args, **kwargs)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int] | None:
         if self.args.train_sampling_strategy != BY_LENGTH:

@@ -81,8 +81,8 @@ def test_a_run_that_is_short_of_memory_everywhere_is_the_run_that_never_was(
         said,
         (
             "generation ran out of memory with 16 episodes at a time; it goes on with 8",
-            "the micro-batch is halved to 4 and accumulation doubled to 4",
-            "the micro-batch is halved to 2 and accumulation doubled to 8",
+            "the micro-batch is halved to 4, and the step is retried",
+            "the micro-batch is halved to 2, and the step is retried",
         ),
         strict=True,
     ):

@@ -6,14 +6,12 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-import trl.trainer.utils
 from datasets import Dataset as HubDataset
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,6 +37,7 @@ from tests.env_server.tools.planted import Planted, plant
 from trainer.chat.format import ChatFormat, Conversation
 from trainer.demos.demonstrations import play_demonstrations
 from trainer.eval.run_files import RunFolder
+from trainer.logprobs import IGNORED
 from trainer.models import load_policy
 from trainer.policy import SETTINGS_FILE, saved_play
 from trainer.ranks import Ranks
@@ -49,14 +48,12 @@ from trainer.rollout.transcript import TokenBudget
 from trainer.tiny import BASE_CHECKPOINT
 from trainer.training.questions import QuestionFilter
 from trainer.warmup import (
-    IGNORED,
     Deadline,
     EpochsByLength,
     ProgressLine,
     WarmupTrainer,
     _stop_where_turns_end,
     encode,
-    scoring_labels_alone,
 )
 
 CHAT = ChatFormat(build_tokenizer(["How many cats are there pets owners name"]))
@@ -136,7 +133,7 @@ def test_mistakes_are_read_and_not_learned() -> None:
     assert learned == [*CHAT.turn_ids(right), *CHAT.turn_ids(turns[-1][0])]
 
 
-def test_the_trainer_learns_from_the_labels_as_they_are_however_little_it_reads(
+def test_the_trainer_learns_from_the_labels_as_they_are_however_little_it_computes(
     random_policy: Callable[..., Qwen3ForCausalLM], tmp_path: Path
 ) -> None:
     """TRL neither tokenises again nor makes labels of its own."""
@@ -147,20 +144,13 @@ def test_the_trainer_learns_from_the_labels_as_they_are_however_little_it_reads(
         Conversation("How?", ((act("ANSWER", "3"), ""),)),
     ]
     rows = [encode(conversation, chat) for conversation in conversations]
-    found, scored, measured = [], [], []
-    ways: list[tuple[type[SFTTrainer], AbstractContextManager[None]]] = [
-        (SFTTrainer, nullcontext()),
-        (SFTTrainer, scoring_labels_alone()),
-        (WarmupTrainer, nullcontext()),
-    ]
-    for kind, context in ways:
+    found, measured = [], []
+    for kind in (SFTTrainer, WarmupTrainer):
         model = random_policy(tokenizer)
         sft = SFTConfig(str(tmp_path), use_cpu=True, bf16=False, report_to="none", gradient_checkpointing=False)
         sft_trainer = kind(model=model, args=sft, train_dataset=HubDataset.from_list(rows), processing_class=tokenizer)
         (batch,) = sft_trainer.get_train_dataloader()
-        with context:
-            scored.append(trl.trainer.utils._use_triton(torch.device("cpu")))
-            sft_trainer.compute_loss(sft_trainer.model, batch).backward()
+        sft_trainer.compute_loss(sft_trainer.model, batch).backward()
         found.append([parameter.grad for parameter in model.parameters()])
         measured.append({name: values[-1] for name, values in sft_trainer._metrics["eval"].items()})
     shown = list(zip(batch["input_ids"].tolist(), batch["labels"].tolist(), strict=True))
@@ -170,14 +160,10 @@ def test_the_trainer_learns_from_the_labels_as_they_are_however_little_it_reads(
         (labels,) = (labels for ids, labels in shown if ids[:length] == row["input_ids"])
         assert labels[:length] == row["labels"]
         assert set(labels[length:]) <= {IGNORED}
-    assert scored == [False, True, False]
-    assert not trl.trainer.utils._use_triton(torch.device("cpu"))
-    for whole, *others in zip(*found, strict=True):
-        for alone in others:
-            torch.testing.assert_close(alone, whole)
+    for expected, gradient in zip(*found, strict=True):
+        torch.testing.assert_close(gradient, expected)
     assert measured[0].keys() >= {"entropy", "mean_token_accuracy", "num_tokens"}
-    for numbers in measured[1:]:
-        assert numbers == pytest.approx(measured[0])
+    assert measured[1] == pytest.approx(measured[0])
 
 
 def test_every_training_question_is_played_once_and_no_other(pets: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,13 +46,13 @@ from trainer.engines import choose_weight_sync, is_served, server_command, serve
 from trainer.eval.run_files import RunFolder
 from trainer.export.hub import Destination
 from trainer.models import base_config, load_tokenizer
+from trainer.out_of_memory import smaller_batch
 from trainer.policy import resolve_policy
 from trainer.rollout.environments import open_environments
 from trainer.rollout.players import Examples
 from trainer.rollout.rewards import rewards_of, try_rewards, weights_of
 from trainer.training.arguments import require_questions
 from trainer.training.memory import GIB, estimate, main_memory, meta_model, peak, quantized_bits
-from trainer.training.out_of_memory import smaller_batch
 from trainer.training.probe import measure
 from trainer.training.questions import QuestionFilter
 

@@ -23,7 +23,7 @@ RUNTIME = GIB
 """Python with its libraries on a CPU; CUDA's context, the libraries' workspaces and compiled kernels on a GPU."""
 FRAGMENTATION = 0.05
 """What torch's allocator holds and cannot use, as a share of what is in use."""
-TILE_POSITIONS, TILE_VOCABULARY, TILE_VOCABULARY_CPU = 4_096, 32_768, 8_192
+TILE_POSITIONS, TILE_VOCABULARY = 4_096, 32_768
 """The largest tile of logits in TRL's fused head, which never holds rows x positions x vocabulary."""
 CPU_TILES = 6
 """Without Triton, the head's backward pass holds this many float32 tiles at once."""
@@ -116,7 +116,7 @@ def estimate(
     mask = rows * width**2 * (1 + computed)
 
     completion = rows * (width - prompt)
-    tile = min(completion, TILE_POSITIONS) * min(vocabulary, TILE_VOCABULARY if on_gpu else TILE_VOCABULARY_CPU)
+    tile = min(completion, TILE_POSITIONS) * min(vocabulary, TILE_VOCABULARY)
     logits = tile * (computed + (0 if on_gpu else CPU_TILES * 4)) + completion * hidden * (4 + 2 * computed)
 
     cache = 2 * layers * keys * stored * generating * width

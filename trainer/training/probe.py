@@ -14,11 +14,10 @@ import torch
 from datasets import Dataset as HubDataset
 from transformers import PreTrainedTokenizerBase
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
-from trl import GRPOConfig, ModelConfig
+from trl import GRPOConfig, GRPOTrainer, ModelConfig
 
 from inference.out_of_memory import is_out_of_memory, release
-from trainer.training.grpo import model_arguments, use_engine
-from trainer.training.one_pass import OnePassTrainer
+from trainer.grpo import SQLEnvTrainer, model_arguments, use_engine
 
 
 def measure(
@@ -43,6 +42,12 @@ def measure(
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         rows //= 2
+
+
+class _OneAttempt(SQLEnvTrainer):
+    """Raises when memory runs out, where a run goes on with half the micro-batch."""
+
+    training_step = GRPOTrainer.training_step
 
 
 class _NoEngine:
@@ -84,7 +89,7 @@ def train_longest(
         args.per_device_train_batch_size, args.generation_batch_size = rows, 2 * rows * grpo.world_size
         args.num_generations, args.max_completion_length = 2, width - prompt
         args.reward_weights, args.use_vllm = None, False
-        trainer = OnePassTrainer(
+        trainer = _OneAttempt(
             **model_arguments(args, model_config),
             reward_funcs=reward,
             args=args,

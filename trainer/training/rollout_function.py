@@ -29,6 +29,7 @@ from env_server.types import AnswerMode
 from trainer.chat.format import ChatFormat, ChatSettings
 from trainer.config import ConfigError, SQLEnvArguments, token_of
 from trainer.engines import RolloutSetup, open_policy
+from trainer.grpo import prompt_rows, stop_at_turns_ends, use_engine
 from trainer.ranks import Ranks
 from trainer.rollout.background import RolloutLoop
 from trainer.rollout.client import RolloutClient, derive_seed, request_for
@@ -36,7 +37,6 @@ from trainer.rollout.environments import open_environments
 from trainer.rollout.episodes import Episode
 from trainer.rollout.players import Examples
 from trainer.training.batches import trl_rows
-from trainer.training.grpo import prompt_rows, stop_at_turns_ends, use_engine
 
 _LOG = logging.getLogger(__name__)
 

@@ -142,7 +142,7 @@ def test_fewer_rows_checkpointing_and_servers_take_less() -> None:
     config = small(Qwen3Config, 8)
     whole = parts(config, generating=64)
     assert parts(config, per_device_train_batch_size=2)["activations"] * 2 == whole["activations"]
-    assert parts(config, gradient_checkpointing=True)["activations"] < whole["activations"]
+    assert whole["activations"] < parts(config, gradient_checkpointing=False)["activations"]
     assert parts(config)["generation"] == 0 < whole["generation"]
     assert peak(parts(config)) < peak(whole), "the larger one of training and generation counts"
     assert parts(config, optim="paged_adamw_8bit")["optimizer"] == 0

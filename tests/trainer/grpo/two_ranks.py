@@ -1,4 +1,4 @@
-"""A rank that trains with both trainers: `two_ranks.py FOLDER`, by torchrun, for test_trained_tokens.
+"""A rank that trains with both trainers: `two_ranks.py FOLDER`, by torchrun, for test_grpo.
 
 It leaves "RANK agrees" in FOLDER once the runs agree, and so do both readings of a model whose layers FSDP2 shares out.
 """
@@ -18,23 +18,25 @@ from trl import GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
 from tests.integration.training import surroundings_in
-from tests.trainer.training.made_up import train_on, weights
+from tests.trainer.grpo.made_up import train_on, weights
+from trainer.grpo import SQLEnvTrainer
+from trainer.logprobs import IGNORED, label_logprobs
 from trainer.tiny import BASE_CHECKPOINT
-from trainer.training.one_pass import OnePassTrainer
-from trainer.training.scoring import IGNORED, read_less
 
 
 def shared_out(ids: Tensor, labels: Tensor, *, less: bool) -> tuple[Tensor, Tensor]:
     """Logprobs, and the gradient of the embedding that is the head, too."""
     model = AutoModelForCausalLM.from_pretrained(BASE_CHECKPOINT, dtype=torch.float32)
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
-    if less:
-        assert read_less(model, temperature=1.0, one_pass=True) == ""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for layer in model.get_submodule("model.layers").children():
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    output = model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=labels, fused_lm_head=True)
+    mask = torch.ones_like(ids)
+    if less:
+        output = label_logprobs(model, ids, mask, labels, one_pass=True)
+    else:
+        output = model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True)
     output.log_probs.sum().backward()
     return output.log_probs.detach(), model.get_input_embeddings().weight.grad.full_tensor()
 
@@ -47,7 +49,7 @@ def main(folder: Path) -> None:
         flags = {"optim": "sgd", "learning_rate": 0.1, "loss_type": "dapo"}
         runs = [
             train_on(BASE_CHECKPOINT, tokenizer, folder / kind.__name__, kind, **flags)[0]
-            for kind in (GRPOTrainer, OnePassTrainer)
+            for kind in (GRPOTrainer, SQLEnvTrainer)
         ]
     assert runs[0].accelerator.num_processes == 2
     torch.testing.assert_close(weights(runs[1]), weights(runs[0]), rtol=0, atol=1e-6)

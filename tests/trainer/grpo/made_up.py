@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 from trl import GRPOConfig, GRPOTrainer
 
-from trainer.training.grpo import use_engine
+from trainer.grpo import use_engine
 
 ROWS, WINDOW, STEPS = 4, 2, 2
 SHARED = 40
@@ -60,7 +60,7 @@ def reward_worth(worth: list[float], **_: Any) -> list[float]:
 
 
 class Weights:
-    """What TRL asks to sync; see `trainer.training.grpo.use_engine`."""
+    """What TRL asks to sync; see `trainer.grpo.use_engine`."""
 
     def sync_weights(self) -> None:
         """Nothing to do."""

@@ -11,8 +11,8 @@ from trl import GRPOTrainer
 
 from policies.tiny.tokenizer import build_tokenizer
 from tests.integration.training import surroundings_in
-from tests.trainer.training.made_up import Rollouts, Train, train_on
-from trainer.training.out_of_memory import HalvingTrainer
+from tests.trainer.grpo.made_up import Rollouts, Train, train_on
+from trainer.grpo import SQLEnvTrainer
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def train(random_policy: Callable[..., Qwen3ForCausalLM], tmp_path_factory: pyte
     tokenizer = build_tokenizer(["how many cats are there in the house"], max_words=60)
     random_policy(tokenizer).save_pretrained(policy)
 
-    def run(kind: type[GRPOTrainer] = HalvingTrainer, **flags: Any) -> tuple[Any, Rollouts]:
+    def run(kind: type[GRPOTrainer] = SQLEnvTrainer, **flags: Any) -> tuple[Any, Rollouts]:
         return train_on(policy, tokenizer, tmp_path_factory.mktemp("run"), kind, **flags)
 
     with surroundings_in(tmp_path_factory.mktemp("cache")):

@@ -13,15 +13,13 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate.utils import DistributedType
 from torch import Tensor
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 from trl import GRPOConfig
 
 from inference.out_of_memory import is_out_of_memory, release
-from tests.trainer.training.made_up import ROWS, WINDOW, Train, measured, require_equal, weights
-from trainer.training.one_pass import OnePassTrainer
-from trainer.training.out_of_memory import TrainingMemoryError, memory_errors
+from tests.trainer.grpo.made_up import ROWS, WINDOW, Train, require_equal
+from trainer.out_of_memory import TrainingMemoryError, halved, memory_errors
 
 CUDA = "CUDA out of memory. Tried to allocate 2.00 GiB."
 CPU = (
@@ -33,11 +31,6 @@ CPU = (
 def whole(train: Train) -> Train:
     """A run that is never short of memory; played once for each set of flags."""
     return cache(train)
-
-
-def with_scoring(place: str) -> dict[str, Any]:
-    """Flags with which rollouts are scored before they are trained on, where that is to fail."""
-    return {"num_iterations": 2, "max_steps": 4} if place == "scoring" else {}
 
 
 def failing(skip: int, times: int = 1, words: str = CUDA) -> Callable[[], None]:
@@ -55,13 +48,12 @@ def failing(skip: int, times: int = 1, words: str = CUDA) -> Callable[[], None]:
 
 @contextmanager
 def broken_layer(fail: Callable[[], None], *, place: str) -> Iterator[None]:
-    """Call `fail` in each pass through a layer: where rollouts are scored, in the loss, or in its backward pass."""
+    """Call `fail` in each pass through a layer: in the loss, or in its backward pass."""
     forward = Qwen3MLP.forward
 
     def broken(self: Qwen3MLP, hidden: Tensor) -> Tensor:
         # A checkpointed pass is run without gradients first; it scores nothing.
-        inner = torch.is_grad_enabled()
-        if (place == "scoring" and not inner) or (place == "loss" and inner):
+        if place == "loss" and torch.is_grad_enabled():
             fail()
         output: Tensor = forward(self, hidden)
         if place == "backward" and output.requires_grad:
@@ -73,57 +65,43 @@ def broken_layer(fail: Callable[[], None], *, place: str) -> Iterator[None]:
         yield
 
 
-def test_without_a_shortage_nothing_is_said_and_the_rows_are_scored_as_they_came(
-    train: Train, whole: Train, caplog: pytest.LogCaptureFixture
-) -> None:
-    plain, played = train(OnePassTrainer)
-    ours, again = whole()
-    assert again.batches == played.batches
-    assert torch.equal(weights(ours), weights(plain))
-    assert measured(ours) == measured(plain)
-    assert not caplog.records
-
-
-@pytest.mark.parametrize(("place", "words"), [("scoring", CUDA), ("loss", CPU), ("backward", CUDA)])
+@pytest.mark.parametrize(("place", "words"), [("loss", CPU), ("backward", CUDA)])
 @pytest.mark.parametrize(("skip", "times"), [(5, 1), (2, 2)])
 def test_a_run_that_is_short_of_memory_is_the_unbroken_run(
     train: Train, whole: Train, caplog: pytest.LogCaptureFixture, place: str, skip: int, times: int, words: str
 ) -> None:
-    expected, played = whole(**with_scoring(place))
+    expected, played = whole()
+    assert not caplog.records
     with broken_layer(failing(skip, times, words), place=place):
-        halved, again = train(**with_scoring(place))
+        short, again = train()
     assert again.batches == played.batches, "no episode is played again, and none is lost"
-    require_equal(halved, expected)
+    require_equal(short, expected)
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == times
     for line, rows in zip(said, (2, 1), strict=False):
-        parts = ROWS * WINDOW // rows
-        assert f"the micro-batch is halved to {rows} and accumulation doubled to {parts}, and the step is taken" in line
-        assert f"--per_device_train_batch_size {rows} --gradient_accumulation_steps {parts}" in line
+        assert f"the micro-batch is halved to {rows}, and the step is retried" in line
+        assert f"--per_device_train_batch_size {rows} --gradient_accumulation_steps {ROWS * WINDOW // rows}" in line
         assert words[:40] in line
 
 
-@pytest.mark.parametrize("place", ["scoring", "backward"])
-def test_one_row_that_does_not_fit_ends_the_run_with_what_helps(train: Train, place: str) -> None:
+def test_one_row_that_does_not_fit_ends_the_run_with_what_helps(train: Train) -> None:
     helps = "one row at a time; what helps is a --max_completion_length below 12, --gradient_checkpointing true"
-    with broken_layer(failing(0, times=3), place=place), pytest.raises(TrainingMemoryError, match=helps):
-        train(**with_scoring(place))
+    with broken_layer(failing(0, times=3), place="backward"), pytest.raises(TrainingMemoryError, match=helps):
+        train()
 
 
 def test_other_errors_are_left_alone(train: Train, caplog: pytest.LogCaptureFixture) -> None:
     words = "mat1 and mat2 shapes cannot be multiplied"
-    for place in ("scoring", "backward"):
-        with broken_layer(failing(0, words=words), place=place), pytest.raises(RuntimeError, match=words):
-            train(**with_scoring(place))
+    with broken_layer(failing(0, words=words), place="backward"), pytest.raises(RuntimeError, match=words):
+        train()
     assert not caplog.records
 
 
-def test_several_ranks_end_with_the_flags_of_the_same_batch(whole: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer, _ = whole()
-    monkeypatch.setattr(type(trainer.accelerator), "distributed_type", DistributedType.MULTI_CPU)
+def test_several_ranks_end_with_the_flags_of_the_same_batch() -> None:
+    args = GRPOConfig(per_device_train_batch_size=4, gradient_accumulation_steps=2, use_cpu=True, bf16=False)
     flags = "--per_device_train_batch_size 2 --gradient_accumulation_steps 4"
-    with pytest.raises(TrainingMemoryError, match=f"several ranks cannot take a step again; start again with {flags}"):
-        trainer._halve(ROWS, CUDA)
+    with pytest.raises(TrainingMemoryError, match=f"several ranks cannot retry a step; start again with {flags}"):
+        halved(args, 4, step=3, one_process=False, reason=CUDA)
 
 
 LOSSES: list[dict[str, Any]] = [
@@ -143,9 +121,9 @@ def test_the_gradient_is_that_of_the_whole_micro_batch(train: Train, flags: dict
     flags = {"optim": "sgd", "learning_rate": 0.1} | flags
     whole, played = train(**flags)
     with broken_layer(failing(3), place="backward"):
-        halved, again = train(**flags)
+        short, again = train(**flags)
     assert again.batches == played.batches
-    require_equal(halved, whole)
+    require_equal(short, whole)
 
 
 @pytest.mark.parametrize(
