@@ -1,11 +1,11 @@
-"""How many failed episodes a run bears, and what it says when they are too many. Pure.
+"""Errored rollouts: how many failed episodes a run tolerates, and the error that ends it. Pure.
 
-Promises:
+Guarantees:
 
 1. A batch of which more than the allowed share has failed stops the run; one failed episode alone never does.
 2. Where batches are so small that a single failure is more than the share, they are judged together as well, as soon as
    WINDOW episodes have been played: a run does not lose an episode of every batch for ever.
-3. Whoever is stopped is told how many failed of how many, the kinds of errors by number, and the first cause.
+3. The error says how many failed of how many, the kinds of errors by number, and the first cause.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Environments on servers: `--env ws://host:8000,ws://other:8000`.
 
-Promises:
+Guarantees:
 - An episode survives its server. Environments are deterministic, so when one dies, refuses or does not answer, the
   episode is rebuilt on another by a reset and its actions so far, each observation compared with the recorded one,
   and goes on: no generated token is lost. Where they differ, the error is loud: the servers hold different data.

@@ -3,7 +3,7 @@
 An episode of it is a record like any other, judged by the same environment: a QUERY, which is what the policy said,
 and an ANSWER, which is not its own: in `value` mode the rows that its query returns, in `sql` mode the query.
 
-Promises:
+Guarantees:
 
 1. Whatever the policy says is its one query: a reply without one is a QUERY of the whole text, not parseable.
 2. A query that fails has nothing to answer with: the episode is wrong, and has no ANSWER.

@@ -1,6 +1,6 @@
 """The token ids of one episode as they grow, and the row that is trained on. Pure; no I/O.
 
-Promises (design: token-exact, budget):
+Invariants:
 - Ids are only appended. What the policy generated is kept as the ids it generated.
 - The row never exceeds `max_completion` completion tokens, nor prompt + completion `max_context` tokens.
 - When there is no room for another turn, the oldest turns are dropped and the recent ones kept. The row is then
@@ -101,7 +101,7 @@ class Transcript:
             self._context_turns = len(self._turns)
 
     def add_turn(self, token_ids: tuple[int, ...], logprobs: tuple[float | None, ...]) -> None:
-        """Append what the policy generated on `view`; a token that was put in its mouth has None for a logprob."""
+        """Append what the policy generated on `view`; a token that it did not choose has None for a logprob."""
         if len(token_ids) != len(logprobs):
             raise ValueError(f"{len(token_ids)} token ids but {len(logprobs)} logprobs")
         self._turns.append(_Turn(token_ids, logprobs))

@@ -8,15 +8,14 @@
             environment_factory=environments,
         )
 
-TRL plays these episodes by a loop of its own, without our rollout client. Promises:
+TRL plays these episodes by a loop of its own, without our rollout client. Guarantees:
 - The policy reads the words that it reads when `sqlenv train` plays: system message, question, results, errors. Its
   tools are those of `--action_format tools`.
 - What the policy does wrong is an observation. What the infrastructure does wrong (an environment server that is gone,
   after every other one was tried) is no reward of the policy's: the row has None for every reward, and TRL leaves it
   out.
-- TRL's loop knows no last action. With `max_completion_length` an episode that is over leaves it all the same, and its
-  row ends with the policy's last action; without, the policy reads the verdict and is asked once more, and what it then
-  does changes nothing.
+- TRL's loop has no terminal action: after the verdict it generates one more turn, which changes nothing. With
+  `max_completion_length` an episode that is over leaves the loop, and its row ends with the policy's last action.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""One turn of the policy, generated: words, and before them a thought that has a budget of its own.
+"""One generated turn of the policy: text, and before it a reasoning block that has a budget of its own.
 
-Promises: a turn has at most `room` tokens, of which words always get theirs. A thought that is not over when its budget
-is spent, or that the model ends its turn in, is closed in the model's place; what is so put into its mouth has no
-logprob and is never trained on, and every token that it generated was generated under the ids before it.
+Guarantees: a turn has at most `room` tokens, of which the text always gets its own. A reasoning block that is not over
+when its budget is spent, or that the model ends its turn in, is closed; the closing tokens have no logprob and are
+never trained on, and every token that the model generated was generated under the ids before it.
 """
 
 from __future__ import annotations

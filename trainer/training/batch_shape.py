@@ -53,9 +53,9 @@ class BatchSettings:
 
     staleness: int = 0
     """Updates that a token may be old when it is trained on."""
-    refill: float = 0.0
+    dynamic_sampling: float = 0.0
     """Groups that may be played in the place of those without signal, for each group of a batch."""
-    oversample: int = 1
+    rollout_downsampling: int = 1
     """Episodes that are played for each one that is trained on."""
     turn_advantages: bool = False
     """Whether turns have advantages of their own, beside their episode's (`trainer.rollout.credit`)."""
@@ -76,11 +76,11 @@ class BatchSettings:
     @property
     def judges(self) -> bool:
         """Whether results choose what is trained on."""
-        return self.refill > 0 or self.oversample > 1 or self.guided_starts
+        return self.dynamic_sampling > 0 or self.rollout_downsampling > 1 or self.guided_starts
 
 
 def check_batches(grpo: GRPOConfig, settings: BatchSettings) -> None:
-    """Refuse what the settings cannot keep their promises with. Raises ConfigError."""
+    """Refuse what the settings do not work with. Raises ConfigError."""
     shape = BatchShape.of(grpo)
     if settings.staleness and shape.steps_per_batch > 1:
         raise ConfigError(
@@ -107,8 +107,8 @@ def check_batches(grpo: GRPOConfig, settings: BatchSettings) -> None:
             f"{grpo.multi_objective_aggregation} scales each one for itself; leave one of them out"
         )
     of_groups = {
-        "--dynamic_sampling": settings.refill > 0,
-        "--rollout_downsampling": settings.oversample > 1,
+        "--dynamic_sampling": settings.dynamic_sampling > 0,
+        "--rollout_downsampling": settings.rollout_downsampling > 1,
         "--guided_starts": settings.guided_starts,
         "--advantages turn": settings.turn_advantages,
     }

@@ -1,7 +1,7 @@
 """The batches that GRPOTrainer trains on: whose questions they ask, when they are played, and what of them is kept.
 
 TRL asks for a batch when it needs one. `Batches` numbers them, draws their questions, has them played, and hands over
-exactly one row for each row that TRL asks for. Promises:
+exactly one row for each row that TRL asks for. Invariants:
 
 1. Nothing older than `staleness` updates is trained on. A batch is not begun before the weights of the step that is
    `staleness` before its own are on the servers; each turn keeps the version that it was sampled under, and a batch
@@ -51,7 +51,7 @@ from trainer.training.batch_stats import (
     without_texts,
 )
 from trainer.training.guided_starts import Give, GuidedStarts
-from trainer.training.questions import QuestionOrder
+from trainer.training.questions import EpochOrder
 from trainer.training.reward_weights import AdaptiveWeights
 
 SCALE_FLOOR = 1e-4
@@ -89,7 +89,7 @@ class Batches:
     def __init__(
         self,
         dataset: Dataset,
-        order: QuestionOrder,
+        order: EpochOrder,
         grpo: GRPOConfig,
         ranks: Ranks,
         loop: RolloutLoop,
@@ -229,7 +229,10 @@ class Batches:
         ranks, size = self._ranks, self._shape.generations
         count = self._shape.rows // size
         spare = ids[whole + ranks.index :: ranks.count]
-        drawn = [*ids[count * ranks.index : count * (ranks.index + 1)], *spare[: int(self._settings.refill * count)]]
+        drawn = [
+            *ids[count * ranks.index : count * (ranks.index + 1)],
+            *spare[: int(self._settings.dynamic_sampling * count)],
+        ]
 
         def draw(number: int) -> list[EpisodeRequest]:
             own = [self._request(batch, number * size + member, drawn[number]) for member in range(size)]
@@ -241,7 +244,7 @@ class Batches:
             members = [self._candidate(batch, number, member, drawn[number], "guided") for member in range(played)]
             return [replace(request, given=given) for request in members]
 
-        played = size * self._settings.oversample
+        played = size * self._settings.rollout_downsampling
         failures = self._failures_of_batch(client)
         groups = await play_groups(client, draw, count, len(drawn) - count, failures, guide)
         rows: list[Episode] = []
@@ -255,7 +258,7 @@ class Batches:
 
     def _failures_of_batch(self, client: RolloutClient) -> Failures:
         """Those of a batch of all ranks."""
-        rows = self._shape.rows * self._settings.oversample
+        rows = self._shape.rows * self._settings.rollout_downsampling
         return Failures(rows * self._ranks.count, client.max_failure_share)
 
     def _request(self, batch: int, row: int, question_id: str) -> EpisodeRequest:

@@ -10,20 +10,12 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from trl.trainer.utils import RepeatSampler
 
 from env_server.dataset import Dataset, Hardness, Question, Split
 from trainer.config import ConfigError, EpisodeArguments
 from trainer.rollout.client import derive_seed
-
-
-class QuestionOrder(Protocol):
-    """Draws the questions of batches."""
-
-    def draw(self, batch: int, count: int) -> Sequence[str]:
-        """Return the ids of all questions, each once: the batch's `count` first, then those that may replace them."""
 
 
 class EpochOrder:
@@ -38,7 +30,10 @@ class EpochOrder:
         self._count = 0
 
     def draw(self, batch: int, count: int) -> Sequence[str]:
-        """See `QuestionOrder`. Batches are drawn in order; another one starts again from the first."""
+        """Return the ids of all questions, each once: the batch's `count` first, then those that may replace them.
+
+        Batches are drawn in order; another one starts again from the first.
+        """
         if batch != self._next or count != self._count:
             self._batches, self._next, self._count = self._all(count), 0, count
         while self._next < batch:

@@ -1,4 +1,4 @@
-"""`rollout_func` for a GRPOTrainer that somebody else builds: their trainer learns, our rollout client plays.
+"""`rollout_func` for a GRPOTrainer of your own: your trainer learns, our rollout client plays.
 
     with RolloutFunction(dataset) as rollout:
         trainer = GRPOTrainer(
@@ -9,8 +9,8 @@
         )
         trainer.train()
 
-What the rollout client promises (`trainer.rollout.client`) holds for their rows; what a run of `sqlenv train` has
-beside it, its folder, evaluations and restarts, is theirs to bring. Several ranks each play their own prompts.
+The invariants of the rollout client (`trainer.rollout.client`) hold for the rows. A run's folder, evaluations and
+restarts are `sqlenv train`'s alone. Each rank plays its own prompts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Where the time of a training step goes: `time/*` among TRL's metrics, so in the log, the trackers and the report.
 
 A step's time is the wall-clock time from the end of the one before it (for the first, from the start of training) to
-its own end. Promises:
+its own end. Guarantees:
 
 1. `time/rollout`, `time/push`, `time/training` and `time/other` add up to it. `rollout` is what the trainer waited for
    episodes, `push` what it waited for weights to arrive; `training` is the rest of the step, `other` what lies between

@@ -38,7 +38,7 @@ from trainer.rollout.transcript import TokenBudget
 from trainer.training.batch_shape import BatchSettings, BatchShape, check_batches
 from trainer.training.batch_stats import BatchRecords
 from trainer.training.batches import Batches, StaleError, prompt_of, total_rewards
-from trainer.training.questions import EpochOrder, QuestionOrder
+from trainer.training.questions import EpochOrder
 from trainer.training.reward_weights import AdaptiveWeights
 
 Told = tuple[int, list[EpisodeRecord]]
@@ -116,7 +116,7 @@ class Script:
         return [self._play(request) for request in requests]
 
 
-class Dealt:
+class Dealt(EpochOrder):
     """Questions q0, q1, ... in the order of batches."""
 
     def __init__(self, count: int = 1000) -> None:
@@ -153,7 +153,7 @@ def batches_of(
     loop: RolloutLoop,
     grpo: GRPOConfig | None = None,
     filled: BatchSettings | None = None,
-    order: QuestionOrder | None = None,
+    order: EpochOrder | None = None,
     ranks: Ranks | None = None,
     told: list[Told] | None = None,
     adaptive: AdaptiveWeights | None = None,
@@ -404,7 +404,7 @@ def test_groups_without_signal_are_replaced_and_the_estimate_is_of_those_drawn_f
     told: list[Told] = []
     script = Script(play)
     grpo = config(rows=8, generations=4)
-    batches = batches_of(script, loop, grpo, BatchSettings(refill=20.0), Dealt(40), told=told)
+    batches = batches_of(script, loop, grpo, BatchSettings(dynamic_sampling=20.0), Dealt(40), told=told)
     trainer = trainer_at(0)
     kept = questions_of(batches.prepare(trainer))
     assert not {"q0", "q1"} & set(kept), "never and always solved"
@@ -477,7 +477,7 @@ def test_of_more_episodes_than_are_trained_on_the_most_different_are(loop: Rollo
     told: list[Told] = []
     script = OneRight(lambda _: None)  # type: ignore[arg-type, return-value]
     grpo = config(rows=8, generations=4)
-    batches = batches_of(script, loop, grpo, BatchSettings(oversample=4), told=told)
+    batches = batches_of(script, loop, grpo, BatchSettings(rollout_downsampling=4), told=told)
     trainer = trainer_at(0)
     prompts = batches.prepare(trainer)
     assert questions_of(prompts) == ["q0"] * 4 + ["q1"] * 4
@@ -494,7 +494,7 @@ def test_of_more_episodes_than_are_trained_on_the_most_different_are(loop: Rollo
 def test_the_first_candidates_are_the_episodes_that_would_be_played_without_others(loop: RolloutLoop) -> None:
     def seeds(oversample: int) -> list[list[int]]:
         script = Script(lambda request: episode_of(request.question_id, request.seed, version=1))
-        filled = BatchSettings(oversample=oversample, refill=1.0)
+        filled = BatchSettings(rollout_downsampling=oversample, dynamic_sampling=1.0)
         batches = batches_of(script, loop, config(rows=8, generations=4), filled)
         batches.prepare(trainer_at(1))
         return [[request.seed for request in requests] for requests in script.asked]
@@ -537,7 +537,9 @@ def test_the_lag_is_what_may_be_in_flight_when_a_batch_is_begun(
 def test_adaptive_weights_are_those_that_groups_are_judged_and_trained_under(loop: RolloutLoop) -> None:
     adaptive = AdaptiveWeights([1.0, 0.2, 0.2, 0.1])
     script = Script(lambda r: episode_of(r.question_id, r.seed, correct=r.seed % 2 == 0, version=100))
-    batches = batches_of(script, loop, config(rows=8, generations=4), BatchSettings(refill=1.0), adaptive=adaptive)
+    batches = batches_of(
+        script, loop, config(rows=8, generations=4), BatchSettings(dynamic_sampling=1.0), adaptive=adaptive
+    )
     trainer, expected = trainer_at(0), []
     for step in range(3):
         trainer.state.global_step = step
@@ -594,8 +596,8 @@ def test_what_cannot_be_kept_is_refused(grpo: GRPOConfig, filled: BatchSettings,
 @pytest.mark.parametrize(
     ("filled", "flag"),
     [
-        (BatchSettings(refill=1), "--dynamic_sampling"),
-        (BatchSettings(oversample=2), "--rollout_downsampling"),
+        (BatchSettings(dynamic_sampling=1), "--dynamic_sampling"),
+        (BatchSettings(rollout_downsampling=2), "--rollout_downsampling"),
         (BatchSettings(guided_starts=True), "--guided_starts"),
     ],
 )
