@@ -20,7 +20,7 @@ from random import Random
 from env_server.cache import Cache, key_of
 from env_server.data.raw import RawDataset, RawQuestion
 from env_server.data.synthetic.builder import open_in_memory, questions
-from env_server.data.synthetic.domains import DOMAINS
+from env_server.data.synthetic.domains import all_domains
 from env_server.data.synthetic.rows import populate
 from env_server.data.synthetic.schema import draft, scramble
 from env_server.dataset import Hardness, Split
@@ -72,7 +72,7 @@ def _question(fields: dict[str, str]) -> RawQuestion:
 
 
 def _synthetic(seed: int) -> Iterator[_Item]:
-    for domain in DOMAINS:
+    for domain in all_domains():
         for variant in range(1, VARIANTS + 1):
             db_id = f"{domain.name}_{variant}"
             rng = Random(f"synthetic/{seed}/{db_id}")
@@ -83,7 +83,7 @@ def _synthetic(seed: int) -> Iterator[_Item]:
 
 
 def _scrambled(seed: int, databases: int, questions_per_database: int) -> Iterator[_Item]:
-    shapes = [d for d in DOMAINS if d.split is Split.TRAIN]
+    shapes = [d for d in all_domains() if d.split is Split.TRAIN]
     for index in range(databases):
         db_id = f"scrambled_{index:04d}"
         rng = Random(f"scrambled/{seed}/{db_id}")

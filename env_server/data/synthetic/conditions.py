@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from env_server.data.synthetic.domains import Kind
 from env_server.data.synthetic.model import Cell, Column, Table, literal
-from env_server.data.synthetic.spec import Kind
 
 _MORE = ("greater than", "more than", "above", "over")
 _LESS = ("less than", "below", "under")

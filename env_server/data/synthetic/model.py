@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from env_server.data.synthetic.spec import Kind
+from env_server.data.synthetic.domains import Kind
 from env_server.sql.lexer import is_plain_name
 
 Cell = int | float | str | None

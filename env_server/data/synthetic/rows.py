@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from datetime import date, timedelta
 from random import Random
 
+from env_server.data.synthetic.domains import ColumnSpec, Kind, Pool
 from env_server.data.synthetic.model import Cell, Column, Database, Table
 from env_server.data.synthetic.schema import ColumnDraft, TableDraft
-from env_server.data.synthetic.spec import ColumnSpec, Kind
-from env_server.data.synthetic.words import Pool
 
 _NULLABLE = (Kind.CATEGORY, Kind.INTEGER, Kind.REAL, Kind.DATE)
 _SHARE_OF_TABLES_WITH_NULLS = 0.75

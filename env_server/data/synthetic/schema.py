@@ -13,8 +13,7 @@ from random import Random
 from typing import TypeVar
 
 from env_server.data.synthetic import domains
-from env_server.data.synthetic.spec import ColumnSpec, DomainSpec, Kind, Label, LinkSpec, Noun, TableSpec
-from env_server.data.synthetic.words import Pool
+from env_server.data.synthetic.domains import ColumnSpec, DomainSpec, Kind, Label, LinkSpec, Noun, Pool, TableSpec
 
 _Named = TypeVar("_Named", Label, Noun)
 

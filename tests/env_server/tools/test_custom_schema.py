@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from env_server.data.synthetic.domains import Kind
 from env_server.data.synthetic.model import Column, Database
-from env_server.data.synthetic.spec import Kind
 from env_server.tools.custom_schema import nouns_of
 from env_server.tools.suggest import Source, read_custom_schema
 from tests.env_server.data.folders import add_database

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from random import Random
 
 from env_server.data.synthetic.conditions import Condition, any_condition
+from env_server.data.synthetic.domains import Kind
 from env_server.data.synthetic.model import Column, Database, Table
-from env_server.data.synthetic.spec import Kind
 
 NUMBERS = (Kind.INTEGER, Kind.REAL)
 READABLE = (Kind.NAME, Kind.CATEGORY, Kind.INTEGER, Kind.REAL, Kind.DATE)

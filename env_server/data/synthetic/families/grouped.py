@@ -6,6 +6,7 @@ from random import Random
 
 from env_server.data.synthetic import wording as w
 from env_server.data.synthetic.conditions import any_condition, present
+from env_server.data.synthetic.domains import Kind
 from env_server.data.synthetic.families.common import (
     COUNT_SUPERLATIVES,
     DATE_SUPERLATIVES,
@@ -21,7 +22,6 @@ from env_server.data.synthetic.families.common import (
     select,
 )
 from env_server.data.synthetic.model import Column, Database, Table
-from env_server.data.synthetic.spec import Kind
 
 
 def ordered(db: Database, rng: Random) -> Candidate | None:

@@ -7,9 +7,9 @@ from random import Random
 
 from env_server.data.synthetic import wording as w
 from env_server.data.synthetic.conditions import any_condition
+from env_server.data.synthetic.domains import Kind
 from env_server.data.synthetic.families.common import Candidate, draw_columns, draw_measure, select
 from env_server.data.synthetic.model import Column, Database, Table, literal
-from env_server.data.synthetic.spec import Kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ from random import Random
 
 from env_server.data.synthetic import wording as w
 from env_server.data.synthetic.conditions import any_condition
+from env_server.data.synthetic.domains import Kind
 from env_server.data.synthetic.families.common import NUMBERS, Candidate, draw_columns, draw_table, select
 from env_server.data.synthetic.families.joined import links
 from env_server.data.synthetic.model import Column, Database, Table, literal
-from env_server.data.synthetic.spec import Kind
 
 _SIDES = ((">", ("above", "greater than", "higher than")), ("<", ("below", "less than", "lower than")))
 _SET_OPERATIONS = {"INTERSECT": w.INTERSECT, "EXCEPT": w.EXCEPT, "UNION": w.UNION}

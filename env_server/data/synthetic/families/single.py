@@ -6,6 +6,7 @@ from random import Random
 
 from env_server.data.synthetic import wording as w
 from env_server.data.synthetic.conditions import Clause, around_day, in_year, present
+from env_server.data.synthetic.domains import Kind
 from env_server.data.synthetic.families.common import (
     DATE_SUPERLATIVES,
     READABLE,
@@ -19,7 +20,6 @@ from env_server.data.synthetic.families.common import (
     select,
 )
 from env_server.data.synthetic.model import Column, Database, Table, literal
-from env_server.data.synthetic.spec import Kind
 
 _BOTH = {False: "minimum and maximum", True: "earliest and latest"}
 

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from env_server.data.synthetic.builder import open_in_memory
 from env_server.data.synthetic.conditions import Clause, Condition, any_condition, around_day, equals, in_year
-from env_server.data.synthetic.domains import DOMAINS
+from env_server.data.synthetic.domains import Kind, all_domains
 from env_server.data.synthetic.model import Column, Database, Table
 from env_server.data.synthetic.rows import populate
 from env_server.data.synthetic.schema import draft
-from env_server.data.synthetic.spec import Kind
 from env_server.data.synthetic.wording import entity, listed
 
 AGE = Column("age", "age", Kind.INTEGER, averages=True)
@@ -23,6 +22,9 @@ NAME = Column("name", "name", Kind.NAME)
 PETS = Table(
     "pets", "pet", "pets", (Column("id", "id", Kind.ID), NAME, AGE, SEATS), ((1, "Rex", 5, 2), (2, "Milo", None, 3))
 )
+
+
+DOMAINS = all_domains()
 
 
 def _database(domain: int, seed: int) -> Database:

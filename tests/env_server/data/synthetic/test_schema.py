@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from env_server.data.synthetic.domains import DOMAINS, all_labels, all_nouns
+from env_server.data.synthetic.domains import Kind, all_domains, all_labels, all_nouns
 from env_server.data.synthetic.model import Column, Database, Table, literal, quoted
 from env_server.data.synthetic.rows import populate
 from env_server.data.synthetic.schema import draft, scramble
-from env_server.data.synthetic.spec import Kind, labels, nouns
-from env_server.data.synthetic.words import CITIES, PEOPLE
+
+DOMAINS = all_domains()
 
 
 def draw_database(domain: int, seed: int, scrambled: bool) -> Database:
@@ -77,18 +77,6 @@ def test_scrambling_keeps_the_structure() -> None:
     assert [t.noun for t in shape] != [t.noun for t in mixed]
 
 
-def test_the_notation_for_names() -> None:
-    plain, named, odd = labels("birth_date|qty:quantity|!Birth Date")
-    assert (plain.identifier, plain.phrase, plain.awkward) == ("birth_date", "birth date", False)
-    assert (named.identifier, named.phrase, named.awkward) == ("qty", "quantity", False)
-    assert (odd.identifier, odd.phrase, odd.awkward) == ("Birth Date", "birth date", True)
-    plural, single = nouns("pets:pet|!pet:pet:pets")
-    assert (plural.identifier, plural.singular, plural.plural) == ("pets", "pet", "pets")
-    assert (single.identifier, single.singular, single.plural) == ("pet", "pet", "pets")
-    assert single.awkward
-    assert not plural.awkward
-
-
 @pytest.mark.parametrize(
     ("identifier", "sql"),
     [("age", "age"), ("order", '"order"'), ("Group", '"Group"'), ("late fee", '"late fee"'), ("match", "match")],
@@ -100,7 +88,7 @@ def test_identifiers_are_quoted_only_where_needed(identifier: str, sql: str) -> 
 
 def test_a_pool_holds_no_word_twice() -> None:
     pools = [c.values for d in DOMAINS for t in d.tables for c in t.columns]
-    for pool in [*pools, PEOPLE, CITIES]:
+    for pool in pools:
         assert len(set(pool.first)) == len(pool.first)
         assert len(set(pool.second)) == len(pool.second)
 
