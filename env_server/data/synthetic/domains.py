@@ -126,14 +126,14 @@ def _pool(words: str, second: str = "", both: float = 0.0) -> Pool:
 
 
 def _table(fields: Mapping[str, Any], pools: Mapping[str, Pool]) -> TableSpec:
-    names = [(*each, False) for each in fields["names"].items()]
-    names += [(*each, True) for each in fields.get("odd_names", {}).items()]
+    nouns = [Noun(name, one, several) for name, (one, several) in fields["names"].items()]
+    nouns += [Noun(name, one, several, True) for name, (one, several) in fields.get("odd_names", {}).items()]
     low, high = fields["rows"]
     return TableSpec(
         key=fields["key"],
-        nouns=tuple(Noun(identifier, *words, odd) for identifier, words, odd in names),
+        nouns=tuple(nouns),
         rows=(low, high),
-        links=tuple(LinkSpec(*link) for link in fields.get("links", {}).items()),
+        links=tuple(LinkSpec(target, verb) for target, verb in fields.get("links", {}).items()),
         columns=tuple(_column(column, pools) for column in fields["columns"]),
         optional=fields.get("optional", False),
     )
@@ -141,8 +141,8 @@ def _table(fields: Mapping[str, Any], pools: Mapping[str, Pool]) -> TableSpec:
 
 def _column(fields: Mapping[str, Any], pools: Mapping[str, Pool]) -> ColumnSpec:
     kind = Kind(fields["kind"])
-    labels = [Label(*each) for each in fields["labels"].items()]
-    labels += [Label(*each, awkward=True) for each in fields.get("odd_labels", {}).items()]
+    labels = [Label(name, phrase) for name, phrase in fields["labels"].items()]
+    labels += [Label(name, phrase, True) for name, phrase in fields.get("odd_labels", {}).items()]
     low, high, *step = fields.get("range", (0, 0))
     aggregates = fields.get("aggregates", ())
     return ColumnSpec(
