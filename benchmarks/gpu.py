@@ -103,8 +103,7 @@ def figures(result: Mapping[str, Any]) -> str:
             )
         case "weight_sync":
             return "; ".join(
-                f"{each['seconds']:g} s, {each['bytes'] / 1e6:.3g} MB, noise {each['noise']:.2g} nats, effect "
-                f"{each['effect']:.2g}"
+                f"{each['seconds']:g} s, {each['bytes'] / 1e6:.3g} MB, gap {each['gap']:.2g} nats"
                 for each in result["transports"].values()
             )
         case "two_steps":

@@ -4,7 +4,7 @@
 
 `sqlenv train --use_vllm` as it is, on one vLLM server. The server has one core and the trainer another, so neither
 takes the other's time; the episodes' client and environments are the trainer's. One run with --staleness 0, one with 1,
-the same flags and seed otherwise. The first two steps of each are left out: the first push is proved there, and the
+the same flags and seed otherwise. The first two steps of each are left out: the first push is checked there, and the
 pipeline is empty.
 
 One JSON line: medians over the steps, in seconds. `generation` and `training` are those of staleness 0, a push counted

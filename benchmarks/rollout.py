@@ -50,7 +50,7 @@ from env_server.data.loading import load_dataset
 from env_server.dataset import Split
 from inference.engine import Engine
 from inference.vllm.engine import VLLMEngine
-from inference.weights.probe import token_logprobs
+from inference.weights.check import token_logprobs
 from trainer.chat.format import ChatFormat
 from trainer.models import load_policy
 from trainer.rollout.episodes import TokenRow

@@ -3,7 +3,7 @@
     python benchmarks/weight_sync.py [--policy DIR] [--transports disk lora nccl ipc] [--dtype bfloat16] [--rounds N]
 
 One JSON line: for each transport the seconds of a push with its comparison, the bytes that were written or sent, and
-what the proof of the first push found (nats). Each gets its own server (`sqlenv inference --weight_sync NAME`). What
+the gap in logprobs after the first push (nats). Each gets its own server (`sqlenv inference --weight_sync NAME`). What
 this machine cannot use is named with the reason.
 """
 
@@ -14,7 +14,6 @@ import json
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -32,12 +31,11 @@ from benchmarks.engines import INFERENCE, VLLM_START_S
 from benchmarks.server_process import ServerProcess
 from inference.engine import EngineError
 from inference.vllm.engine import VLLMEngine
+from inference.weights.check import token_logprobs
 from inference.weights.device import DeviceTransport
 from inference.weights.disk import DiskTransport
 from inference.weights.gather import adapter_weights, full_weights
 from inference.weights.lora import LoraTransport
-from inference.weights.probe import token_logprobs
-from inference.weights.proof import Evidence
 from inference.weights.push import WeightPusher
 from inference.weights.transport import Transport
 from trainer.chat.renderer import ChatRenderer
@@ -74,7 +72,7 @@ def change(model: nn.Module) -> None:
 
 
 def measure(name: str, args: argparse.Namespace, scratch: Path) -> dict[str, object]:
-    """Push `--rounds` times, after the first push, which proves the transport. Raises EngineError."""
+    """Push `--rounds` times, after the first push, which checks the transport. Raises EngineError."""
     loaded, tokenizer = load_policy(args.policy, dtype=args.dtype and getattr(torch, args.dtype))
     model: nn.Module = loaded
     if name == "lora":
@@ -85,10 +83,10 @@ def measure(name: str, args: argparse.Namespace, scratch: Path) -> dict[str, obj
     served = args.server_dtype or args.dtype
     command += ["--dtype", served] if served else []
     environment = {"CUDA_VISIBLE_DEVICES": args.server_gpu} if args.server_gpu else {}
-    proof: list[Evidence] = []
     with ServerProcess(command, scratch / f"{name}.log", environment, VLLM_START_S) as server:
-        pusher = pusher_to(server, model, tokenizer, loaded.config.vocab_size, transport, proof.extend)
+        pusher = pusher_to(server, model, tokenizer, loaded.config.vocab_size, transport)
         pusher.push(0)
+        first_seconds, gap = pusher.last_seconds, pusher.last_gap
         seconds = []
         for version in range(1, args.rounds + 1):
             change(model)
@@ -99,9 +97,8 @@ def measure(name: str, args: argparse.Namespace, scratch: Path) -> dict[str, obj
     return {
         "seconds": round(median(seconds), 4),
         "bytes": sent,
-        "noise": max(found.noise for found in proof),
-        "effect": min(found.without_changes for found in proof),
-        "unseen_tensors": max(len(found.unseen) for found in proof),
+        "first_seconds": round(first_seconds, 4),
+        "gap": gap,
     }
 
 
@@ -111,9 +108,8 @@ def pusher_to(
     tokenizer: PreTrainedTokenizerBase,
     vocab_size: int,
     transport: Transport,
-    on_proof: Callable[[Sequence[Evidence]], None],
 ) -> WeightPusher:
-    """Return a pusher to one server; `on_proof` is told what its first push shows."""
+    """Return a pusher to one server."""
     renderer = ChatRenderer(tokenizer)
     engine = VLLMEngine([server.url], stop_ids=renderer.stop_ids, vocab_size=vocab_size)
     probe = renderer.prompt_ids([{"role": "user", "content": "Which tables are there?"}])
@@ -123,7 +119,6 @@ def pusher_to(
         transport,
         partial(token_logprobs, model),
         probe,
-        on_proof=on_proof,
     )
     engine.restore_with(pusher.restore)
     return pusher

@@ -3,7 +3,7 @@
 #   without a GPU:  docker build -f docker/inference.Dockerfile -t sqlenv/inference-cpu \
 #                     --build-arg ENGINE=cpu --build-arg BASE_IMAGE=python:3.11-slim-bookworm .
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
-ARG BASE_IMAGE=vllm/vllm-openai:v0.31.0
+ARG BASE_IMAGE=vllm/vllm-openai:v0.32.0
 
 FROM ${PYTHON_IMAGE} AS requirements
 WORKDIR /src

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from inference.weights.probe import token_logprobs
+from inference.weights.check import token_logprobs
 
 
 def logprobs_of(

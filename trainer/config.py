@@ -16,6 +16,7 @@ from env_server.errors import SQLEnvError
 from env_server.settings import EnvSettings
 from env_server.types import AnswerMode
 from inference.launch.plan import WeightSyncMode
+from inference.weights.transport import SyncCheck
 
 TOKEN_VARIABLE = "SQLENV_TOKEN"
 WEIGHT_SYNCS = ("auto", *(mode.value for mode in WeightSyncMode))
@@ -168,6 +169,13 @@ class SQLEnvArguments(EpisodeArguments):
             "everywhere), 'lora' (the adapter alone), 'nccl' (other GPUs or hosts), 'ipc' (the same GPU), or 'auto'."
         },
     )
+    weight_sync_check: str = field(
+        default="warn",
+        metadata={
+            "help": "What follows when servers' logprobs drift from the trainer's: 'warn', 'strict' (stop) or "
+            "'off', which also leaves out the check of the first push that every tensor arrives."
+        },
+    )
     weight_sync_dir: str | None = field(
         default=None,
         metadata={
@@ -251,6 +259,7 @@ class SQLEnvArguments(EpisodeArguments):
         super().__post_init__()
         for name, choices in (
             ("weight_sync", WEIGHT_SYNCS),
+            ("weight_sync_check", tuple(SyncCheck)),
             ("advantages", ADVANTAGES),
             ("reward_weighting", REWARD_WEIGHTINGS),
         ):

@@ -49,6 +49,7 @@ from inference.vllm.api import NEW_PROCESS, ReplicaError, ReplicaRejectedError, 
 from inference.vllm.engine import EngineUnavailableError, VLLMEngine, VLLMSettings, ask_all
 from inference.vllm.fleet import Replica, split_urls
 from inference.vllm.pressure import PressureGauge
+from inference.weights.check import token_logprobs
 from inference.weights.device import DeviceTransport
 from inference.weights.device_facts import (
     Sender,
@@ -64,11 +65,9 @@ from inference.weights.device_facts import (
 from inference.weights.disk import DiskTransport
 from inference.weights.gather import adapter_weights, full_weights
 from inference.weights.lora import LoraTransport
-from inference.weights.probe import token_logprobs
-from inference.weights.proof import Evidence
 from inference.weights.push import WeightPusher
 from inference.weights.ranks import Ranks
-from inference.weights.transport import Transport
+from inference.weights.transport import SyncCheck, Transport
 from trainer.chat.format import ChatFormat
 from trainer.config import ConfigError, SQLEnvArguments
 from trainer.models import tokenizer_of
@@ -147,17 +146,26 @@ class HFPolicy:
 class VLLMPolicy:
     """vLLM servers generate, and get the weights after every update."""
 
-    def __init__(self, engine: VLLMEngine, pusher: WeightPusher, trainer: GRPOTrainer) -> None:
+    def __init__(
+        self, engine: VLLMEngine, pusher: WeightPusher, trainer: GRPOTrainer, say: Callable[[str], None]
+    ) -> None:
         self.engine = engine
         self._pusher = pusher
         self._trainer = trainer
+        self._say: Callable[[str], None] | None = say
+        """Until the first push is reported."""
 
     def sync_weights(self) -> None:
-        """Push, and prove it. Raises InferenceError."""
+        """Push to all servers, and log how far their logprobs are from the trainer's. Raises InferenceError."""
         try:
             self._pusher.push(self._trainer.state.global_step)
         except EngineError as error:
             raise InferenceError(str(error)) from error
+        if (gap := self._pusher.last_gap) is not None:
+            if self._say is not None:
+                self._say(f"weight sync: every tensor arrives; the servers' logprobs are within {gap:.2g} nats")
+                self._say = None
+            self._trainer._metrics["train"]["engine/weight_sync_gap"].append(gap)
 
     async def aclose(self) -> None:
         """Release everything."""
@@ -297,13 +305,8 @@ def vllm_policy(setup: RolloutSetup, say: Callable[[str], None]) -> VLLMPolicy:
     """Put the servers' engine and its weight sync together. Collective: every rank calls it.
 
     Speaks to the servers only where they decide how weights get to them, and waits for them then. `say` is told what
-    the proof of the first push finds. Raises InferenceError.
+    the first push found. Raises InferenceError.
     """
-
-    def report(found: Sequence[Evidence]) -> None:
-        for evidence in found:
-            say(f"weights arrive, every tensor: {evidence}")
-
     trainer, chat, ranks = setup.trainer, setup.chat, setup.ranks
     grpo = trainer.args
     urls = every_server(server_urls(grpo))
@@ -323,9 +326,6 @@ def vllm_policy(setup: RolloutSetup, say: Callable[[str], None]) -> VLLMPolicy:
         with accelerator.autocast():
             return token_logprobs(trainer.model_wrapped, prompt_ids, token_ids, temperature)
 
-    def unrounded(prompt_ids: tuple[int, ...], token_ids: tuple[int, ...], temperature: float) -> torch.Tensor:
-        return token_logprobs(trainer.model_wrapped, prompt_ids, token_ids, temperature, autocast=False)
-
     pusher = WeightPusher(
         lambda: trainer.model_wrapped,
         engine,
@@ -334,15 +334,14 @@ def vllm_policy(setup: RolloutSetup, say: Callable[[str], None]) -> VLLMPolicy:
         chat.renderer.prompt_ids([{"role": "user", "content": PROBE}]),
         ranks=ranks,
         loop=setup.loop,
-        unrounded=unrounded,
-        on_proof=report,
+        check=SyncCheck(setup.arguments.weight_sync_check),
         # Until FSDP has shared the model out, the main rank's may be the only one that holds the weights.
         has_weights=ranks.is_main or accelerator.distributed_type is not DistributedType.FSDP,
     )
     engine.restore_with(pusher.restore)
     if gauge is not None:
         trainer.add_callback(LogPressure(gauge, trainer))
-    return VLLMPolicy(engine, pusher, trainer)
+    return VLLMPolicy(engine, pusher, trainer, say)
 
 
 def _transport(setup: RolloutSetup, engine: VLLMEngine) -> Transport:

@@ -85,6 +85,9 @@ class SQLEnvWorker:
     vllm_config: Any
     weight_transfer_engine: Any
     _sqlenv_update: Update | None = None
+    _sqlenv_zeros: Update | None = None
+    """Zeros were announced, or are here: other weights must follow."""
+    _sqlenv_zeros_are_here = False
     _sqlenv_run = ""
     """The training run whose group this worker is in."""
     _sqlenv_process = ""
@@ -113,6 +116,55 @@ class SQLEnvWorker:
             self._sqlenv_update = Update("", AFTERMATH_S)
             self._sqlenv_update.has_changed = True
             raise
+        self._sqlenv_end_zeros()
+
+    def sqlenv_expect_zeros(self, deadline_s: float) -> None:
+        """Announce an update that makes all weights zero, to see that none stays behind, and one that ends that."""
+        if self._sqlenv_zeros is not None:
+            self._sqlenv_zeros.end()
+        self._sqlenv_zeros = Update("", deadline_s)
+        self._sqlenv_zeros.has_changed, self._sqlenv_zeros_are_here = True, False
+
+    def sqlenv_nonzero_weights(self) -> list[str]:
+        """Return what this worker computes with that is not zero, after an update that should have made it so.
+
+        A linear layer of vLLM's CPU engine keeps nothing but a packed copy of its weights, so each layer is also asked
+        for its output.
+        """
+        import torch
+
+        self._sqlenv_zeros_are_here = True
+        found = []
+        for name, module in self.model_runner.get_model().named_modules():
+            found += [f"{name}.{own}" for own, tensor in module.named_parameters(recurse=False) if tensor.any()]
+            apply = getattr(getattr(module, "quant_method", None), "apply", None)
+            weight = getattr(module, "weight", None)
+            width = getattr(module, "input_size_per_partition", getattr(module, "embedding_dim", None))
+            if apply is None or weight is None or width is None or not hasattr(module, "cpu_linear"):
+                continue
+            output = apply(module, torch.ones(1, width, dtype=weight.dtype, device=weight.device))
+            parts = getattr(module, "output_partition_sizes", None) or [output.shape[-1]]
+            for index, part in enumerate(output.split(parts, dim=-1)):
+                if part.any() and f"{name}.weight" not in found:
+                    found.append(f"{name}.weight" + (f"[{index}]" if len(parts) > 1 else ""))
+        return found
+
+    def sqlenv_adapted_modules(self) -> list[str]:
+        """Return the modules that the adapter which was loaded last changes, by their names in a checkpoint."""
+        import torch
+
+        manager = self.model_runner.lora_manager._adapter_manager
+        index = manager.lora_index_to_id.index(max(manager.list_adapters()))
+        found = []
+        for name, module in manager.modules.items():
+            names = manager.packed_modules.get(name, [name])
+            stacked = module.lora_a_stacked
+            parts = (stacked,) if isinstance(stacked, torch.Tensor) else stacked
+            reached = [bool(part[index].any()) for part in parts]
+            if len(reached) != len(names):
+                reached = [any(reached)] * len(names)
+            found += [own for own, is_reached in zip(names, reached, strict=True) if is_reached]
+        return found
 
     def sqlenv_facts(self) -> dict[str, str]:
         """Return what a trainer must know before it sends weights, and which model this is."""
@@ -172,9 +224,17 @@ class SQLEnvWorker:
         self.finish_weight_update()  # type: ignore[attr-defined]  # the worker's
         update.end()
         self._sqlenv_update = None
+        self._sqlenv_end_zeros()
+
+    def _sqlenv_end_zeros(self) -> None:
+        if self._sqlenv_zeros is not None and self._sqlenv_zeros_are_here:
+            self._sqlenv_zeros.end()
+            self._sqlenv_zeros = None
 
     def sqlenv_give_up_update(self, run: str = "") -> None:
         """Forget the update that this run announced, or a reload that failed; ends the server if weights changed."""
+        if self._sqlenv_zeros is not None:
+            self._sqlenv_zeros.give_up()
         if self._sqlenv_update is not None and self._sqlenv_update.run == run:
             self._sqlenv_update.give_up()
             self._sqlenv_update = None

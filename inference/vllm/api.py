@@ -10,7 +10,7 @@ Promises:
 - A cancelled call closes its connection, and vLLM then drops the request.
 
 The calls that change weights belong to vLLM's development endpoints (VLLM_SERVER_DEV_MODE=1), which must never be
-reachable by strangers. Written for vLLM 0.31.
+reachable by strangers. Written for vLLM 0.32.
 """
 
 from __future__ import annotations

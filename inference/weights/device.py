@@ -1,6 +1,6 @@
 """Weights from GPU to GPU: `nccl` between different GPUs or hosts, `ipc` on one GPU. Both are vLLM's own, driven here.
 
-Unmeasured: what needs a GPU here has not been run. It follows vLLM 0.31's trainer-side classes, which are imported
+Unmeasured: what needs a GPU here has not been run. It follows vLLM 0.32's trainer-side classes, which are imported
 from the `vllm` that is installed beside the trainer (extra `vllm`); a test runs them on a real server without a GPU,
 with a group of processes in NCCL's place.
 
@@ -95,6 +95,8 @@ class DeviceTransport:
     cannot work here.
     """
 
+    sends_all_weights = True
+
     def __init__(
         self,
         name: Literal["nccl", "ipc"],
@@ -117,13 +119,16 @@ class DeviceTransport:
         self._weights: dict[str, torch.Tensor] = {}
         self._groups: dict[str, _Group] = {}
 
-    def prepare(self, version: int, dtype: torch.dtype | None = None) -> None:
+    def prepare(self, version: int, dtype: torch.dtype | None = None, *, zeros: bool = False) -> None:
         """Copy the weights."""
         # They may alias the parameters, and a server may come back when the optimiser is at work.
         self._weights = {
             name: tensor.to("cpu", dtype if tensor.is_floating_point() else None, copy=True)
             for name, tensor in self._gather().items()
         }
+        if zeros:
+            for tensor in self._weights.values():
+                tensor.zero_()
 
     async def send(self, server: VLLMServer) -> None:
         """Bring a server to the weights that were prepared last. Raises EngineError."""

@@ -31,6 +31,7 @@ class DiskTransport:
     """Writes checkpoints into `folder`. `gather` returns the full weights on the main process, which writes them."""
 
     name = "disk"
+    sends_all_weights = True
 
     def __init__(self, gather: Callable[[], Mapping[str, torch.Tensor]], folder: Path, *, is_main: bool = True) -> None:
         self._gather = gather
@@ -39,9 +40,11 @@ class DiskTransport:
         self._count = 0
         self._is_main = is_main
 
-    def prepare(self, version: int, dtype: torch.dtype | None = None) -> None:
+    def prepare(self, version: int, dtype: torch.dtype | None = None, *, zeros: bool = False) -> None:
         """Write a checkpoint. Raises WeightSyncError."""
         weights = self._gather()
+        if zeros:
+            weights = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
         # A version may be prepared twice, and a server may still be reading the first one.
         path = self._folder / f"v{version:06d}-{self._count}"
         self._count += 1
@@ -60,24 +63,18 @@ class DiskTransport:
     async def send(self, server: VLLMServer) -> None:
         """Have the server read the last checkpoint. Raises EngineError."""
         try:
-            await self._reload_anyhow(server)
+            await self._reload_or_explain(server)
         except BaseException:  # cancelled, too
             await give_up_update(server)
             raise
 
-    async def _reload_anyhow(self, server: VLLMServer) -> None:
+    async def _reload_or_explain(self, server: VLLMServer) -> None:
         try:
-            await self._reload(server, OWN_METHOD)
+            await self._reload(server)
         except ReplicaUnavailableError as error:
-            if OWN_METHOD not in str(error):
-                await self._explain(server, error)
-            # A server that was not started by `sqlenv inference`; the proof tells whether its own method is enough.
-            try:
-                await self._reload(server, "reload_weights")
-            except ReplicaUnavailableError as again:
-                await self._explain(server, again)
+            await self._explain(server, error)
 
-    async def _reload(self, server: VLLMServer, method: str) -> None:
+    async def _reload(self, server: VLLMServer, method: str = OWN_METHOD) -> None:
         call = {"method": method, "kwargs": {"weights_path": str(self._written[-1])}}
         await server.post("/collective_rpc", json=call)
 
@@ -86,6 +83,8 @@ class DiskTransport:
         if not error.answered or error.busy:
             raise error
         await server.health(HEALTH_S)
+        if OWN_METHOD in str(error):
+            raise WeightSyncError(f"{error}; start the server with `sqlenv inference`") from error
         raise WeightSyncError(
             f"{error}. The server must see the folder {self._folder} under the same path; --weight_sync_dir names "
             "another one"

@@ -26,6 +26,7 @@ from peft import LoraConfig
 
 from inference.adapters import unserved_settings
 from inference.vllm.api import ReplicaError, ReplicaRejectedError, VLLMServer
+from inference.weights.check import ask_workers
 from inference.weights.gather import write_adapter
 from inference.weights.transport import WeightSyncError
 
@@ -56,14 +57,19 @@ class LoraTransport:
     """
 
     name = "lora"
+    sends_all_weights = False
 
     def __init__(self, gather: Callable[[], tuple[Mapping[str, torch.Tensor], LoraConfig]], folder: Path) -> None:
         self._gather = gather
         self._folder = folder.absolute()
         self._paths: list[Path] = []
         self._rank = 0
+        self._modules: set[str] = set()
+        """That the adapter changes."""
+        self._checked: set[str] = set()
+        """Servers that were asked which modules an adapter reached."""
 
-    def prepare(self, version: int, dtype: torch.dtype | None = None) -> None:
+    def prepare(self, version: int, dtype: torch.dtype | None = None, *, zeros: bool = False) -> None:
         """Write the adapter. Raises WeightSyncError, also when vLLM cannot serve such an adapter."""
         weights, config = self._gather()
         if found := unserved_settings(config.to_dict()):
@@ -72,6 +78,7 @@ class LoraTransport:
                 "model, merged"
             )
         self._rank = int(config.r)
+        self._modules = {_module(name) for name in weights if ".lora_A." in name or name.endswith(".lora_embedding_A")}
         path = self._folder / f"adapter-v{version:06d}-{len(self._paths)}"
         # Every rank knows the path: each may have to bring a server back.
         self._paths.append(path)
@@ -96,8 +103,22 @@ class LoraTransport:
                 raise explained from error
             raise
         server.model = path.name
+        if server.url not in self._checked:
+            await self._check(server)
+            self._checked.add(server.url)
         for old in self._paths[-KEPT - 1 : -KEPT]:
             await _unload(server, old)
+
+    async def _check(self, server: VLLMServer) -> None:
+        """Raise WeightSyncError when the server does not compute with a part of the adapter."""
+        reached = await ask_workers(server, "sqlenv_adapted_modules")
+        missing = sorted(self._modules - reached)
+        # As many under other names: vLLM has its own for some architectures.
+        if missing and len(reached) < len(self._modules):
+            raise WeightSyncError(
+                f"{server.url} does not take {len(missing)} of the adapter's {len(self._modules)} modules, such as "
+                f"{missing[0]}: use --weight_sync disk"
+            )
 
     def close(self) -> None:
         """Remove the adapters' folders."""
@@ -105,6 +126,11 @@ class LoraTransport:
             shutil.rmtree(path, ignore_errors=True)
         with suppress(OSError):  # it holds something else, or is a volume
             self._folder.rmdir()
+
+
+def _module(name: str) -> str:
+    """Return the module that a tensor of an adapter belongs to."""
+    return name.removeprefix("base_model.model.").rsplit(".lora_", 1)[0].removesuffix(".lora_embedding_A")
 
 
 async def _load(server: VLLMServer, path: Path) -> None:

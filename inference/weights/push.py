@@ -1,4 +1,4 @@
-"""Weight sync: every server gets the trainer's weights before it gets requests, and what it got is proved.
+"""Weight sync: every server gets the trainer's weights before it gets requests, and what it got is checked.
 
 A push gathers the weights (every rank takes part). No rank starts another request, and those in flight end first.
 Then the main rank goes to all servers at once: pause, send, forget the prefix cache, mark the version, resume, generate
@@ -11,23 +11,20 @@ Promises:
   the next push does it.
 - No server generates with earlier weights while another has the new ones: one that fails is left out until it has
   been brought up to date. When all fail, the push waits for one to come back, then gives up with one message.
-- The first push proves the transport (`proof`): a server that takes only some of the tensors would pass a comparison of
-  weights that it had anyway. What it measures of the noise between trainer and server bounds what later pushes may
-  differ by.
-- A mismatch raises WeightSyncError, which says what differs. There is no training on it.
+- The first push is preceded by one of zeros, which shows that the transport brings every tensor: see `check`.
+- After each push, the server's logprobs are compared with the trainer's. There is no training on weights that a server
+  does not have: WeightSyncError says what differs.
 - Every push has a deadline.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
-from typing import TypeVar, cast
+from dataclasses import dataclass
 
 import httpx
 import torch
@@ -37,24 +34,23 @@ from inference.engine import EngineError, Sampling
 from inference.vllm.api import ReplicaUnavailableError, VLLMServer
 from inference.vllm.engine import VLLMEngine, keep_waiting
 from inference.vllm.fleet import Replica, Wait
+from inference.weights.check import (
+    PROBE_TEMPERATURE,
+    PROBE_TOKENS,
+    GapMonitor,
+    Logprobs,
+    Sample,
+    expect_zeros,
+    gap,
+    left_behind,
+)
 from inference.weights.device_facts import ask
 from inference.weights.gather import is_shared_out
-from inference.weights.perturb import Perturbation, PerturbError, perturbed
-from inference.weights.probe import gap
-from inference.weights.proof import HARMLESS, PROBE_TEMPERATURE, PROOF_TOKENS, Evidence, Logprobs, Prover, Sample
 from inference.weights.ranks import Loop, OneRank, OwnLoop, Ranks
-from inference.weights.transport import SERVER_S, Transport, WeightSyncError
+from inference.weights.transport import SERVER_S, SyncCheck, Transport, WeightSyncError, give_up_update
 
-logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-PROBE_TOKENS = 32
-"""That a server generates after each push."""
 LOOK_S = 0.5
 """Between two looks for a server, when there is none."""
-NOISE_MARGIN = 5.0
-"""How many times the noise of the start later samples may show: they are shorter, and single tokens stand out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +66,8 @@ class WeightPusher:
     """Pushes what `model` returns to the engine's servers by `transport`.
 
     `logprobs` are the model's own; they are compared on what the servers generate after `probe`, a prompt.
-    `unrounded` are those without autocast, where there is any.
     `loop` is where the engine's sessions are.
-    `has_weights`: this rank holds them before the model is sharded. `on_proof` is told, on the main rank, what the
-    proof at the start found.
+    `has_weights`: this rank holds them before the model is sharded.
     """
 
     def __init__(
@@ -84,24 +78,23 @@ class WeightPusher:
         logprobs: Logprobs,
         probe: Sequence[int],
         *,
-        unrounded: Logprobs | None = None,
         ranks: Ranks | None = None,
         loop: Loop | None = None,
         timeout_s: float = SERVER_S,
         has_weights: bool = True,
-        on_proof: Callable[[Sequence[Evidence]], None] = lambda _: None,
+        check: SyncCheck = SyncCheck.WARN,
     ) -> None:
         self._model = model
         self._engine = engine
         self._transport = transport
         self._logprobs = logprobs
         self._probe = tuple(probe)
-        self._unrounded = unrounded or logprobs
         self._ranks = ranks or OneRank()
         self._loop = loop or OwnLoop()
         self._timeout_s = timeout_s
         self._has_weights = has_weights
-        self._on_proof = on_proof
+        self._check = check
+        self._monitor = GapMonitor(strict=check is SyncCheck.STRICT)
         self._run = uuid.uuid4().hex[:12]
         self._stamp = ""
         self._version = 0
@@ -111,11 +104,14 @@ class WeightPusher:
         self._model_name = ""
         self._dtype: torch.dtype | None = None
         """Of all the servers' parameters; None until they have told, and where they have several."""
-        self._bound: float | None = None
-        """For the root mean square of later differences; none before the proof."""
-        self._probe_tokens = PROOF_TOKENS
+        self._must_send_zeros = check is not SyncCheck.OFF and transport.sends_all_weights
+        self._zeros = False
+        """This push is of zeros."""
         self.last_seconds = 0.0
-        """Of the last push, the proof included."""
+        """Of the last push."""
+        self.last_gap: float | None = None
+        """Of the last push, the largest of all servers, in nats; None where nothing was compared, and off the main
+        rank."""
 
     def push(self, version: int) -> None:
         """Bring all servers to the model's weights of now; every rank calls it. Raises EngineError.
@@ -123,8 +119,9 @@ class WeightPusher:
         `version` is stamped on every later completion.
         """
         began = time.perf_counter()
-        if self._bound is None:
-            self._prove(version)
+        if self._must_send_zeros:
+            self._push(version, "zeros", zeros=True)
+            self._must_send_zeros = False
         self._push(version, str(version))
         self.last_seconds = time.perf_counter() - began
 
@@ -146,90 +143,17 @@ class WeightPusher:
                     "--weight_sync nccl)"
                 )
                 raise ReplicaUnavailableError(server.url, text) from None
-            if self._has_weights and not is_shared_out(self._model()):
-                self._check(sample)
-            self._samples.append(sample)
+            if sample is not None:
+                if self._has_weights and not is_shared_out(self._model()):
+                    self._compare(sample)
+                self._samples.append(sample)
 
-    def _prove(self, version: int) -> None:
-        """Measure the noise, then push changed weights and compare; see `proof`. Raises EngineError."""
-        adapter = self._transport.name == "lora"
-        prover = Prover(self._model(), self._logprobs, self._unrounded, self._probe, trainable_only=adapter)
-        samples = self._push(version, "start")
-        noises = self._agreed(lambda: [self._blaming(sample, prover.distance) for sample in samples])
-        noise = max(noises)
-        try:
-            scales = self._agreed(lambda: self._blaming(samples[0], lambda sample: prover.scales(sample, noise)))
-            with perturbed(self._model(), scales, trainable_only=adapter) as changes:
-                samples = self._push(version, "perturbed")
-                found = self._agreed(
-                    lambda: [
-                        self._blaming(sample, lambda one: self._examine(prover, one, noise, changes))
-                        for sample in samples
-                    ]
-                )
-        except PerturbError as error:
-            logger.warning("only the weights themselves are compared with the servers': %s", error)
-        else:
-            before = self._agreed(lambda: [self._blaming(sample, prover.distance) for sample in samples])
-            found = [replace(one, without_changes=value) for one, value in zip(found, before, strict=True)]
-            self._conclude(found)
-            noise = max(noise, *(one.with_changes for one in found))
-        self._probe_tokens = PROBE_TOKENS
-        self._bound = max(HARMLESS, NOISE_MARGIN * noise)
-
-    def _examine(self, prover: Prover, sample: Sample, noise: float, changes: Perturbation) -> Evidence:
-        found = prover.examine(sample, noise, changes)
-        if not found.lacking:
-            return found
-        again = self._loop.run(self._generate_again(sample))
-        return replace(found, lacking=prover.confirmed(again, found.lacking, changes))
-
-    async def _generate_again(self, sample: Sample) -> Sample:
-        """Have the server of a sample generate as many tokens again, from another seed. Raises EngineError."""
-        sampling = Sampling(len(sample.token_ids), PROBE_TEMPERATURE)
-        async with self._engine.settings.client() as client:
-            server = VLLMServer(sample.url, client)
-            server.model = self._model_name
-            done = await server.complete(self._probe, sampling, seed=self._version + 1, stop_ids=())
-        return Sample(sample.url, done.token_ids, done.logprobs)
-
-    def _conclude(self, found: Sequence[Evidence]) -> None:
-        for evidence in found:
-            if complaint := evidence.complaint():
-                raise self._mismatch(evidence.url, complaint)
-        if not self._ranks.is_main:
-            return
-        if unseen := found[0].unseen:
-            logger.warning(
-                "of %d tensors, such as %s, the weight push's proof shows nothing: what they do to the probe is lost "
-                "in the noise of %.2g between trainer and server",
-                len(unseen),
-                unseen[0],
-                found[0].noise,
-            )
-        self._on_proof(found)
-
-    def _agreed(self, work: Callable[[], T]) -> T:
-        """Do what needs the model's forward pass: on every rank if it is shared out, else on the main one for all.
-
-        Raises WeightSyncError on every rank.
-        """
-        failure, value = "", None
-        if self._ranks.is_main or is_shared_out(self._model()):
-            try:
-                value = work()
-            except EngineError as error:
-                failure = str(error)
-        failure, value = self._ranks.broadcast((failure, value))
-        if failure:
-            raise WeightSyncError(failure)
-        return cast(T, value)
-
-    def _push(self, version: int, label: str) -> tuple[Sample, ...]:
-        """Push to all servers; returns what each that took the weights generated. Raises WeightSyncError."""
+    def _push(self, version: int, label: str, *, zeros: bool = False) -> None:
+        """Push to all servers. Raises WeightSyncError."""
         if self._ranks.is_main and self._dtype is None:
             self._dtype = self._loop.run(self._common_dtype())
-        self._transport.prepare(version, self._dtype)
+        self._zeros = zeros
+        self._transport.prepare(version, self._dtype, zeros=zeros)
         self._loop.run(self._engine.hold())
         try:
             # Every rank has come to rest before any gets past this.
@@ -237,6 +161,7 @@ class WeightPusher:
             self._version = version
             self._samples.clear()
             self._ours.clear()
+            self.last_gap = None
             failure = ""
             if self._ranks.is_main:
                 try:
@@ -251,8 +176,7 @@ class WeightPusher:
             self._loop.run(self._engine.release())
         if is_shared_out(self._model()):
             for sample in outcome.samples:
-                self._check(sample)
-        return outcome.samples
+                self._compare(sample)
 
     async def _common_dtype(self) -> torch.dtype | None:
         """Ask the servers that are there which dtype all their parameters have; None where it is not one."""
@@ -286,7 +210,8 @@ class WeightPusher:
         except ReplicaUnavailableError:
             return  # the fleet knows the reason, and it may pass
 
-    async def _bring(self, server: VLLMServer, replica: Replica) -> Sample:
+    async def _bring(self, server: VLLMServer, replica: Replica) -> Sample | None:
+        """Send the weights, unless the server has them; return what it generates with them, if that is compared."""
         if not self._stamp:
             raise WeightSyncError("no weights have been pushed yet: push them before the first request")
         if await server.weight_version() != self._stamp:
@@ -295,18 +220,25 @@ class WeightPusher:
         else:
             # Another rank has brought it up to date.
             server.model = self._model_name or server.model
-        replica.model = server.model
-        tokens = min(self._probe_tokens, replica.max_model_len - len(self._probe))
+        replica.model, replica.version = server.model, self._version
+        if self._zeros:
+            return None
+        tokens = min(PROBE_TOKENS, replica.max_model_len - len(self._probe))
         sampling = Sampling(max(1, tokens), PROBE_TEMPERATURE)
         done = await server.complete(self._probe, sampling, seed=self._version, stop_ids=())
-        replica.version, replica.fingerprint = self._version, done.fingerprint
+        replica.fingerprint = done.fingerprint
         return Sample(server.url, done.token_ids, done.logprobs)
 
     async def _send(self, server: VLLMServer) -> None:
         async with self._paused(server):
             # Until they are there, the server has the weights of no version: nobody may take it for one that has.
             await server.set_weight_version(f"{self._stamp} unfinished")
+            if self._zeros:
+                await expect_zeros(server, 3 * self._timeout_s)
             await self._transport.send(server)
+            if self._zeros and (left := await left_behind(server)):
+                await give_up_update(server)
+                raise self._mismatch(server.url, f"it keeps what it had of {', '.join(left)}")
             await server.reset_prefix_cache()
             await server.set_weight_version(self._stamp)
 
@@ -325,22 +257,17 @@ class WeightPusher:
             raise
         await server.resume()
 
-    def _check(self, sample: Sample) -> None:
+    def _compare(self, sample: Sample) -> None:
         """Compare with the trainer's model. Raises WeightSyncError."""
-        if self._bound is None:
-            return  # the proof is under way, and does it
+        if self._check is SyncCheck.OFF:
+            return
         if sample.token_ids not in self._ours:
-            with torch.no_grad():
-                logprobs = self._logprobs(self._probe, sample.token_ids, PROBE_TEMPERATURE)
+            logprobs = self._logprobs(self._probe, sample.token_ids, PROBE_TEMPERATURE)
             self._ours[sample.token_ids] = logprobs.tolist()
-        found = self._blaming(sample, lambda one: gap(self._ours[one.token_ids], one.logprobs))
-        if found.rms > self._bound:
-            raise self._mismatch(sample.url, f"{found}, where at most {self._bound:.3g} is noise")
-
-    def _blaming(self, sample: Sample, work: Callable[[Sample], T]) -> T:
-        """Do something with a sample, and let what goes wrong name its server. Raises WeightSyncError."""
         try:
-            return work(sample)
+            found = gap(self._ours[sample.token_ids], sample.logprobs)
+            self.last_gap = max(found, self.last_gap or 0.0)
+            self._monitor.judge(found)
         except WeightSyncError as error:
             raise self._mismatch(sample.url, str(error)) from None
 

@@ -1,8 +1,9 @@
-"""How weights travel from the trainer to an inference server; `push` decides when, and proves that they arrived."""
+"""How weights travel from the trainer to an inference server. `push` decides when, `check` shows that they arrived."""
 
 from __future__ import annotations
 
 from contextlib import suppress
+from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
 from inference.engine import EngineError
@@ -18,6 +19,14 @@ GIVE_UP_S = 5.0
 """How long it may take to tell a server that an update failed. One that cannot be told ends by its own deadline."""
 
 
+class SyncCheck(StrEnum):
+    """What is compared after a push, and what follows from a gap that grows."""
+
+    OFF = "off"
+    WARN = "warn"
+    STRICT = "strict"
+
+
 class WeightSyncError(EngineError):
     """The weights cannot be brought to the servers, or were not what arrived; the text says what to do."""
 
@@ -26,11 +35,14 @@ class Transport(Protocol):
     """How weights get to a server. `disk`, `lora`, `nccl` and `ipc` are there."""
 
     name: str
+    sends_all_weights: bool
+    """And not an adapter alone."""
 
-    def prepare(self, version: int, dtype: torch.dtype | None = None) -> None:
+    def prepare(self, version: int, dtype: torch.dtype | None = None, *, zeros: bool = False) -> None:
         """Make the trainer's weights of now ready to be sent. Every rank calls it. Raises WeightSyncError.
 
         `dtype` is that of all the servers' parameters: the weights are rounded to it here as they would be there.
+        `zeros` puts zeros in the place of every element.
         """
 
     async def send(self, server: VLLMServer) -> None:

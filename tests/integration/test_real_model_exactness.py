@@ -25,9 +25,9 @@ from env_server.types import SQLAction, SQLObservation
 from inference.engine import Engine
 from inference.hf.engine import HFEngine
 from inference.vllm.engine import VLLMEngine
+from inference.weights.check import token_logprobs
 from inference.weights.disk import DiskTransport
 from inference.weights.gather import full_weights
-from inference.weights.probe import token_logprobs
 from inference.weights.push import WeightPusher
 from inference.weights.transport import WeightSyncError
 from tests.fork_server import ForkServer

@@ -19,9 +19,9 @@ from env_server.dataset import Dataset, Split
 from inference.engine import Sampling
 from inference.vllm.engine import VLLMEngine, VLLMSettings
 from inference.vllm.pressure import PressureGauge
+from inference.weights.check import token_logprobs
 from inference.weights.disk import DiskTransport
 from inference.weights.gather import full_weights
-from inference.weights.probe import token_logprobs
 from inference.weights.push import WeightPusher
 from tests.fork_server import ForkServer
 from tests.integration.service import metric

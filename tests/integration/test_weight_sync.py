@@ -1,4 +1,4 @@
-"""Pushing weights to real vLLM servers, and what the proof says of servers that do not take them."""
+"""Pushing weights to real vLLM servers, and what the check says of servers that do not take them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import asyncio
 import copy
 import json
 import random
+import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -23,12 +23,11 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qw
 from inference.engine import Completion, Sampling
 from inference.vllm.api import ServerCompletion, VLLMServer
 from inference.vllm.engine import EngineUnavailableError, VLLMEngine, VLLMSettings
+from inference.weights.check import token_logprobs
 from inference.weights.disk import DiskTransport
 from inference.weights.gather import full_weights
-from inference.weights.probe import token_logprobs
-from inference.weights.proof import Evidence, Prover
 from inference.weights.push import WeightPusher
-from inference.weights.transport import Transport, WeightSyncError
+from inference.weights.transport import SyncCheck, Transport, WeightSyncError
 from policies.tiny.build import build_model
 from tests.fork_server import ForkServer
 from tests.integration.service import metric, until
@@ -70,7 +69,7 @@ class Pushing:
         transport: Transport | None = None,
         settings: VLLMSettings | None = None,
         timeout_s: float = 60.0,
-        on_proof: Callable[[Sequence[Evidence]], None] = lambda _: None,
+        check: SyncCheck = SyncCheck.WARN,
     ) -> None:
         accelerator = Accelerator(cpu=True)
         self.model = model
@@ -82,7 +81,7 @@ class Pushing:
             partial(token_logprobs, model),
             tuple(random.Random(1).choices(range(STOP + 1, 1_000), k=16)),
             timeout_s=timeout_s,
-            on_proof=on_proof,
+            check=check,
         )
         self.engine.restore_with(self.pusher.restore)
 
@@ -179,42 +178,51 @@ def test_a_crowd_is_served_as_each_alone(server: VLLMHandle) -> None:
         assert alone.logprobs == pytest.approx(beside.logprobs, abs=EXACT)
 
 
+@pytest.mark.parametrize("check", [SyncCheck.STRICT, SyncCheck.WARN])
 def test_a_server_that_generates_from_other_weights_is_found_out(
-    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, server: VLLMHandle, tmp_path: Path
+    check: SyncCheck,
+    model: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    server: VLLMHandle,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     other = build_model(tokenizer, seed=6)
+    change(other)
     transport = DiskTransport(lambda: full_weights(other, Accelerator(cpu=True)), tmp_path / "weights")
+    pushing = Pushing(model, [server.url], tmp_path, transport=transport, check=check)
     with pytest.raises(WeightSyncError, match=r"does not generate with the trainer's weights .* logprobs differ by"):
-        Pushing(model, [server.url], tmp_path, transport=transport).pusher.push(1)
+        pushing.pusher.push(1)
 
 
-def test_a_server_that_takes_all_tensors_but_one_is_found_out_before_training(
-    model: Qwen3ForCausalLM, server: VLLMHandle, tmp_path: Path
-) -> None:
-    """Even when what it keeps of the old weights is what the new ones are."""
-    Pushing(model, [server.url], tmp_path / "first").pusher.push(0)
-    kept = "model.layers.2.post_attention_layernorm.weight"
-    at_the_start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-
+def leaving_behind(model: Qwen3ForCausalLM, name: str, folder: Path) -> DiskTransport:
     def all_but_one() -> Mapping[str, torch.Tensor]:
-        return {**full_weights(model, Accelerator(cpu=True)), kept: at_the_start[kept]}
+        weights = full_weights(model, Accelerator(cpu=True))
+        return {own: tensor for own, tensor in weights.items() if own != name}
 
-    transport = DiskTransport(all_but_one, tmp_path / "weights")
-    with pytest.raises(WeightSyncError, match="logprobs differ"):
-        Pushing(model, [server.url], tmp_path, transport=transport).pusher.push(0)
+    return DiskTransport(all_but_one, folder)
 
 
-def test_a_tensor_that_one_sample_accuses_and_another_does_not_is_not_blamed(
-    model: Qwen3ForCausalLM, server: VLLMHandle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("tensor", "named"),
+    [
+        ("model.layers.2.post_attention_layernorm.weight", "model.layers.2.post_attention_layernorm.weight"),
+        ("model.layers.1.mlp.down_proj.weight", "model.layers.1.mlp.down_proj.weight"),
+        ("model.layers.0.self_attn.k_proj.weight", "model.layers.0.self_attn.qkv_proj.weight"),
+        ("lm_head.weight", "lm_head.weight"),
+    ],
+)
+def test_a_tensor_that_a_server_does_not_take_is_named_before_training(
+    tensor: str, named: str, model: Qwen3ForCausalLM, vllm_forks: ForkServer, tmp_path: Path
 ) -> None:
-    """As noise in 16 bits does now and then."""
-    accused, examine = "model.layers.2.post_attention_layernorm.weight", Prover.examine
-    monkeypatch.setattr(Prover, "examine", lambda *args: replace(examine(*args), lacking=(accused,)))
-    found: list[Evidence] = []
-    pushing = Pushing(model, [server.url], tmp_path, on_proof=found.extend)
-    pushing.pusher.push(0)
-    assert [evidence.lacking for evidence in found] == [()]
-    assert pushing.is_exact()
+    """Even when what it keeps of the old weights is what the new ones are; and no server is left with zeros."""
+    model.save_pretrained(tmp_path / "model")
+    AutoTokenizer.from_pretrained(BASE_CHECKPOINT).save_pretrained(tmp_path / "model")
+    with vllm_server(vllm_forks, tmp_path / "model", tmp_path) as server:
+        pushing = Pushing(model, [server.url], tmp_path, transport=leaving_behind(model, tensor, tmp_path / "weights"))
+        with pytest.raises(WeightSyncError, match=re.escape(f"it keeps what it had of {named}")):
+            pushing.pusher.push(0)
+        until(lambda: not server.is_running)
 
 
 def test_a_folder_that_the_server_does_not_see_is_named(
@@ -294,16 +302,16 @@ def test_the_start_of_a_run_whose_other_rank_has_no_weights_yet(
 ) -> None:
     """RAM-efficient loading for FSDP leaves the others' weights zero until the model is shared out."""
     main, other = on_two_ranks("late", server, forks, tmp_path)
-    assert main == {"has_weights": True, "proved": 1, "pushed": True}
-    assert other == {"has_weights": False, "proved": 0, "pushed": True}
+    assert main == {"has_weights": True, "pushed": True}
+    assert other == {"has_weights": False, "pushed": True}
 
 
-def test_flat_shards_are_pushed_without_the_proof_that_needs_single_tensors(
+def test_flat_shards_are_pushed_and_checked(
     model: Qwen3ForCausalLM, server: VLLMHandle, forks: ForkServer, tmp_path: Path
 ) -> None:
     Pushing(model, [server.url], tmp_path / "other").pusher.push(0)  # so that the server's weights are other ones
     for seen in on_two_ranks("fsdp1", server, forks, tmp_path):
-        assert seen == {"has_weights": True, "proved": 0, "pushed": True}
+        assert seen == {"has_weights": True, "pushed": True}
 
 
 class PlainReload(DiskTransport):
@@ -326,8 +334,10 @@ def test_a_tied_model_works_and_a_half_loaded_one_is_found_out(
     assert json.loads((tmp_path / "tied" / "config.json").read_text())["tie_word_embeddings"] is True
     with vllm_server(vllm_forks, tmp_path / "tied", tmp_path) as server:
         plain = PlainReload(lambda: full_weights(model, Accelerator(cpu=True)), tmp_path / "plain")
-        with pytest.raises(WeightSyncError, match="logprobs differ"):
+        with pytest.raises(WeightSyncError, match=r"it keeps what it had of lm_head.weight"):
             Pushing(model, [server.url], tmp_path, transport=plain).pusher.push(0)
+        until(lambda: not server.is_running)
+        server.start()
         pushing = Pushing(model, [server.url], tmp_path)
         pushing.pusher.push(0)
         change(model)

@@ -67,6 +67,7 @@ MEANINGS = {
     "engine/waiting": "Requests that an inference server let wait, on average over the looks at it; see --use_vllm.",
     "engine/kv_cache": "The largest share of a server's key-value cache that running requests held; at 1 it is full.",
     "engine/preemptions": "Requests that servers began, put off because that cache was full, and computed again.",
+    "engine/weight_sync_gap": "Root mean square of servers' logprobs less the trainer's after a push, in nats.",
     "engine/prefix_hits": "Share of prompt tokens found in that cache; low when too many episodes share it.",
     "time/rollout": "Seconds of a step that the trainer waited for episodes.",
     "time/queue": "Of these, what episodes waited for a place in flight: more --max_concurrency.",

@@ -88,7 +88,7 @@ TRAIN_GROUPS: Mapping[str, str] = {
     "rollout_downsampling guided_starts seed",
     "evaluation": "eval_episodes eval_strategy eval_steps",
     "environments": "env_server env_token max_concurrency",
-    "vLLM servers": "use_vllm vllm_server_base_url staleness weight_sync weight_sync_dir",
+    "vLLM servers": "use_vllm vllm_server_base_url staleness weight_sync weight_sync_check weight_sync_dir",
     "the run": "dry_run use_cpu save_steps report_to push_to_hub",
 }
 WARMUP_GROUPS: Mapping[str, str] = {

@@ -244,7 +244,7 @@ TRAIN_FLAGS = FlagTable(
     needs=(
         *_NEEDS,
         Need("vllm_server_base_url vllm_server_host vllm_server_port vllm_server_timeout", *_on("use_vllm")),
-        Need("weight_sync weight_sync_dir", *_on("use_vllm")),
+        Need("weight_sync weight_sync_check weight_sync_dir", *_on("use_vllm")),
         Need("ref_model_mixup_alpha ref_model_sync_steps", *_on("sync_ref_model")),
         Need("entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target", *_on("use_adaptive_entropy")),
         Need("num_completions_to_print log_unique_prompts", *_on("log_completions")),

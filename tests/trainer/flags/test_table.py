@@ -39,6 +39,7 @@ VALUES = {
     "vllm_importance_sampling_clip_min": "0.1",
     "vllm_mode": "colocate",
     "weight_sync": "disk",
+    "weight_sync_check": "off",
     "hub_strategy": "end",
     "optim": "sgd",
     "truncation_mode": "keep_end",

@@ -1,4 +1,4 @@
-"""The probe: what it asks, what the trainer's model says to it, and what counts as the same."""
+"""The check of a push: the trainer's own logprobs, and which gaps to a server's are noise."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from inference.hf.engine import evaluating
-from inference.weights.probe import gap
+from inference.weights.check import FIRST_BOUND, GROWTH, HARMLESS, LARGEST_GAP, GapMonitor, gap
 from inference.weights.transport import WeightSyncError
 from tests.logprobs import logprobs_of
 
@@ -67,13 +69,8 @@ def test_modes_return_after_an_exception() -> None:
     assert all(module.training for module in model.modules())
 
 
-def test_the_gap_is_theirs_minus_ours() -> None:
-    found = gap([-1.0, -2.0, -3.0, -4.0], [-1.0, -2.3, -3.4, -4.0])
-    assert found.differences == pytest.approx((0.0, -0.3, -0.4, 0.0))
-    assert found.rms == pytest.approx(0.25)
-    assert str(found) == (
-        "logprobs differ by 0.4 at token 2 (trainer -3.0000, server -3.4000) and by 0.25 in the root mean square"
-    )
+def test_the_gap_is_a_root_mean_square() -> None:
+    assert gap([-1.0, -2.0, -3.0, -4.0], [-1.0, -2.3, -3.4, -4.0]) == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
@@ -89,3 +86,25 @@ def test_missing_tokens_are_never_the_same() -> None:
         gap([-1.0, -2.0], [-1.0])
     with pytest.raises(WeightSyncError, match="for 0 tokens"):
         gap([], [])
+
+
+@given(st.floats(0.0, FIRST_BOUND), st.lists(st.floats(0.0, 2 * LARGEST_GAP)), st.booleans())
+def test_later_gaps_are_judged_by_the_first(first: float, later: list[float], strict: bool) -> None:
+    monitor = GapMonitor(strict)
+    monitor.judge(first)
+    bound = max(HARMLESS, GROWTH * first)
+    for found in later:
+        if found > LARGEST_GAP or (strict and found > bound):
+            with pytest.raises(WeightSyncError, match="logprobs differ"):
+                monitor.judge(found)
+        else:
+            monitor.judge(found)
+
+
+def test_a_gap_that_grows_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    monitor = GapMonitor(strict=False)
+    for found, warnings in ((0.01, 0), (0.04, 0), (0.06, 1), (0.3, 2)):
+        monitor.judge(found)
+        assert len(caplog.records) == warnings
+    GapMonitor(strict=False).judge(2 * FIRST_BOUND)
+    assert len(caplog.records) == 3
