@@ -298,11 +298,12 @@ def test_a_turn_may_take_longer_than_its_deadline_where_the_server_computes(
 
     async def turn(key: int) -> int:
         async with player.engine.session(key) as session:
-            return len((await session.generate((50, 51, 52), Sampling(wanted, 2.0), seed=1)).token_ids)
+            return len((await session.generate((50, 51, 52), Sampling(wanted, 2.0), seed=key)).token_ids)
 
     async def scenario() -> float:
         began = time.monotonic()
-        assert await asyncio.gather(*map(turn, range(16))) == [wanted] * 16
+        # Any of them may draw a token that ends it.
+        assert max(await asyncio.gather(*map(turn, range(16)))) == wanted
         return time.monotonic() - began
 
     took_s = asyncio.run(asyncio.wait_for(scenario(), START_S))
