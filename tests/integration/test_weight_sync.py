@@ -229,8 +229,8 @@ def test_a_folder_that_the_server_does_not_see_is_named(
     model: Qwen3ForCausalLM, server: VLLMHandle, tmp_path: Path
 ) -> None:
     class Unseen(DiskTransport):
-        def prepare(self, version: int, dtype: torch.dtype | None = None) -> None:
-            super().prepare(version, dtype)
+        def prepare(self, version: int, dtype: torch.dtype | None = None, *, zeros: bool = False) -> None:
+            super().prepare(version, dtype, zeros=zeros)
             shutil.rmtree(self._written[-1])
 
     transport = Unseen(lambda: full_weights(model, Accelerator(cpu=True)), tmp_path / "weights")
