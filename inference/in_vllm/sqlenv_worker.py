@@ -86,8 +86,7 @@ class SQLEnvWorker:
     weight_transfer_engine: Any
     _sqlenv_update: Update | None = None
     _sqlenv_zeros: Update | None = None
-    """Zeros were announced, or are here: other weights must follow."""
-    _sqlenv_zeros_are_here = False
+    """An update that makes all weights zero, from its announcement until other weights are here."""
     _sqlenv_run = ""
     """The training run whose group this worker is in."""
     _sqlenv_process = ""
@@ -116,14 +115,13 @@ class SQLEnvWorker:
             self._sqlenv_update = Update("", AFTERMATH_S)
             self._sqlenv_update.has_changed = True
             raise
-        self._sqlenv_end_zeros()
+        self._sqlenv_updated()
 
     def sqlenv_expect_zeros(self, deadline_s: float) -> None:
         """Announce an update that makes all weights zero, to see that none stays behind, and one that ends that."""
         if self._sqlenv_zeros is not None:
             self._sqlenv_zeros.end()
         self._sqlenv_zeros = Update("", deadline_s)
-        self._sqlenv_zeros.has_changed, self._sqlenv_zeros_are_here = True, False
 
     def sqlenv_nonzero_weights(self) -> list[str]:
         """Return what this worker computes with that is not zero, after an update that should have made it so.
@@ -133,7 +131,6 @@ class SQLEnvWorker:
         """
         import torch
 
-        self._sqlenv_zeros_are_here = True
         found = []
         for name, module in self.model_runner.get_model().named_modules():
             found += [f"{name}.{own}" for own, tensor in module.named_parameters(recurse=False) if tensor.any()]
@@ -224,17 +221,23 @@ class SQLEnvWorker:
         self.finish_weight_update()  # type: ignore[attr-defined]  # the worker's
         update.end()
         self._sqlenv_update = None
-        self._sqlenv_end_zeros()
+        self._sqlenv_updated()
 
-    def _sqlenv_end_zeros(self) -> None:
-        if self._sqlenv_zeros is not None and self._sqlenv_zeros_are_here:
+    def _sqlenv_updated(self) -> None:
+        """Note that an update is whole: the announced one of zeros, or the one that follows it."""
+        if self._sqlenv_zeros is None:
+            return
+        if self._sqlenv_zeros.has_changed:
             self._sqlenv_zeros.end()
             self._sqlenv_zeros = None
+        else:
+            self._sqlenv_zeros.has_changed = True
 
     def sqlenv_give_up_update(self, run: str = "") -> None:
         """Forget the update that this run announced, or a reload that failed; ends the server if weights changed."""
         if self._sqlenv_zeros is not None:
             self._sqlenv_zeros.give_up()
+            self._sqlenv_zeros = None
         if self._sqlenv_update is not None and self._sqlenv_update.run == run:
             self._sqlenv_update.give_up()
             self._sqlenv_update = None
