@@ -385,11 +385,12 @@ class _Checks:
                 if not _questions(arguments, source):
                     raise StageError(f"--data {source} has no usable question for training")
             return
+        stand_in = self._policy is not None and Path(self._policy).parent == self._scratch
         flags = [f"--{DRY_RUN}", "true"] if self._plans else []
         asked, grpo, model = parse_arguments([*argv, *flags], self._play)
         self._pass_on(model, stage, Ranks.of(grpo), SavedPlay.of(play_settings(asked, grpo)))
         if self._plans:
-            dry_run(asked, grpo, model, self._console)
+            dry_run(asked, grpo, model, self._console, probe=not stand_in)
         else:
             require_questions(_questions(asked, asked.data), grpo, asked.reward_functions)
 

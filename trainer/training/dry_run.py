@@ -55,6 +55,7 @@ from trainer.training.arguments import require_questions
 from trainer.training.memory import GIB, estimate, main_memory, meta_model, peak, quantized_bits
 from trainer.training.probe import measure
 from trainer.training.questions import QuestionFilter
+from trainer.training.saving import require_room
 
 SERVER_S = 60.0
 """For a server's answer; its settings take it seconds."""
@@ -68,9 +69,14 @@ class DryRunError(SQLEnvError):
     """The run cannot work; the text holds a sentence for each problem."""
 
 
-def dry_run(arguments: SQLEnvArguments, grpo: GRPOConfig, model_config: ModelConfig, console: Console) -> float:
-    """Check everything and print the plan; returns the bytes of memory that training needs. Raises DryRunError."""
-    preflight = _Preflight(arguments, grpo, model_config)
+def dry_run(
+    arguments: SQLEnvArguments, grpo: GRPOConfig, model_config: ModelConfig, console: Console, *, probe: bool = True
+) -> float:
+    """Check everything and print the plan; returns the bytes of memory that training needs. Raises DryRunError.
+
+    `probe`: a GPU that is here measures them; False for a policy that has no weights yet.
+    """
+    preflight = _Preflight(arguments, grpo, model_config, probe)
     preflight.check()
     table = Table(title=f"sqlenv train, {grpo.output_dir}", show_header=False, title_justify="left")
     table.add_column(no_wrap=True)
@@ -87,12 +93,13 @@ def dry_run(arguments: SQLEnvArguments, grpo: GRPOConfig, model_config: ModelCon
 class _Preflight:
     """The checks, in the order in which a run would meet what they look for."""
 
-    def __init__(self, arguments: SQLEnvArguments, grpo: GRPOConfig, model_config: ModelConfig) -> None:
+    def __init__(self, arguments: SQLEnvArguments, grpo: GRPOConfig, model_config: ModelConfig, probe: bool) -> None:
         self._arguments = arguments
         self._grpo = grpo
         self._model_config = model_config
         self._answer_mode = AnswerMode(arguments.answer_mode)
         self._gpu_here = torch.cuda.is_available() and not grpo.use_cpu
+        self._probe = probe and self._gpu_here
         self.rows: list[tuple[str, Text]] = []
         self.problems: list[str] = []
         self.memory = math.nan
@@ -145,7 +152,7 @@ class _Preflight:
         if config is not None and tokenizer is not None:
             with self.checking("memory"):
                 # The probe loads and trains the policy: with other problems, its error would not be the first.
-                self._check_memory(config, adapter, tokenizer, prompt, probe=self._gpu_here and not self.problems)
+                self._check_memory(config, adapter, tokenizer, prompt, probe=self._probe and not self.problems)
 
     def _check_output(self) -> None:
         path = Path(self._grpo.output_dir)
@@ -350,6 +357,8 @@ class _Preflight:
         if arguments.plans_gpu:
             self.say("memory", f"about {self.memory / GIB:.1f} GiB of a GPU (there is none here), {how}")
             return
+        with self.checking("disk"):
+            self.say("disk", require_room(grpo, parts["gradients"], parts["optimizer"]))
         where, there = "of this machine", main_memory()
         if self._gpu_here:
             where, there = f"free on {torch.cuda.get_device_name()}", float(torch.cuda.mem_get_info()[0])

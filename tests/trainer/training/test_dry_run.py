@@ -248,9 +248,17 @@ def test_a_gpu_that_is_here_is_measured(
                 dry_run.dry_run(arguments, grpo, model, console)
             return
         needed = dry_run.dry_run(arguments, grpo, model, console)
+        estimated = dry_run.dry_run(arguments, grpo, model, console, probe=False)
     assert isinstance(measured, tuple)
-    assert needed == measured[1]
+    assert needed == measured[1] != estimated
     assert words in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_disk_that_is_too_small_is_a_problem(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.training.saving.free_bytes", lambda _: 1_000)
+    status, _, wrong = plan("--config", "configs/tiny.yaml", "--save_strategy", "steps")
+    assert status == 2
+    assert "--save_total_limit" in wrong
 
 
 def test_a_cpu_that_is_too_small_is_a_problem(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
