@@ -40,6 +40,8 @@ SHOWN = 5
 _KEYS = "Fix it? [y]es, [n]o, [a]ll that are left, [q]uit asking: "
 DATE_ORDERS = {"day-first": True, "month-first": False}
 DECIMAL_MARKS: dict[str, DecimalMark] = {"point": ".", "comma": ","}
+_UNCERTAIN = (Kind.DUPLICATE_ROWS, Kind.SENTINEL_NUMBER)
+"""Two equal rows may be two sales, and -999 a debt: fixed when a person says so, or names the kind with --only."""
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}
 DESCRIPTION = """\
 Account for every question of a data set and say what is wrong with its files and questions, where, and what to do about
@@ -73,7 +75,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--fix", action="store_true", help="fix what can be fixed, in a copy of the folder")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="the copy (default: fixed/NAME beside the folder)")
-    parser.add_argument("--yes", action="store_true", help="with --fix: do not ask, make every fix")
+    parser.add_argument("--yes", action="store_true", help="with --fix: do not ask, make every fix that is certain")
     parser.add_argument("--dates", choices=list(DATE_ORDERS), help="what 03/04/2024 is, where a column leaves it open")
     parser.add_argument(
         "--pivot_year", type=whole_number(0), help="the last two-digit year of this century: 29 for 2029"
@@ -312,11 +314,16 @@ def findings_text(diagnosis: Diagnosis, findings: Sequence[Finding], shown: int 
 
 def _fix(console: Console, diagnosis: Diagnosis, findings: Sequence[Finding], args: argparse.Namespace) -> None:
     offered = [finding for finding in findings if diagnosis.is_fixable(finding)]
-    chosen = offered if args.yes else list(_asked(console, diagnosis, offered))
+    left = [each for each in offered if args.yes and not args.only and each.kind in _UNCERTAIN]
+    certain = [each for each in offered if each not in left]
+    chosen = certain if args.yes else list(_asked(console, diagnosis, offered))
 
     def tell(text: str) -> None:
         console.print(text, markup=False, soft_wrap=True)
 
+    if left:
+        kinds = ",".join(sorted({each.kind.value for each in left}))
+        tell(f"\n{len(left):,} left as they are, for they may be meant so: fix them with --only {kinds}")
     if not chosen:
         tell("\nNothing was fixed, and nothing written.")
         return
@@ -328,9 +335,8 @@ def _fix(console: Console, diagnosis: Diagnosis, findings: Sequence[Finding], ar
     if lines := list(_changed_answers(diagnosis.dataset, again.dataset)):
         console.print("\nQuestions whose answer changed:", style="bold")
         tell("\n".join(f"  {line}" for line in lines))
-    is_left = any(each.severity is not Severity.NOTE for each in again.findings)
-    left = "Look at what is left" if is_left else "Nothing but notes is left"
-    tell(f"\n{left}: sqlenv data doctor {target}")
+    issues = any(each.severity is not Severity.NOTE for each in again.findings)
+    tell(f"\n{'Look at what is left' if issues else 'Nothing but notes is left'}: sqlenv data doctor {target}")
 
 
 def _target(args: argparse.Namespace) -> Path:

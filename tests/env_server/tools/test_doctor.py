@@ -128,8 +128,13 @@ def test_all_fixes_in_a_copy(folder: str, tmp_path: Path, capsys: Captured) -> N
     assert "Which are red? It was c; now the gold query returns no row\n" in out
     assert Path(folder, "items.csv").read_bytes() == before
     assert (target / "items.csv").read_text() == "item,price\nlamp,5\ndesk,1234.5\nchair,3\nsofa,\n"
+    assert "--only duplicate_rows" in out
+    assert (target / "colours.csv").read_text().count("a,red\n") == 4, "equal rows may be meant so"
     with pytest.raises(DataError, match="exists already"):
         run(["doctor", folder, "--quick", "--fix", "--yes"])
+    out_folder = str(tmp_path / "once")
+    run(["doctor", folder, "--quick", "--fix", "--yes", "--only", "duplicate_rows", "--out", out_folder])
+    assert Path(out_folder, "colours.csv").read_text().count("a,red\n") == 1
 
 
 @pytest.mark.parametrize(
