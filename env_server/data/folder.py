@@ -35,13 +35,12 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from env_server.data.bird import BIRD
 from env_server.data.database_files import DATABASE_SUFFIXES, file_problem, is_database_name, visible
 from env_server.data.json_files import QuestionFile, kind_of
+from env_server.data.layout import BIRD, SPIDER
 from env_server.data.question_files import OPTIONAL_KEYS, is_question_table, read_question_files
 from env_server.data.raw import RawDataset, RawQuestion
 from env_server.data.source_table import is_text
-from env_server.data.spider import SPIDER
 from env_server.data.splits import split_databases, split_queries
 from env_server.data.tabular import TABLE_SUFFIXES, import_tables, is_table_file
 from env_server.dataset import Row, Split

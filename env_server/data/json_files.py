@@ -90,8 +90,8 @@ def not_utf8(path: Path) -> DataError:
                 return DataError(f"{path}{place}: is UTF-16, not UTF-8. Save it as UTF-8, or convert it with iconv")
             break
     return DataError(
-        f"{path}{place}: not UTF-8{found}. Save it as UTF-8, or convert it: iconv -f ITS-ENCODING -t UTF-8. For a table, "
-        "sqlenv data doctor suggests its encoding"
+        f"{path}{place}: not UTF-8{found}. Save it as UTF-8, or convert it: iconv -f ITS-ENCODING -t UTF-8. For a "
+        "table, sqlenv data doctor suggests its encoding"
     )
 
 

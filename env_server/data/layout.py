@@ -1,6 +1,20 @@
-"""A benchmark as it unpacks: question files and folders of databases under known names, read into a `RawDataset`.
+"""Spider and BIRD as they unpack: question files and folders of databases under known names, read into a `RawDataset`.
 
-`env_server.data.spider` and `env_server.data.bird` each describe one benchmark as a `Layout`; the reading is here.
+Spider (Yu et al., EMNLP 2018), and the ways in which it has been rearranged:
+
+    train_spider.json, train_others.json, dev.json     any of them; a list of {"db_id", "question", "query"}
+    database/ID/ID.sqlite                              one file for each db_id; or .db, or directly in databases/
+
+The release with the test set holds test.json and test_database/ as well; test.json is read where there is no dev.json.
+
+BIRD (Li et al., NeurIPS 2023), as the archives of its train, dev and mini-dev parts unpack; any one part is enough:
+
+    train.json                                    a list of {"db_id", "question", "SQL", "evidence"}
+    dev.json, or mini_dev_sqlite.json             the same with "question_id" and "difficulty"
+    train_databases/ID/ID.sqlite                  one file for each db_id; also dev_databases/, databases/, database/
+
+The evidence, BIRD's outside knowledge, is shown to the agent with the question; the difficulty is the question's
+family. mini_dev_sqlite.json, whose questions are a part of dev.json's, is read where there is no dev.json.
 
 - The folder may be the one that an archive unpacks into a top folder of: question files are looked for in it, then
   in the folders inside, then in those inside them; all files of the first level that holds any are read.
@@ -48,6 +62,25 @@ class Layout:
     def question_files(self) -> tuple[str, ...]:
         """Every name of a question file."""
         return (*self.train_files, *self.eval_files)
+
+
+SPIDER = Layout(
+    name="spider",
+    train_files=("train_spider.json", "train_others.json"),
+    eval_files=("dev.json", "test.json"),
+    database_folders=("database", "databases", "test_database"),
+    sql_key="query",
+)
+BIRD = Layout(
+    name="bird",
+    train_files=("train.json",),
+    eval_files=("dev.json", "mini_dev_sqlite.json"),
+    database_folders=("train_databases", "dev_databases", "databases", "database"),
+    sql_key="SQL",
+    id_key="question_id",
+    evidence_key="evidence",
+    family_key="difficulty",
+)
 
 
 def read_layout(layout: Layout, folder: Path) -> RawDataset:

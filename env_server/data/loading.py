@@ -2,8 +2,8 @@
 
     synthetic[:SEED]    generated databases with readable names, evaluated on unseen domains (the default)
     scrambled[:SEED]    generated databases with random names, for training only
-    spider:PATH         a folder in Spider's layout (`env_server.data.spider`)
-    bird:PATH           a folder in BIRD's layout (`env_server.data.bird`)
+    spider:PATH         a folder in Spider's layout (`env_server.data.layout`)
+    bird:PATH           a folder in BIRD's layout
     PATH                a folder of your own: SQLite files or tables, and questions (`env_server.data.folder`)
     answers:NAME        any of them with its gold SQL hidden once the answers are known, as if nobody had written any
 
@@ -20,11 +20,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from env_server.cache import Cache, default_cache_dir
-from env_server.data.bird import read_bird
 from env_server.data.curation import Progress, curate
 from env_server.data.folder import read_folder
+from env_server.data.layout import BIRD, SPIDER, read_layout
 from env_server.data.raw import RawDataset
-from env_server.data.spider import read_spider
 from env_server.data.synthetic import build_scrambled, build_synthetic
 from env_server.dataset import Dataset
 from env_server.errors import DataError
@@ -91,9 +90,9 @@ def read_source(spec: str, cache_dir: Path) -> RawDataset:
         case "scrambled":
             return build_scrambled(cache_dir, _seed(spec, argument))
         case "spider" if argument:
-            return read_spider(Path(argument).expanduser())
+            return read_layout(SPIDER, Path(argument).expanduser())
         case "bird" if argument:
-            return read_bird(Path(argument).expanduser())
+            return read_layout(BIRD, Path(argument).expanduser())
     if is_folder(spec):
         return read_folder(Path(spec).expanduser(), cache_dir)
     raise DataError(f"{spec!r} names no data set and no folder. Known: {SYNTAX}")

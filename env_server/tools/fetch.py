@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from env_server.data.layout import SPIDER, read_layout
 from env_server.data.raw import RawDataset
-from env_server.data.spider import read_spider
 from env_server.errors import DataError
 from env_server.tools.archives import disk_errors, refuse_full_disk, size_text, unpack
 
@@ -61,7 +61,7 @@ def fetch(
         say(f"verified; unpacking {ARCHIVE}")
         unpack(archive, folder)
         archive.unlink()
-        return read_spider(folder)
+        return read_layout(SPIDER, folder)
 
 
 def _verify(archive: Path) -> None:

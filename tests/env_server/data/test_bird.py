@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from env_server.data.bird import read_bird
+from env_server.data.layout import BIRD, read_layout
 from env_server.dataset import Split
 from tests.env_server.data.folders import add_database, write_entries
 
@@ -26,7 +26,7 @@ def place(tmp_path: Path) -> Path:
 def test_the_keys_of_a_question(place: Path) -> None:
     question = entry(question_id=12, evidence=" cats are pets ", difficulty="simple", SQL="SELECT 1")
     write_entries(place, [question, entry(question_id=3, evidence=None)], "dev.json")
-    raw = read_bird(place)
+    raw = read_layout(BIRD, place)
     assert raw.name == "bird"
     first, second = raw.questions
     assert (first.question_id, first.text, first.sql, first.db_id) == ("dev-0012", "How many?", "SELECT 1", "pets")
@@ -37,13 +37,13 @@ def test_the_keys_of_a_question(place: Path) -> None:
 @pytest.mark.parametrize("numbers", [(5, 5), (None, 3), ("1", "2")])
 def test_numbers_that_do_not_tell_questions_apart_are_replaced_by_places(place: Path, numbers: tuple[Any, Any]) -> None:
     write_entries(place, [entry(question_id=number) for number in numbers], "dev.json")
-    assert [q.question_id for q in read_bird(place).questions] == ["dev-0000", "dev-0001"]
+    assert [q.question_id for q in read_layout(BIRD, place).questions] == ["dev-0000", "dev-0001"]
 
 
 def test_mini_dev_beside_dev_is_not_read_twice(place: Path) -> None:
     write_entries(place, [entry(), entry()], "dev.json")
     write_entries(place, [entry()], "mini_dev_sqlite.json")
-    assert [q.question_id for q in read_bird(place).questions] == ["dev-0000", "dev-0001"]
+    assert [q.question_id for q in read_layout(BIRD, place).questions] == ["dev-0000", "dev-0001"]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_known_layouts(tmp_path: Path, questions: str, database: str) -> None:
     (file.parent / "database_description").mkdir()
     (file.parent / "database_description" / "pets.csv").touch()
     write_entries(tmp_path, [entry()], questions)
-    raw = read_bird(tmp_path)
+    raw = read_layout(BIRD, tmp_path)
     assert dict(raw.databases) == {"pets": file}
     assert len(raw.questions) == 1
 
@@ -72,6 +72,6 @@ def test_train_and_dev_side_by_side_keep_the_official_split(tmp_path: Path) -> N
     for part, db_id in (("train", "zoo"), ("dev", "pets")):
         add_database(tmp_path, f"{part}/{part}_databases/{db_id}/{db_id}.sqlite")
         write_entries(tmp_path, [entry(db_id=db_id)], f"{part}/{part}.json")
-    raw = read_bird(tmp_path)
+    raw = read_layout(BIRD, tmp_path)
     assert {q.question_id: q.split for q in raw.questions} == {"train-0000": Split.TRAIN, "dev-0000": Split.EVAL}
     assert set(raw.databases) == {"zoo", "pets"}

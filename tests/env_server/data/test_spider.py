@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from env_server.data.spider import read_spider
+from env_server.data.layout import SPIDER, read_layout
 from env_server.dataset import Split
 from env_server.errors import DataError
 from tests.env_server.data.folders import add_database, write_entries
@@ -28,7 +28,7 @@ def test_questions_keep_their_order_and_get_stable_ids(folder: Path) -> None:
     add_database(folder, "database/city/city.sqlite")
     write_questions(folder, [entry(question=" First? ", hardness=3), entry("city", question="Second?")])
     write_questions(folder, [entry(question="Third?", query="SELECT 1")], "train_others.json")
-    raw = read_spider(folder)
+    raw = read_layout(SPIDER, folder)
     assert raw.name == "spider"
     assert [(q.question_id, q.text, q.db_id) for q in raw.questions] == [
         ("train_spider-0000", "First?", "ranch"),
@@ -61,7 +61,7 @@ def test_known_layouts(tmp_path: Path, place: str, questions: str) -> None:
     file = add_database(tmp_path, place)
     (file.parent / "notes.txt").touch()
     write_questions(tmp_path / questions, [entry()])
-    raw = read_spider(tmp_path)
+    raw = read_layout(SPIDER, tmp_path)
     assert dict(raw.databases) == {"ranch": file}
     assert [q.question_id for q in raw.questions] == ["train_spider-0000"]
 
@@ -71,13 +71,13 @@ def test_a_top_folder_of_an_archive_is_read_as_a_whole(tmp_path: Path) -> None:
     write_questions(tmp_path, [entry()], "spider/train_spider.json")
     write_questions(tmp_path, [entry("d")], "spider/dev.json")
     write_questions(tmp_path, [entry("deeper")], "spider/more/train_others.json")
-    assert [q.question_id for q in read_spider(tmp_path).questions] == ["train_spider-0000", "dev-0000"]
+    assert [q.question_id for q in read_layout(SPIDER, tmp_path).questions] == ["train_spider-0000", "dev-0000"]
 
 
 def test_dev_json_is_the_official_split(folder: Path) -> None:
     write_questions(folder, [entry(db) for db in ("a", "b", "c", "ranch")])
     write_questions(folder, [entry("d"), entry("ranch")], "dev.json")
-    splits = {(q.question_id, q.db_id): q.split for q in read_spider(folder).questions}
+    splits = {(q.question_id, q.db_id): q.split for q in read_layout(SPIDER, folder).questions}
     assert splits == {
         ("train_spider-0000", "a"): Split.TRAIN,
         ("train_spider-0001", "b"): Split.TRAIN,
@@ -92,16 +92,16 @@ def test_the_test_release_is_read_where_there_is_no_dev_json(tmp_path: Path) -> 
     file = add_database(tmp_path, "test_database/ranch/ranch.sqlite")
     write_questions(tmp_path, [entry()], "test.json")
     (tmp_path / "test_tables.json").write_text("no matter what")
-    raw = read_spider(tmp_path)
+    raw = read_layout(SPIDER, tmp_path)
     assert [(q.question_id, q.split) for q in raw.questions] == [("test-0000", Split.EVAL)]
     assert dict(raw.databases) == {"ranch": file}
     write_questions(tmp_path, [entry()], "dev.json")
-    assert [q.question_id for q in read_spider(tmp_path).questions] == ["dev-0000"]
+    assert [q.question_id for q in read_layout(SPIDER, tmp_path).questions] == ["dev-0000"]
 
 
 def test_without_an_evaluation_file_the_databases_are_split(folder: Path) -> None:
     write_questions(folder, [entry(db_id) for db_id in ("ranch", "city", "shop", "ranch", "city")])
-    splits = {(q.db_id, q.split) for q in read_spider(folder).questions}
+    splits = {(q.db_id, q.split) for q in read_layout(SPIDER, folder).questions}
     assert len(splits) == 3
     assert {split for _, split in splits} == {Split.TRAIN, Split.EVAL}
 
@@ -116,7 +116,7 @@ def test_databases_come_from_the_folder_and_are_those_that_questions_use(folder:
     empty = folder / "database" / "empty.sqlite"
     empty.touch()
     write_questions(folder, [entry(db_id) for db_id in [*db_ids, "empty"]])
-    raw = read_spider(folder)
+    raw = read_layout(SPIDER, folder)
     assert [q.db_id for q in raw.questions] == [*db_ids, "empty"], "a question without its database is kept"
     assert dict(raw.databases) == {"ranch": folder / "database/ranch/ranch.sqlite"}
     assert raw.refused == {"empty": f"{empty} is empty (0 bytes). Copy or unpack it again"}
@@ -150,11 +150,11 @@ def test_what_is_missing_or_broken_is_named(folder: Path, files: dict[str, str],
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(content)
     with pytest.raises(DataError) as raised:
-        read_spider(folder)
+        read_layout(SPIDER, folder)
     assert words in str(raised.value)
     assert str(folder) in str(raised.value)
 
 
 def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"is not a folder.*train_spider\.json and database/"):
-        read_spider(tmp_path / "nowhere")
+        read_layout(SPIDER, tmp_path / "nowhere")
