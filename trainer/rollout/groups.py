@@ -1,7 +1,7 @@
 """Groups with signal: those all right or all wrong are replaced, and of more episodes the most different are taken.
 
 GRPO compares the episodes of a group with each other. Where all are right, or all wrong, they say nothing about how to
-answer (`has_signal`), and their tokens are paid for in vain. Invariants:
+answer (`has_signal`), and their rollouts are wasted. Invariants:
 
 1. A batch has `count` groups. Each one without signal is replaced by the next question's, until `extra` further groups
    have been drawn; then it stays.
@@ -33,7 +33,7 @@ from trainer.rollout.failures import Failures, rollout_error_alone
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The episodes of one question. `number`: the group was the so manieth to be drawn, from 0.
+    """The episodes of one question. `number`: the zero-based draw index of the group.
 
     `guided`: it was played in addition, with steps given, since the group of the same number was all wrong.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -25,10 +26,12 @@ from policies.tiny.tokenizer import build_tokenizer
 from trainer.chat.format import ChatFormat
 from trainer.chat.prompts import first_message, observation_message
 from trainer.rollout.client import (
+    GC_THRESHOLDS,
     EpisodeRequest,
     RolloutClient,
     RolloutSettings,
     derive_seed,
+    rare_collections,
 )
 from trainer.rollout.environments import Environments, EnvironmentSession, LocalEnvironments
 from trainer.rollout.episodes import Episode, Outcome
@@ -792,3 +795,41 @@ async def test_a_cancelled_rollout_leaves_nothing_behind(
     watched.before = None
     assert len(await client.play(requests_for(4))) == 4, "the engine and the environments are as good as new"
     await engine.aclose()
+
+
+# Garbage collection
+
+
+def test_garbage_collection_is_as_before_afterwards_whatever_happens() -> None:
+    def fail() -> None:
+        with rare_collections():
+            assert gc.get_threshold() == GC_THRESHOLDS != before
+            assert gc.get_freeze_count() > 0
+            raise KeyError
+
+    before = gc.get_threshold()
+    with pytest.raises(KeyError):
+        fail()
+    assert (gc.get_threshold(), gc.get_freeze_count()) == (before, 0)
+
+
+def test_garbage_of_a_rollout_is_collected_afterwards() -> None:
+    class Cycle:
+        def __init__(self) -> None:
+            self.me = self
+
+    with rare_collections():
+        Cycle()
+    gc.collect()
+    assert not [thing for thing in gc.get_objects() if type(thing) is Cycle]
+
+
+def test_rollouts_that_overlap_leave_garbage_collection_as_it_was() -> None:
+    before = gc.get_threshold()
+    first, second = rare_collections(), rare_collections()
+    first.__enter__()
+    second.__enter__()
+    assert gc.get_threshold() == GC_THRESHOLDS
+    first.__exit__(None, None, None)
+    second.__exit__(None, None, None)
+    assert gc.get_threshold() == before
