@@ -233,7 +233,7 @@ class RunFolder:
         A missing file has no rows.
         """
         merged: dict[float, dict[str, float]] = {}
-        for row in _read(self.metrics_path, metrics_row):
+        for row in _read(self.metrics_path, _metrics_row):
             merged.setdefault(row["step"], {}).update(row)
         return list(merged.values())
 
@@ -401,8 +401,7 @@ def _row(line: bytes) -> dict[str, Any]:
     return row
 
 
-def metrics_row(line: bytes) -> dict[str, float]:
-    """Parse a line of metrics: "step" and the numbers. Raises ValueError."""
+def _metrics_row(line: bytes) -> dict[str, float]:
     return {key: value for key, raw in _row(line).items() if (value := _number(raw)) is not None}
 
 

@@ -1,10 +1,10 @@
 """`sqlenv compare A B`: two evaluations, or two runs, question by question; B's success minus A's.
 
 A and B are each a run's folder (its evaluation after training), RUN:LABEL for another one of its evaluations (before,
-random, oracle, step-000050), a file that `sqlenv evaluate --episodes_out FILE.jsonl` wrote, or such a file in a folder
-of them, FOLDER:FILE. The questions that both were judged on are paired; intervals are of 95%, with the database as the
-cluster (the jackknife over databases with the quantile of t, in Bonett and Price's interval of a paired difference;
-trainer/eval/statistics.py has the method and its sources).
+random, oracle, step-000050), or a file that `sqlenv evaluate --episodes_out FILE.jsonl` wrote. The questions that both
+were judged on are paired; intervals are of 95%, with the database as the cluster (the jackknife over databases with the
+quantile of t, in Bonett and Price's interval of a paired difference; trainer/eval/statistics.py has the method and its
+sources).
 """
 
 from __future__ import annotations

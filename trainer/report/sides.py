@@ -3,10 +3,9 @@
     runs/first                 a run: its evaluation after training, or else its latest one
     runs/first:before          another of its evaluations, by label
     base.jsonl                 what `sqlenv evaluate --episodes_out base.jsonl` wrote
-    evaluations:base           that file in a folder of such files; without a label where it is the only one
     runs/first/evaluations/before.json     a file of a run, as runs/first:before
 
-Nothing is guessed in silence: what was taken instead of what was asked for is in `notes`.
+No substitution is silent: what was taken instead of what was named is in `notes`.
 """
 
 from __future__ import annotations
@@ -35,13 +34,17 @@ def find_side(text: str) -> Side:
         path = Path(head)
     if path.is_file() and not label:
         return _of_file(path)
-    if not path.is_dir():
-        raise SideError(f"there is no {text}; {HOW}")
     if (path / "evaluations").is_dir():
         return _of_run(RunFolder.open(path), label)
-    if path.name == "evaluations" and (path.parent / "config.json").is_file():
-        return _of_run(RunFolder.open(path.parent), label)
-    return _of_folder(path, label)
+    if not path.is_dir():
+        raise SideError(f"there is no {text}; {HOW}")
+    inside = [str(run.path) for run in runs_in(path)] or [str(file) for file in sorted(path.glob(f"*{RECORDS}"))]
+    if inside:
+        raise SideError(f"{path} is a folder of several; name one: {', '.join(inside)}")
+    raise SideError(
+        f"{path} holds no evaluation; {HOW}. A policy is evaluated by: "
+        f"sqlenv evaluate --policy {path} --episodes_out FILE{RECORDS}"
+    )
 
 
 def _of_run(run: RunFolder, label: str) -> Side:
@@ -66,7 +69,7 @@ def _of_run(run: RunFolder, label: str) -> Side:
         f"{run.path}:{wanted}",
         run.evaluation_episodes(wanted),
         evaluation,
-        _that_matter(settings, evaluation.policy),
+        _relevant(settings, evaluation.policy),
         run,
         flags_of(run.config()),
         tuple(notes),
@@ -83,31 +86,13 @@ def _of_file(path: Path) -> Side:
         path = path.with_name(path.name.removesuffix(ABOUT) + RECORDS)
     evaluation, records = read_about(path), read_records(path)
     if evaluation is None:
-        note = f"there is no file beside {path} that says what it is of: data, answer mode and settings are not known"
+        note = f"there is no {path.with_suffix(ABOUT).name} beside {path}: data, answer mode and settings are not known"
         return Side(str(path), records, notes=(note,))
-    return Side(str(path), records, evaluation, _that_matter(evaluation.settings, evaluation.policy))
-
-
-def _of_folder(path: Path, label: str) -> Side:
-    files = {file.stem: file for file in sorted(path.glob(f"*{RECORDS}"))}
-    if label in files:
-        return _of_file(files[label])
-    if len(files) == 1 and not label:
-        return _of_file(*files.values())
-    if not files and (runs := runs_in(path)):
-        raise SideError(f"{path} is a folder of runs; name one: {', '.join(str(run.path) for run in runs)}")
-    if not files:
-        raise SideError(
-            f"{path} holds no evaluation; {HOW}. A policy is played by: "
-            f"sqlenv evaluate --policy {path} --episodes_out FILE{RECORDS}"
-        )
-    raise SideError(
-        f"{path} holds {len(files)} files of episodes; name one: {', '.join(f'{path}:{name}' for name in files)}"
-    )
+    return Side(str(path), records, evaluation, _relevant(evaluation.settings, evaluation.policy))
 
 
 def _settings_of(run: RunFolder) -> dict[str, Any]:
-    """How a run's evaluations were played: greedily, and else as it says beside its policy or in its checkpoints."""
+    """How a run's evaluations were played: greedily, and otherwise as its policy or a checkpoint says."""
     checkpoints = sorted(run.path.glob(f"checkpoint-*/{SETTINGS_FILE}"))
     for file in (run.path / RUN_MODEL / SETTINGS_FILE, *checkpoints):
         if file.is_file():
@@ -115,8 +100,8 @@ def _settings_of(run: RunFolder) -> dict[str, Any]:
     return {}
 
 
-def _that_matter(settings: Mapping[str, Any], policy: str) -> dict[str, Any]:
-    """Leave out what changes nothing about this policy's play, and what the questions and the data say themselves."""
+def _relevant(settings: Mapping[str, Any], policy: str) -> dict[str, Any]:
+    """Leave out the settings that do not affect this policy's play, and those that the questions and the data show."""
     if policy in SCRIPTED:
         wanted = {"step_budget", "seed"} if policy == "random" else {"step_budget"}
         return {name: value for name, value in settings.items() if name in wanted}

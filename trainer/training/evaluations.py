@@ -1,7 +1,7 @@
-"""The evaluations of a run: played with its environments, written into its folder, said in the terminal.
+"""The evaluations of a run: played with its environments, written into its folder, printed in the terminal.
 
-Every rank plays its share; the main one keeps what all of them played. All of them play the same questions, greedily,
-so that any two can be compared in pairs.
+Every rank plays its share; the main one writes what all of them played. All evaluations play the same questions,
+greedily, so that any two can be compared in pairs.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
@@ -32,17 +32,6 @@ LABELS = ("random", "before", "after", "oracle")
 """The evaluations of a run in the order of the comparison table."""
 
 OnEpisode = Callable[[Episode], None]
-
-
-@dataclass(frozen=True, slots=True)
-class _About:
-    """What an evaluation is of; as in `Evaluation`."""
-
-    label: str
-    policy: str
-    step: int | None = None
-    during: bool = False
-    best_of: int = 0
 
 
 class RunEvaluations:
@@ -79,7 +68,7 @@ class RunEvaluations:
             return
         with self._progress(policy, len(questions)) as advance:
             episodes = play_scripted(policy, environments, questions, self._answer_mode, self._seed, advance)
-        self._judge(_About(policy, policy), [record(e) for e in episodes])
+        self._judge(policy, policy, [record(e) for e in episodes])
 
     def policy(
         self, label: str, policy: str, step: int, client: RolloutClient, loop: RolloutLoop
@@ -90,7 +79,7 @@ class RunEvaluations:
         """
         if not self.questions:
             return None
-        return self._judge(_About(label, policy, step), self._play(label, client, loop))
+        return self._judge(label, policy, self._play(label, client, loop), step)
 
     def during_training(
         self, step: int, client: RolloutClient, loop: RolloutLoop, stopping: StopSignals
@@ -101,9 +90,11 @@ class RunEvaluations:
         """
         if stopping.agreed():
             return None
-        about = _About(step_label(step), f"step {step}", step, during=True)
-        records = self._play(about.label, client, loop, stopping)
-        return self._judge(about, records) if len(records) == len(self.questions) else None
+        label = step_label(step)
+        records = self._play(label, client, loop, stopping)
+        if len(records) < len(self.questions):
+            return None
+        return self._judge(label, f"step {step}", records, step, during=True)
 
     def resume_from(self, step: int) -> None:
         """Drop what was evaluated after a step that training goes on from: those steps are taken again."""
@@ -126,7 +117,9 @@ class RunEvaluations:
         if evaluation is not None:
             records = self._folder.evaluation_episodes(evaluation.label)
             best_of = len(self._folder.evaluations_during()) if is_best else 0
-            self._write(_About("after", policy, step, best_of=best_of), records, evaluation.summary)
+            order = LABELS.index("after")
+            after = replace(evaluation, label="after", policy=policy, order=order, during=False, best_of=best_of)
+            self._folder.write_evaluation(after, records)
             if is_best:
                 self._console.print(f"kept the policy of step {step}, the best of {best_of}", highlight=False)
         return self._ranks.broadcast(evaluation is not None)
@@ -156,26 +149,43 @@ class RunEvaluations:
         check_failures(_causes(records), len(requests), client.max_failure_share)
         return records
 
-    def _judge(self, about: _About, records: Sequence[EpisodeRecord]) -> EvaluationSummary | None:
-        """Sum up an evaluation, which the main rank keeps and says; None when every episode failed."""
-        said = f"evaluated after step {about.step}" if about.during else f"evaluated {about.label}"
+    def _judge(
+        self,
+        label: str,
+        policy: str,
+        records: Sequence[EpisodeRecord],
+        step: int | None = None,
+        *,
+        during: bool = False,
+    ) -> EvaluationSummary | None:
+        """Summarize an evaluation, which the main rank writes and prints; None when every episode failed."""
+        what = f"evaluated after step {step}" if during else f"evaluated {label}"
         causes = _causes(records)
         if len(causes) == len(records):
-            self._console.print(
-                f"{said}: nothing, for every episode failed; the first cause: {causes[0]}", highlight=False
-            )
+            self._say(f"{what}: nothing, since every episode failed; the first cause: {causes[0]}")
             return None
         summary = summarize(records, excluded_by_reason(self._dataset))
         if self._ranks.is_main:
-            self._write(about, records, summary)
-            against = self._against_before(records) if about.during else ""
-            self._console.print(
-                f"{said}: {percent(summary.success_rate)} of {summary.episodes} questions "
-                f"({interval_text(summary.interval)}){against}",
-                highlight=False,
-                soft_wrap=True,
+            evaluation = Evaluation(
+                label=label,
+                policy=policy,
+                data=self._data,
+                split=Split.EVAL.value,
+                answer_mode=self._answer_mode.value,
+                order=LABELS.index("before" if during else label),
+                summary=summary,
+                unseen_databases=self.unseen_databases,
+                step=step,
+                during=during,
             )
+            self._folder.write_evaluation(evaluation, records)
+            against = self._against_before(records) if during else ""
+            rate = f"{percent(summary.success_rate)} of {summary.episodes} questions"
+            self._say(f"{what}: {rate} ({interval_text(summary.interval)}){against}")
         return summary
+
+    def _say(self, line: str) -> None:
+        self._console.print(line, highlight=False, soft_wrap=True)
 
     def _against_before(self, records: Sequence[EpisodeRecord]) -> str:
         if self._kept("before") is None:
@@ -183,22 +193,6 @@ class RunEvaluations:
         paired = compare(self._folder.evaluation_episodes("before"), records)
         low, high = 100 * paired.interval.low, 100 * paired.interval.high
         return f", {100 * paired.mean:+.1f} points against before ({low:+.1f} to {high:+.1f})"
-
-    def _write(self, about: _About, records: Sequence[EpisodeRecord], summary: EvaluationSummary) -> None:
-        evaluation = Evaluation(
-            label=about.label,
-            policy=about.policy,
-            data=self._data,
-            split=Split.EVAL.value,
-            answer_mode=self._answer_mode.value,
-            order=LABELS.index("before" if about.during else about.label),
-            summary=summary,
-            unseen_databases=self.unseen_databases,
-            step=about.step,
-            during=about.during,
-            best_of=about.best_of,
-        )
-        self._folder.write_evaluation(evaluation, records)
 
 
 def step_label(step: int) -> str:

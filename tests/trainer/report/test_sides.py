@@ -29,7 +29,7 @@ def test_a_run_is_its_evaluation_after_training_and_any_other_has_a_label(tmp_pa
         named = find_side(f"{run.path}:{label}")
         assert named.evaluation is not None
         assert named.evaluation.label == label
-    for file in ("/before.json", "/before.episodes.jsonl", ":before"):
+    for file in ("/before.json", "/before.episodes.jsonl"):
         assert find_side(f"{run.path}/evaluations{file}").name == f"{run.path}:before"
 
 
@@ -74,15 +74,6 @@ def test_a_file_of_episodes_alone_can_be_compared_and_says_what_is_not_known(tmp
     assert "data, answer mode and settings are not known" in side.notes[0]
 
 
-def test_a_folder_of_evaluations(tmp_path: Path) -> None:
-    first = make_file(tmp_path / "first.jsonl", FEW)
-    assert find_side(str(tmp_path)) == find_side(str(first))
-    make_file(tmp_path / "second.jsonl", MANY)
-    assert find_side(f"{tmp_path}:second").records == MANY
-    with pytest.raises(SideError, match=rf"2 files of episodes; name one: {tmp_path}:first, {tmp_path}:second"):
-        find_side(str(tmp_path))
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -92,7 +83,8 @@ def test_a_folder_of_evaluations(tmp_path: Path) -> None:
         ("run", "has no evaluation 'after'; it has .*run:before"),
         ("fresh", "it has none at all"),
         ("model", "holds no evaluation; .* sqlenv evaluate --policy .*model --episodes_out FILE.jsonl"),
-        ("", "is a folder of runs; name one: .*/fresh, .*/run$"),
+        ("", "is a folder of several; name one: .*/fresh, .*/run$"),
+        ("files", "is a folder of several; name one: .*/files/a.jsonl$"),
         ("run/episodes.jsonl", "are episodes of training, under many policies; give the run's folder, .*run$"),
     ],
 )
@@ -100,6 +92,8 @@ def test_what_cannot_be_compared_is_refused_and_says_what_can(tmp_path: Path, na
     make_run(tmp_path / "run", {"before": FEW, "random": FEW}, steps=1)
     make_run(tmp_path / "fresh", {})
     (tmp_path / "model").mkdir()
+    (tmp_path / "files").mkdir()
+    make_file(tmp_path / "files" / "a.jsonl", FEW)
     (tmp_path / "model" / "config.json").write_text("{}")
     with pytest.raises(SideError, match=message):
         find_side(f"{tmp_path}/{name}")
