@@ -171,9 +171,9 @@ def play(data: str, scratch: Path, seconds: float, *, hostile: bool) -> Round:
 def ways(server: ServerProcess) -> dict[str, dict[str, float]]:
     """Return how many steps took which way, and their mean time in the server."""
     found: dict[str, dict[str, float]] = {}
-    for lane, count in server.metric_by_label("sqlenv_step_seconds_count").items():
-        seconds = server.metric_by_label("sqlenv_step_seconds_sum")[lane]
-        found[lane] = {"steps": count, "mean_ms": seconds / count * 1e3}
+    for source, count in server.metric_by_label("sqlenv_step_seconds_count").items():
+        seconds = server.metric_by_label("sqlenv_step_seconds_sum")[source]
+        found[source] = {"steps": count, "mean_ms": seconds / count * 1e3}
     return found
 
 

@@ -98,7 +98,7 @@ class Bench:
 
     def measured(self, servers: int, log: Path) -> dict[str, float]:
         """Play on so many servers."""
-        settings = {"SQLENV_MAX_SESSIONS": str(self._args.sessions), "SQLENV_LANES": "1,1"}
+        settings = {"SQLENV_MAX_SESSIONS": str(self._args.sessions), "SQLENV_QUERY_WORKERS": "1,1"}
         with ExitStack() as stack:
             command = [*SERVE, "--data", self._args.data]
             running = [stack.enter_context(ServerProcess(command, log, settings)) for _ in range(servers)]

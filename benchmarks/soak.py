@@ -60,7 +60,7 @@ SETTLE_S = 90.0
 OWN_SOCKETS = 2
 """Connections of the one who looks, on their way out."""
 POOLED_FILES = 32
-"""Databases that the server and its lanes may keep open beyond those of the warm-up."""
+"""Databases that the server and its query processes may keep open beyond those of the warm-up."""
 POLL_S = 0.2
 LEAK_BYTES = 300
 """Memory that may stay for each session."""
@@ -198,7 +198,7 @@ class SoakTest:
         self.problems += crowd.surprises
 
     def _settle(self) -> None:
-        """Wait until the server has let go of every session, and its lanes of every query."""
+        """Wait until the server has let go of every session, and its pools of every query."""
         deadline = time.monotonic() + SETTLE_S
         while True:
             ready = json.loads(self._server.get("/ready"))
@@ -207,7 +207,7 @@ class SoakTest:
                 "waiting": ready["waiting"],
                 "open": self._server.metric("sqlenv_sessions_opened_total")
                 - self._server.metric("sqlenv_sessions_closed_total"),
-                "lanes": self._server.metric("sqlenv_pool_waiting") + self._server.metric("sqlenv_pool_running"),
+                "pools": self._server.metric("sqlenv_pool_waiting") + self._server.metric("sqlenv_pool_running"),
             }
             if not any(left.values()):
                 return

@@ -174,7 +174,7 @@ def test_the_client_needs_nothing_of_the_server() -> None:
 
 def test_a_query_process_holds_no_more_than_it_uses() -> None:
     loaded = loaded_by(
-        "import sys, env_server.service.execution.query_process as _; "
+        "import sys, env_server.service.execution.process as _; "
         'print(*{name.partition(".")[0] for name in sys.modules})'
     )
     assert {"env_server", "apsw"} <= loaded

@@ -29,15 +29,14 @@ from env_server.scores import Scores
 from env_server.service import http, pages
 from env_server.service.access import Access
 from env_server.service.capacity import Capacity
-from env_server.service.execution.cpu_budget import CpuBudget
-from env_server.service.execution.databases import ServiceDatabases, SessionJobs
-from env_server.service.execution.query_pool import QueryPool
+from env_server.service.execution.executor import Executor
 from env_server.service.http import BodyLimit, StatelessEnv
 from env_server.service.logs import log, log_loop_errors
 from env_server.service.metrics import Metrics
 from env_server.service.session import Session
 from env_server.service.settings import ServiceSettings
 from env_server.service.socket import Sockets, WebSocketRouter
+from env_server.sql.pool import DatabasePool
 from env_server.sql.sandbox import limit_memory
 
 DESCRIPTION = (
@@ -60,10 +59,14 @@ class Service:
         self.metrics.sessions_max.set(self.capacity.limit)
         self._environment_settings = settings.environment
         cache = Cache(settings.cache_dir)
-        self.databases = ServiceDatabases(dataset.databases, self._environment_settings, cache)
+        self.databases = DatabasePool(dataset.databases, settings.environment.sandbox, max_idle=1, cache=cache)
         self._scores = Scores()
-        self.query_pool = QueryPool(
-            dataset.databases, self._environment_settings, settings.answer_mode, settings.cache_dir, settings.lanes
+        self.executor = Executor(
+            dataset.databases,
+            self._environment_settings,
+            settings.answer_mode,
+            settings.cache_dir,
+            settings.query_workers,
         )
         token = settings.token.get_secret_value() if settings.token is not None else None
         self.access = Access(token, settings.allowed_origins)
@@ -72,15 +75,14 @@ class Service:
         self.sockets = Sockets(
             settings, self.access, self.capacity, self.metrics, self._new_session, served.version_tag
         )
-        # All HTTP requests share one account.
-        self.stateless = StatelessEnv(self._new_jobs(), self._new_episodes)
+        self.stateless = StatelessEnv(self.executor.run, self._new_episodes)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Start the query pool and what runs in the background; end them."""
+        """Start the query processes and what runs in the background; end them."""
         log_loop_errors(asyncio.get_running_loop())
         await asyncio.to_thread(self.databases.learn_schemas)
-        async with self.query_pool:
+        async with self.executor:
             background = [asyncio.ensure_future(self.sockets.close_idle()), asyncio.ensure_future(self._gauge())]
             try:
                 with self._draining_on_signals():
@@ -175,21 +177,18 @@ class Service:
             self._scores,
         )
 
-    def _new_jobs(self) -> SessionJobs:
-        return SessionJobs(self.databases, self.query_pool.run, CpuBudget())
-
     def _new_session(self) -> Session:
-        return Session(self._new_episodes(), self._new_jobs(), self.metrics)
+        return Session(self._new_episodes(), self.executor.run, self.metrics)
 
     async def _gauge(self) -> None:
         while True:
             await asyncio.sleep(GAUGES_S)
-            self.metrics.cache_entries.set(len(self.databases.outcomes))
-            self.metrics.cache_bytes.set(self.databases.outcomes.bytes)
-            for name, stats in self.query_pool.stats.items():
-                self.metrics.pool_waiting.labels(name).set(stats.waiting)
-                self.metrics.pool_running.labels(name).set(stats.running)
-                self.metrics.pool_restarts.labels(name).set(stats.restarts)
+            self.metrics.cache_entries.set(len(self.executor.cache))
+            self.metrics.cache_bytes.set(self.executor.cache.size)
+            for name, pool in self.executor.pools.items():
+                self.metrics.pool_waiting.labels(name).set(pool.waiting)
+                self.metrics.pool_running.labels(name).set(pool.running)
+                self.metrics.pool_restarts.labels(name).set(pool.restarts)
             if (parent := parent_process()) is not None and not parent.is_alive():
                 log(logging.ERROR, "parent_died")
                 os.kill(os.getpid(), signal.SIGTERM)

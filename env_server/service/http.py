@@ -21,9 +21,10 @@ from pydantic_core import to_json
 
 from env_server.episodes import Episodes
 from env_server.errors import SQLEnvError
-from env_server.service.execution.databases import SessionJobs
+from env_server.service.execution.executor import ExecutionResult
 from env_server.service.metrics import CONTENT_TYPE
 from env_server.service.protocol import MAX_ERRORS, mcp_reply, observation_data, state_data
+from env_server.service.session import Run
 from env_server.types import ResetRequest, SQLAction, SQLObservation, SQLState, is_unicode
 
 MAX_AT_ONCE = 16
@@ -83,8 +84,8 @@ def schemas() -> dict[str, Any]:
 class StatelessEnv:
     """Carries out requests in episodes of their own."""
 
-    def __init__(self, jobs: SessionJobs, new_episodes: Callable[[], Episodes]) -> None:
-        self._jobs = jobs
+    def __init__(self, run: Run, new_episodes: Callable[[], Episodes]) -> None:
+        self._run = run
         self._new_episodes = new_episodes
         self._running = 0
 
@@ -101,8 +102,9 @@ class StatelessEnv:
             step = episodes.plan(action)
             if step.job is None:
                 return episodes.apply(step)
-            done = self._jobs.at_once(step.job) or await self._jobs.in_pool(step.job)
-            return episodes.apply(step, done.outcome)
+            result = self._run(step.job)
+            result = result if isinstance(result, ExecutionResult) else await result
+            return episodes.apply(step, result.outcome)
 
     @contextmanager
     def _counted(self) -> Iterator[None]:

@@ -2,7 +2,7 @@
 
 Promises:
 - Every frame but `close` gets one reply, and no frame ends the session; replies come in the order of the frames.
-- A step whose query or verdict needs the query pool waits for it, without holding anything else up; when there is none,
+- A step whose query or verdict needs a query process waits for it and holds nothing else up; when there is none,
   the episode is as it was.
 - Nothing of the gold is in a reply, but for the rewards and the verdict.
 """
@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 
 from env_server.episodes import Episodes, PlannedStep
 from env_server.errors import DataError, SQLEnvError
 from env_server.jobs import Job
 from env_server.outcomes import Outcome
-from env_server.service.execution.databases import SessionJobs
+from env_server.service.execution.executor import ExecutionResult
 from env_server.service.logs import log
 from env_server.service.metrics import Metrics
 from env_server.service.protocol import (
@@ -34,15 +34,17 @@ from env_server.service.protocol import (
 )
 from env_server.types import ActionType, ErrorCode, ResetRequest, SQLAction, SQLObservation
 
+Run = Callable[[Job], ExecutionResult | Awaitable[ExecutionResult]]
+"""Runs a job; `Executor.run` is one."""
 _ACTIONS = frozenset(ActionType)
 
 
 class Session:
     """Answers the frames of one client, one at a time."""
 
-    def __init__(self, episodes: Episodes, jobs: SessionJobs, metrics: Metrics) -> None:
+    def __init__(self, episodes: Episodes, run: Run, metrics: Metrics) -> None:
         self._episodes = episodes
-        self._jobs = jobs
+        self._run = run
         self._metrics = metrics
         self.playing = False
         """Whether an episode has begun and is not over."""
@@ -81,23 +83,23 @@ class Session:
         step = self._episodes.plan(action)
         if step.job is None:
             return self._apply(step, None, "none", began)
-        done = self._jobs.at_once(step.job)
-        if done is None:
-            return self._wait_for(step, step.job, began)
-        return self._apply(step, done.outcome, done.route, began)
+        result = self._run(step.job)
+        if not isinstance(result, ExecutionResult):
+            return self._wait_for(step, result, began)
+        return self._apply(step, result.outcome, result.source, began)
 
-    async def _wait_for(self, step: PlannedStep, job: Job, began: float) -> str:
+    async def _wait_for(self, step: PlannedStep, awaited: Awaitable[ExecutionResult], began: float) -> str:
         try:
-            done = await self._jobs.in_pool(job)
-            return self._apply(step, done.outcome, done.route, began)
+            result = await awaited
+            return self._apply(step, result.outcome, result.source, began)
         except SQLEnvError as error:
             return self._failed(error)
 
-    def _apply(self, step: PlannedStep, outcome: Outcome | None, route: str, began: float) -> str:
+    def _apply(self, step: PlannedStep, outcome: Outcome | None, source: str, began: float) -> str:
         observation = self._episodes.apply(step, outcome)
         self.playing = not observation.done
         self._metrics.steps.labels(*_labels(step.kind, observation)).inc()
-        self._metrics.step_seconds.labels(route).observe(time.perf_counter() - began)
+        self._metrics.step_seconds.labels(source).observe(time.perf_counter() - began)
         return observation_frame(observation)
 
     def _failed(self, error: SQLEnvError) -> str:

@@ -79,8 +79,8 @@ class ServiceSettings(BaseSettings):
     """frames that a session may send each second, with a burst of two seconds; 0: no limit"""
     grace_s: float = Field(default=30.0, ge=0, allow_inf_nan=False)
     """seconds that running episodes have to finish in when the server is told to stop"""
-    lanes: Annotated[tuple[int, int], NoDecode] = (4, 1)
-    """processes of each worker for queries that take longer, and for those that take very long: MEDIUM,SLOW"""
+    query_workers: Annotated[tuple[int, int], NoDecode] = (4, 1)
+    """query processes of each worker, for queries that take longer and for those that take very long: FAST,SLOW"""
     cache_dir: Path = Field(default_factory=default_cache_dir)
     """where generated data sets, imported tables and variants are kept"""
     docs: bool = False
@@ -103,14 +103,14 @@ class ServiceSettings(BaseSettings):
         """A worker's share of `queue_size`."""
         return -(-self.queue_size // self.workers)
 
-    @field_validator("allowed_origins", "lanes", mode="before")
+    @field_validator("allowed_origins", "query_workers", mode="before")
     @classmethod
     def _split(cls, value: object, info: ValidationInfo) -> object:
         if not isinstance(value, str):
             return value
         parts = tuple(part.strip() for part in value.split(",") if part.strip())
-        if info.field_name == "lanes" and len(parts) != 2:
-            raise ValueError("there are two lanes, MEDIUM,SLOW. Write two numbers, as in 1,1")
+        if info.field_name == "query_workers" and len(parts) != 2:
+            raise ValueError("there are two pools, FAST,SLOW. Write two numbers, as in 1,1")
         return parts
 
     @field_validator("host")
@@ -127,12 +127,12 @@ class ServiceSettings(BaseSettings):
                 raise ValueError(f"{origin!r} is no origin. Write a scheme and a host, as in https://lab.example.org")
         return tuple(origin.lower() for origin in origins)
 
-    @field_validator("lanes")
+    @field_validator("query_workers")
     @classmethod
-    def _lanes_exist(cls, lanes: tuple[int, int]) -> tuple[int, int]:
-        if min(lanes) < 1:
-            raise ValueError("each lane needs a process, as in 1,1")
-        return lanes
+    def _pools_have_workers(cls, sizes: tuple[int, int]) -> tuple[int, int]:
+        if min(sizes) < 1:
+            raise ValueError("each pool needs a process, as in 1,1")
+        return sizes
 
     @field_validator("token")
     @classmethod

@@ -79,7 +79,7 @@ Serve = Callable[..., RunningServer]
 
 
 def settings(folder: Path, **given: Any) -> ServiceSettings:
-    return ServiceSettings(**{"messages_per_s": 0, "lanes": (1, 1), "cache_dir": folder / "cache", **given})
+    return ServiceSettings(**{"messages_per_s": 0, "query_workers": (1, 1), "cache_dir": folder / "cache", **given})
 
 
 @pytest.fixture

@@ -34,9 +34,9 @@ SCRIPT_TIMEOUT_S = 120.0
 COUNTED = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT {}) SELECT count(*) FROM n"
 MEDIUM = COUNTED.format(20_000)
 LONG = COUNTED.format(200_000)
-"""More steps than the medium lane allows."""
+"""More steps than the fast pool allows."""
 SLOW = COUNTED.format(-1)
-"""More than any lane allows."""
+"""More than any pool allows."""
 Plan = list[dict[str, Any]]
 
 
@@ -62,7 +62,7 @@ def action(kind: str, argument: str) -> dict[str, str]:
 
 
 def episode(question: Question, *ending: dict[str, str], episode_id: str) -> dict[str, Any]:
-    """An episode with every kind of action, a query for each lane, mistakes, and a step too many."""
+    """An episode with every kind of action, a query for each pool, mistakes, and a step too many."""
     actions = [
         action("DESCRIBE", "no such table"),
         action("describe", "pets"),
@@ -148,7 +148,7 @@ def check_validators_and_graders(url: str, dataset: Dataset) -> None:
 
 
 def script(dataset: Dataset) -> list[str]:
-    """Requests for many episodes: mistakes, queries for each lane, all endings."""
+    """Requests for many episodes: mistakes, queries for each pool, all endings."""
     requests: list[str] = []
     for each in plan(dataset):
         requests.append(json.dumps({"type": "reset", "data": each["reset"]}))

@@ -25,7 +25,7 @@ POLL_S = 0.02
 def serving(folder: Path, data: Path, *flags: str) -> Iterator[ServerProcess]:
     """Run `sqlenv serve` on a data set for the `with` block; its log is kept in `folder`."""
     command = [*SQLENV, "serve", "--port", "{port}", "--data", str(data)]
-    command += ["--lanes", "1,1", *flags]
+    command += ["--query_workers", "1,1", *flags]
     with ServerProcess(command, folder / f"serve-{len(list(folder.glob('serve-*.log')))}.log") as server:
         yield server
 

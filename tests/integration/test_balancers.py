@@ -78,7 +78,7 @@ class Served:
         until(ready, START_S)
 
     def _start(self) -> ForkedProcess:
-        flags = ["--port", str(self._port), "--data", str(self._data), "--lanes", "1,1", "--grace_s", "1"]
+        flags = ["--port", str(self._port), "--data", str(self._data), "--query_workers", "1,1", "--grace_s", "1"]
         with self._log.open("ab") as output:
             return self._forks.start([sys.executable, "-m", "sqlenv", "serve", *flags], output=output, folder=ROOT)
 

@@ -78,8 +78,8 @@ def test_a_replay_on_another_server_gives_the_same_bytes(
 ) -> None:
     requests = script(dataset)
     first = replies(server.ws_url, requests)
-    assert '"result":"count(*)\\n200000"' in first[-2], "the slow lane has answered"
+    assert '"result":"count(*)\\n200000"' in first[-2], "the slow pool has answered"
     assert "needs more than" in first[-1], "the last query runs out of budget"
     assert replies(server.ws_url, requests) == first, "from the cache of results"
-    with serving(tmp_path, data, "--workers", "2", "--lanes", "2,2") as other:
+    with serving(tmp_path, data, "--workers", "2", "--query_workers", "2,2") as other:
         assert replies(other.ws_url, requests) == first

@@ -38,7 +38,7 @@ class Restarted:
     """`sqlenv serve` on one port, process after process."""
 
     def __init__(self, data: Path, log: Path, stack: ExitStack) -> None:
-        flags = ("--data", str(data), "--lanes", "1,1", "--grace_s", "1")
+        flags = ("--data", str(data), "--query_workers", "1,1", "--grace_s", "1")
         self._server = stack.enter_context(ServerProcess([*SQLENV, "serve", "--port", "{port}", *flags], log))
         self._log = log
         self.url = self._server.ws_url

@@ -67,7 +67,7 @@ def serve_policies(
         raise ConfigError(
             f"--host {host} lets other machines in: set {TOKEN_VARIABLE} to a secret, for which the page asks"
         )
-    flags = {"host": host, "port": port, "workers": 1, "lanes": "1,1", "grace_s": 0, "log_level": "warning"}
+    flags = {"host": host, "port": port, "workers": 1, "query_workers": "1,1", "grace_s": 0, "log_level": "warning"}
     settings, _ = read_settings([word for name, value in flags.items() for word in (f"--{name}", str(value))])
     asked = [Asked(player, dataset) for player in players]
 

@@ -1,1 +1,1 @@
-"""Where a session's SQL and verdicts run: at once on the event loop, or in query processes."""
+"""Where a session's SQL and verdicts run: `Executor.run`, on the event loop or by `Worker.ask` in a process."""

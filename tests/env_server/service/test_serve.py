@@ -26,7 +26,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from env_server.cache import Cache
-from env_server.service.execution.query_pool import QueryPool
+from env_server.service.execution.executor import Executor
 from env_server.service.serve import ListenError, StartError, bind, serve
 from env_server.service.settings import ServiceSettings
 from env_server.test_suites.store import KIND
@@ -43,7 +43,7 @@ class Server:
     def __init__(self, data: Path, *flags: str, before: Sequence[str] = ()) -> None:
         command = (sys.executable, "-m", "sqlenv", "serve", "--data", str(data), "--cache_dir", str(data / "cache"))
         self.process = subprocess.Popen(
-            [*before, *command, "--port", "0", "--lanes=1,1", *flags],
+            [*before, *command, "--port", "0", "--query_workers=1,1", *flags],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -223,7 +223,7 @@ def test_workers_end_when_their_parent_is_killed(shop: Path) -> None:
 
 
 def test_an_application_that_does_not_start_ends_the_server(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(QueryPool, "start", AsyncMock(side_effect=RuntimeError))
+    monkeypatch.setattr(Executor, "__aenter__", AsyncMock(side_effect=RuntimeError))
     monkeypatch.setattr("env_server.service.serve.configure", Mock())
     settings = ServiceSettings(data=str(shop), cache_dir=shop / "cache", port=0)
     with pytest.raises(StartError):

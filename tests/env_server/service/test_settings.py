@@ -68,10 +68,10 @@ def test_an_empty_variable_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_lists_are_separated_by_commas(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SQLENV_ALLOWED_ORIGINS", "https://Lab.example.org, http://localhost:3000,")
-    monkeypatch.setenv("SQLENV_LANES", "2, 3")
+    monkeypatch.setenv("SQLENV_QUERY_WORKERS", "2, 3")
     settings = read()
     assert settings.allowed_origins == ("https://lab.example.org", "http://localhost:3000")
-    assert settings.lanes == (2, 3)
+    assert settings.query_workers == (2, 3)
     assert read("--allowed_origins", "").allowed_origins == ()
 
 
@@ -95,8 +95,8 @@ def test_the_cache_may_be_at_home(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--grace_s", "inf"], "--grace_s inf: input should be a finite number"),
         (["--answer_mode", "prose"], "--answer_mode prose: input should be 'value' or 'sql'"),
         (["--docs", "maybe"], "--docs maybe: input should be a valid boolean, unable to interpret input"),
-        (["--lanes", "1"], "--lanes 1: there are two lanes, MEDIUM,SLOW. Write two numbers, as in 1,1"),
-        (["--lanes", "0,1"], "--lanes 0,1: each lane needs a process, as in 1,1"),
+        (["--query_workers", "1"], "--query_workers 1: there are two pools, FAST,SLOW. Write two numbers, as in 1,1"),
+        (["--query_workers", "0,1"], "--query_workers 0,1: each pool needs a process, as in 1,1"),
         (["--host", ""], "--host : string should have at least 1 character"),
         (
             ["--allowed_origins", "https://a.org,https://b.org/"],
@@ -172,7 +172,7 @@ def test_the_resolved_settings_say_everything_but_the_token(monkeypatch: pytest.
     assert lines["docs"] == ["true", "--docs"]
     assert lines["token"] == ["set,", "not", "shown", "SQLENV_TOKEN"]
     assert lines["workers"] == ["1"]
-    assert lines["lanes"] == [",".join(map(str, settings.lanes))]
+    assert lines["query_workers"] == [",".join(map(str, settings.query_workers))]
     assert TOKEN not in text + str(settings) + repr(settings)
 
 

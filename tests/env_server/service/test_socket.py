@@ -13,6 +13,7 @@ import signal
 import time
 import tracemalloc
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def is_busy(server: RunningServer) -> bool:
-    return any(queue.running for queue in server.service.query_pool.stats.values())
+    return any(pool.running for pool in server.service.executor.pools.values())
 
 
 async def test_an_episode_over_the_socket_is_the_episode_in_process(server: RunningServer, pets: Dataset) -> None:
@@ -305,7 +306,7 @@ async def test_the_route_of_a_step_is_counted_as_the_one_it_took(serve: Serve) -
         "none": "3.0",
         "inline": "3.0",
         "cached": "2.0",
-        "lane": "1.0",
+        "pool": "1.0",
     }
     steps = re.findall(r'steps_total{action="(\w+)",outcome="(\w+)"} ([1-9]\S*)', rendered)
     assert sorted(steps) == [
@@ -379,9 +380,10 @@ async def test_without_a_verdict_the_answer_is_an_error_and_can_be_given_again(s
         await ask(client, reset())
         asking = asyncio.ensure_future(ask(client, step("ANSWER", SLOW)))
         while not asking.done():
-            for queue in server.service.query_pool.stats.values():
-                for pid in queue.pids if queue.running else ():
-                    os.kill(pid, signal.SIGKILL)
+            for pool in server.service.executor.pools.values():
+                for pid in pool.pids if pool.running else ():
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
             await asyncio.wait({asking}, timeout=0.01)
         assert (await asking)["data"]["code"] == "EXECUTION_ERROR"
         assert (await state(client))["step_count"] == 0
