@@ -32,7 +32,7 @@ from benchmarks.engines import INFERENCE, VLLM_START_S
 from benchmarks.server_process import ROOT, SERVE, ServerProcess
 from env_server.errors import SQLEnvError
 from sqlenv import cli
-from trainer.training.arguments import parse_arguments
+from trainer.training.arguments import parse_train
 from trainer.training.dry_run import dry_run
 from trainer.training.memory import GIB
 
@@ -107,7 +107,8 @@ def measure(config: Mapping[str, Any], args: argparse.Namespace, folder: Path) -
     model = args.model or str(config["model_name_or_path"])
     with servers(config, model, folder, args.server_gpu) as (found, server):
         flags = run_flags(args.config, model, folder / "run", found)
-        longest = dry_run(*parse_arguments([*flags, "--dry_run", "true"]), Console(file=sys.stderr))
+        run, model_config = parse_train([*flags, "--dry_run", "true"])
+        longest = dry_run(run, run, model_config, Console(file=sys.stderr))
         status = cli.main(["train", *flags])
         if status:
             raise SystemExit(status)

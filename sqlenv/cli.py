@@ -116,18 +116,19 @@ def _version() -> str:
 
 def _train(argv: Sequence[str]) -> int:
     with _nothing_to_save():
-        from trainer.flags.early import Command, look
+        from trainer.flags.early import look
+        from trainer.flags.fields import Command
 
-        argv = look(Command.TRAIN, argv)
-        _loading("train", argv)
+        look(Command.TRAIN, argv)
+        _loading("train")
         from trainer import stages
 
     return stages.run(argv)
 
 
-def _loading(name: str, argv: Sequence[str]) -> None:
+def _loading(name: str) -> None:
     """Say what takes the first seconds, once for all ranks."""
-    if os.environ.get("RANK", "0") == "0" and "--help" not in argv:
+    if os.environ.get("RANK", "0") == "0":
         print(f"sqlenv {name}: loading torch and TRL ...", flush=True)
 
 
@@ -164,10 +165,11 @@ def _export(argv: Sequence[str]) -> int:
 
 def _warmup(argv: Sequence[str]) -> int:
     with _nothing_to_save():
-        from trainer.flags.early import Command, look
+        from trainer.flags.early import look
+        from trainer.flags.fields import Command
 
-        argv = look(Command.WARMUP, argv)
-        _loading("warmup", argv)
+        look(Command.WARMUP, argv)
+        _loading("warmup")
         from trainer import warmup
 
     return warmup.run(argv)

@@ -1,12 +1,17 @@
-"""Arguments beyond TRL's own, read by `TrlParser` from YAML and flags. Plain dataclasses; imports no torch."""
+"""SQLEnv's own flags: the fields that `SQLEnvConfig` and `WarmupConfig` (`trainer.flags.configs`) add to TRL's.
+
+Plain dataclasses, each checked when it is made. Imports no torch.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -19,7 +24,7 @@ from inference.launch.plan import WeightSyncMode
 from inference.weights.transport import SyncCheck
 
 TOKEN_VARIABLE = "SQLENV_TOKEN"
-WEIGHT_SYNCS = ("auto", *(mode.value for mode in WeightSyncMode))
+WEIGHT_SYNCS = ["auto", *(mode.value for mode in WeightSyncMode)]
 ENV_HELP = (
     "Where episodes are played: 'local' (in this process), or the URLs of servers that `sqlenv serve` runs, "
     "separated by commas: ws://host:8000,ws://other:8000."
@@ -78,8 +83,54 @@ def prompt_in(path: str) -> str:
     return text
 
 
-REWARD_WEIGHTINGS = ("fixed", "adaptive")
-ADVANTAGES = ("episode", "turn")
+REWARD_WEIGHTINGS = ["fixed", "adaptive"]
+ADVANTAGES = ["episode", "turn"]
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+POSITIVE = _names("""
+    step_budget max_concurrency max_turn_length rollout_downsampling samples_per_question max_completion_length
+    num_generations per_device_train_batch_size gradient_accumulation_steps steps_per_generation generation_batch_size
+    num_iterations num_train_epochs max_length temperature lora_r lora_alpha logging_steps save_steps save_total_limit
+    eval_steps
+""")
+NOT_NEGATIVE = _names("""
+    few_shot max_thinking_length staleness dynamic_sampling noisy_expert_fraction max_minutes learning_rate warmup_steps
+    weight_decay max_grad_norm beta epsilon epsilon_high seed data_seed
+""")
+"""Flags whose numbers TRL and transformers do not check, and which would divide by zero or train on NaN."""
+
+
+def check_numbers(given: Mapping[str, Any]) -> None:
+    """Refuse a number that its flag does not take. Raises ConfigError."""
+    for name, value in given.items():
+        for number in value if isinstance(value, list) else [value]:
+            if not isinstance(number, int | float):
+                continue
+            if not math.isfinite(number):
+                raise ConfigError(f"--{name} must be a finite number, not {number}")
+            if name in POSITIVE and number <= 0:
+                raise ConfigError(f"--{name} must be positive, not {number}")
+            if name in NOT_NEGATIVE and number < 0:
+                raise ConfigError(f"--{name} must not be negative, not {number}")
+
+
+def check_values(config: Any) -> None:
+    """Refuse what a field of a dataclass does not take. Raises ConfigError."""
+    check_numbers(vars(config))
+    for each in fields(config):
+        value, choices = getattr(config, each.name), each.metadata.get("choices")
+        if choices and value is not None and value not in choices:
+            raise ConfigError(f"--{each.name} must be one of {', '.join(choices)}, not {value!r}")
+
+
+def advise(command: str, lines: Sequence[str]) -> None:
+    """Print the lines on stderr, on one rank of all."""
+    if os.environ.get("RANK", "0") == "0":
+        sys.stderr.writelines(f"{command}: {line}\n" for line in lines)
 
 
 @contextmanager
@@ -97,23 +148,26 @@ class EpisodeArguments:
 
     answer_mode: str = field(
         default="value",
-        metadata={"help": "What ANSWER carries: 'value' (the answer itself) or 'sql' (a query that yields it)."},
+        metadata={
+            "help": "What ANSWER carries: 'value' (the answer itself) or 'sql' (a query that yields it).",
+            "choices": [mode.value for mode in AnswerMode],
+        },
     )
     step_budget: int = field(default=15, metadata={"help": "Steps in an episode."})
     error_hints: bool = field(default=False, metadata={"help": ERROR_HINTS_HELP})
-    action_format: str = field(default="text", metadata={"help": ACTION_FORMAT_HELP})
+    action_format: str = field(
+        default="text", metadata={"help": ACTION_FORMAT_HELP, "choices": [each.value for each in ActionFormat]}
+    )
     system_prompt: str | None = field(default=None, metadata={"help": SYSTEM_PROMPT_HELP})
     difficulty: str | None = field(default=None, metadata={"help": DIFFICULTY_HELP})
     folds: str | None = field(default=None, metadata={"help": FOLDS_HELP})
+    custom_system_prompt: str | None = field(default=None, init=False)
+    """The text of `system_prompt`, or that of the policy that training starts from; not a flag."""
 
     def __post_init__(self) -> None:
-        modes, formats = [mode.value for mode in AnswerMode], [each.value for each in ActionFormat]
-        if self.action_format not in formats:
-            raise ConfigError(f"--action_format must be one of {formats}, not {self.action_format!r}")
-        if self.answer_mode not in modes:
-            raise ConfigError(f"--answer_mode must be one of {modes}, not {self.answer_mode!r}")
-        # Not a flag: a policy that training starts from may bring its own; see `trainer.training.arguments`.
-        self.custom_system_prompt: str | None = None if self.system_prompt is None else prompt_in(self.system_prompt)
+        check_values(self)
+        if self.system_prompt is not None:
+            self.custom_system_prompt = prompt_in(self.system_prompt)
         _ = self.difficulties, self.kept_folds
 
     @property
@@ -166,14 +220,16 @@ class SQLEnvArguments(EpisodeArguments):
         default="auto",
         metadata={
             "help": "With --use_vllm, how servers get the weights: 'disk' (a folder that both sides see; works "
-            "everywhere), 'lora' (the adapter alone), 'nccl' (other GPUs or hosts), 'ipc' (the same GPU), or 'auto'."
+            "everywhere), 'lora' (the adapter alone), 'nccl' (other GPUs or hosts), 'ipc' (the same GPU), or 'auto'.",
+            "choices": WEIGHT_SYNCS,
         },
     )
     weight_sync_check: str = field(
         default="warn",
         metadata={
             "help": "What follows when servers' logprobs drift from the trainer's: 'warn', 'strict' (stop) or "
-            "'off', which also leaves out the check of the first push that every tensor arrives."
+            "'off', which also leaves out the check of the first push that every tensor arrives.",
+            "choices": [check.value for check in SyncCheck],
         },
     )
     weight_sync_dir: str | None = field(
@@ -222,7 +278,8 @@ class SQLEnvArguments(EpisodeArguments):
         default="episode",
         metadata={
             "help": "What a token's advantage is: its episode's ('episode'), or that and its turn's, compared with "
-            "the turns of the group's other episodes whose transcripts were the same up to there ('turn')."
+            "the turns of the group's other episodes whose transcripts were the same up to there ('turn').",
+            "choices": ADVANTAGES,
         },
     )
     reward_functions: list[str] = field(
@@ -236,7 +293,8 @@ class SQLEnvArguments(EpisodeArguments):
         default="fixed",
         metadata={
             "help": "Whether --reward_weights are what every batch is weighed by ('fixed'), or the most ('adaptive'): "
-            "then the weight of a reward sinks as its episodes differ less, in relation to correctness."
+            "then the weight of a reward sinks as its episodes differ less, in relation to correctness.",
+            "choices": REWARD_WEIGHTINGS,
         },
     )
     eval_episodes: int = field(
@@ -254,33 +312,19 @@ class SQLEnvArguments(EpisodeArguments):
             "planned for one, unless --use_cpu true. Nothing is written."
         },
     )
+    plans_gpu: bool = field(default=False, init=False)
+    """A dry run without --use_cpu where no GPU is here; not a flag."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, choices in (
-            ("weight_sync", WEIGHT_SYNCS),
-            ("weight_sync_check", tuple(SyncCheck)),
-            ("advantages", ADVANTAGES),
-            ("reward_weighting", REWARD_WEIGHTINGS),
-        ):
-            if getattr(self, name) not in choices:
-                raise ConfigError(f"--{name} must be one of {list(choices)}, not {getattr(self, name)!r}")
-        positive = ("step_budget", "max_concurrency", "max_turn_length", "rollout_downsampling")
-        for name in positive:
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"--{name} must be positive, not {getattr(self, name)}")
-        for name in ("few_shot", "max_thinking_length", "staleness", "dynamic_sampling"):
-            if (getattr(self, name) or 0) < 0:
-                raise ConfigError(f"--{name} must not be negative, not {getattr(self, name)}")
         named: object = self.reward_functions
         if isinstance(named, str):  # a config file may name one without a list
             self.reward_functions = [named]
-        # Not a flag: a dry run without --use_cpu where no GPU is here; see `trainer.training.arguments`.
-        self.plans_gpu: bool = False
 
     def to_log(self) -> dict[str, Any]:
         """What a run's files may show: everything but the token."""
-        return {name: value for name, value in asdict(self).items() if name != "env_token"}
+        names = [each.name for each in fields(SQLEnvArguments) if each.init]
+        return {name: getattr(self, name) for name in names if name != "env_token"}
 
 
 @dataclass
@@ -339,11 +383,9 @@ class WarmupArguments(EpisodeArguments):
     )
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.noisy_expert_fraction <= 1.0:
-            raise ConfigError(f"--noisy_expert_fraction must lie in [0, 1], not {self.noisy_expert_fraction}")
         super().__post_init__()
-        if self.step_budget <= 0 or self.samples_per_question <= 0:
-            raise ConfigError("--step_budget and --samples_per_question must be positive")
+        if self.noisy_expert_fraction > 1.0:
+            raise ConfigError(f"--noisy_expert_fraction must be at most 1, not {self.noisy_expert_fraction}")
         if self.max_episodes < -1 or (self.max_episodes == 0 and not self.rejection_sampling):
             raise ConfigError("--max_episodes must be positive, -1 for all questions, or 0 beside --rejection_sampling")
         if self.correct_mistakes and not self.rejection_sampling:
@@ -353,8 +395,6 @@ class WarmupArguments(EpisodeArguments):
                 raise ConfigError(f"--rejection_sampling {file}: there is no such file")
         if isinstance(self.chat_template_kwargs, str):
             self.chat_template_kwargs = _json_object("--chat_template_kwargs", self.chat_template_kwargs)
-        if self.max_minutes < 0:
-            raise ConfigError("--max_minutes must not be negative")
 
     @property
     def template_variables(self) -> dict[str, Any]:

@@ -38,15 +38,14 @@ from trl.trainer.utils import FusedCausalLMOutput
 from env_server.dataset import Question
 from inference.out_of_memory import is_out_of_memory, release
 from trainer.chat.format import ChatFormat
-from trainer.config import ConfigError
+from trainer.config import ConfigError, advise
 from trainer.eval.statistics import EvaluationSummary
-from trainer.flags.combinations import check_optimizer
+from trainer.flags.configs import check_optimizer
 from trainer.logprobs import IGNORED, compact_head, trimmed
 from trainer.models import init_kwargs, keep_gradients, load_to_continue, repair_generation_settings
 from trainer.out_of_memory import halved
 from trainer.policy import PolicyError, resolve_policy
 from trainer.rollout.rewards import weights_of
-from trainer.training.arguments import advise
 from trainer.training.batches import Batches, prompt_of
 from trainer.training.checkpointing import CheckpointingTrainer
 from trainer.training.evaluating import evaluation_metrics, worst_metrics

@@ -34,7 +34,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import chain, pairwise, takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -51,7 +51,7 @@ from env_server.errors import SQLEnvError
 from env_server.types import AnswerMode
 from inference.adapters import STAGES_FILE
 from trainer import train, warmup
-from trainer.config import ConfigError, EpisodeArguments, SQLEnvArguments, WarmupArguments
+from trainer.config import ConfigError, EpisodeArguments, advise
 from trainer.eval.output_folder import (
     RunKind,
     final_state,
@@ -62,27 +62,18 @@ from trainer.eval.output_folder import (
 )
 from trainer.eval.run_files import PLACES, RunFolder, replace_json
 from trainer.eval.statistics import interval_text, percent
-from trainer.flags.config_file import read_config
-from trainer.flags.given import split_config
-from trainer.flags.table import TRAIN_FLAGS, WARMUP_FLAGS, FlagTable
+from trainer.flags.config_file import STAGES, read_config, split_config
+from trainer.flags.configs import Config, SQLEnvConfig, WarmupConfig, honours
+from trainer.flags.fields import Command
 from trainer.next_command import NextCommand
 from trainer.policy import SavedPlay, resolve_policy
 from trainer.ranks import Ranks, abort_together
 from trainer.signals import StopSignals
-from trainer.training.arguments import (
-    NamedPlay,
-    advise,
-    parse_arguments,
-    parse_warmup_arguments,
-    play_settings,
-    require_questions,
-    warmup_play_settings,
-)
+from trainer.training.arguments import NamedPlay, parse_train, parse_warmup
 from trainer.training.dry_run import dry_run
-from trainer.training.questions import QuestionFilter
+from trainer.training.questions import QuestionFilter, require_questions
 from trainer.training.trackers import closing_runs
 
-STAGES = "stages"
 START = ("model_name_or_path", "model_revision")
 """The policy that the first stage starts from."""
 OUTPUT, RESUME, DRY_RUN = "output_dir", "resume_from_checkpoint", "dry_run"
@@ -93,22 +84,15 @@ WHOLE = (OUTPUT, RESUME, DRY_RUN, VARIABLES)
 SECRETS = ("env_token", "hub_token")
 MACHINES = re.compile(r"env_server|max_concurrency|vllm_server_.*|weight_sync_dir")
 """Flags that say where servers are, and how much runs at once: a resumed run may be on another machine."""
-COMMANDS: Mapping[str, tuple[str, FlagTable, type]] = {
-    "warmup": ("sqlenv warmup", WARMUP_FLAGS, WarmupArguments),
-    "grpo": ("sqlenv train", TRAIN_FLAGS, SQLEnvArguments),
+COMMANDS: Mapping[str, tuple[Command, type[Config]]] = {
+    "warmup": (Command.WARMUP, WarmupConfig),
+    "grpo": (Command.TRAIN, SQLEnvConfig),
 }
 """By kind, the command that does a stage, and its flags."""
 
 
 class StageError(ConfigError):
     """The stages cannot be run as they are written; the text names the stage and the key."""
-
-
-def honours(kind: str, name: str, value: str) -> bool:
-    """Whether a kind of stage does something with a flag of this value."""
-    _, table, ours = COMMANDS[kind]
-    known = name in table.honoured or any(field.name == name for field in fields(ours))
-    return known and value in table.choices.get(name, (value,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +109,7 @@ class Stage:
     @property
     def command(self) -> str:
         """The command that does it."""
-        return COMMANDS[self.kind][0]
+        return COMMANDS[self.kind][0].prog
 
     @property
     def settings(self) -> dict[str, str]:
@@ -169,7 +153,7 @@ def read_stages(written: Mapping[str, Any], words: Sequence[str], output: Path) 
 def _takers(stages: Sequence[Stage], name: str, value: str, shown: str) -> list[Stage]:
     """The stages that get a shared key or a flag. Raises StageError where none honours it."""
     asked = stages[:1] if name in START else stages
-    if takers := [stage for stage in asked if honours(stage.kind, name, value)]:
+    if takers := [stage for stage in asked if honours(*COMMANDS[stage.kind], name, value)]:
         return takers
     commands = ", ".join(dict.fromkeys(stage.command for stage in asked))
     raise StageError(f"{shown} {value}: no stage has that flag and value ({commands})")
@@ -242,7 +226,7 @@ def write_finished(stages: Sequence[Stage], output: Path, count: int) -> None:
 def run(argv: Sequence[str]) -> int:
     """`sqlenv train`, of one stage or several; returns the exit status. Raises SQLEnvError."""
     config, words = split_config(argv)
-    if config is None or {"-h", "--help"} & set(words) or STAGES not in (written := read_config(config)):
+    if config is None or STAGES not in (written := read_config(config)):
         return train.run(argv)
     resume = NextCommand.of("sqlenv train", argv).resume_command
     after = NextCommand(resume, resume)
@@ -299,14 +283,12 @@ def _run_stage(stage: Stage, policy: str | None, scratch: Path, console: Console
     start = f", resumed from {checkpoint.name}" if checkpoint else f", from {policy}" if policy else ""
     console.print(f"{stage.title}: {stage.command}{start}", highlight=False, soft_wrap=True)
     argv = [*_config(stage, policy, scratch), *([f"--{RESUME}", str(checkpoint)] if checkpoint else [])]
-    threads = torch.get_num_threads()
     try:
         with closing_runs(), same_precision(), StopSignals(stage.command, after, stage.title) as stopping:
             (warmup.warm_up if stage.kind == "warmup" else train.train)(argv, stopping)
     except SQLEnvError as error:
         raise StageError(f"{stage.title}: {error}") from error
     finally:
-        torch.set_num_threads(threads)
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -379,20 +361,20 @@ class _Checks:
         elif stage.folder.exists():  # it is removed before the stage starts again
             argv += [f"--{OUTPUT}", str(self._scratch / f"new-{stage.folder.name}")]
         if stage.kind == "warmup":
-            arguments, sft, model = parse_warmup_arguments(argv, "", self._play)
-            self._pass_on(model, stage, Ranks.of(sft), SavedPlay.of(warmup_play_settings(arguments)))
-            for source in arguments.data.split(","):
-                if not _questions(arguments, source):
+            warmed, model = parse_warmup(argv, self._play)
+            self._pass_on(model, stage, Ranks.of(warmed), SavedPlay.of(warmed.play_settings()))
+            for source in warmed.data.split(","):
+                if not _questions(warmed, source):
                     raise StageError(f"--data {source} has no usable question for training")
             return
         stand_in = self._policy is not None and Path(self._policy).parent == self._scratch
         flags = [f"--{DRY_RUN}", "true"] if self._plans else []
-        asked, grpo, model = parse_arguments([*argv, *flags], self._play)
-        self._pass_on(model, stage, Ranks.of(grpo), SavedPlay.of(play_settings(asked, grpo)))
+        config, model = parse_train([*argv, *flags], self._play)
+        self._pass_on(model, stage, Ranks.of(config), SavedPlay.of(config.play_settings()))
         if self._plans:
-            dry_run(asked, grpo, model, self._console, probe=not stand_in)
+            dry_run(config, config, model, self._console, probe=not stand_in)
         else:
-            require_questions(_questions(asked, asked.data), grpo, asked.reward_functions)
+            require_questions(_questions(config, config.data), config, config.reward_functions)
 
     def _pass_on(self, model: ModelConfig, stage: Stage, ranks: Ranks, play: SavedPlay) -> None:
         """Let the next stage start from a stand-in for what this one is going to make."""

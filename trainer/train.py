@@ -12,7 +12,7 @@ an evaluation. Rank 0 alone writes and speaks. SIGTERM and Ctrl-C stop a run so 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
@@ -21,7 +21,7 @@ from typing import Any
 
 from rich.console import Console
 from torch import nn
-from trl import GRPOConfig, ModelConfig
+from trl import ModelConfig
 
 from env_server.data.loading import load_dataset
 from env_server.dataset import Split
@@ -29,7 +29,7 @@ from env_server.sql.pool import DatabasePool
 from env_server.types import AnswerMode
 from inference.adapters import RUN_MODEL
 from trainer.chat.format import ChatFormat, ChatSettings
-from trainer.config import SQLEnvArguments, token_of
+from trainer.config import advise, token_of
 from trainer.engines import RolloutSetup, find_servers, open_policy
 from trainer.eval.output_folder import remove_on_failure
 from trainer.eval.run_files import RunFolder, versions
@@ -37,7 +37,7 @@ from trainer.eval.statistics import EvaluationSummary
 from trainer.evaluate import choose_questions
 from trainer.export.checkpoint import publish
 from trainer.export.hub import Destination
-from trainer.flags.combinations import context_advice
+from trainer.flags.configs import SQLEnvConfig, context_advice
 from trainer.grpo import SQLEnvTrainer, build_trainer, stop_at_turns_ends, use_engine
 from trainer.models import SavePlaySettings, load_tokenizer
 from trainer.next_command import NextCommand, what_next
@@ -54,7 +54,7 @@ from trainer.rollout.players import Examples
 from trainer.rollout.rewards import rewards_of, try_rewards, weights_of
 from trainer.signals import StopAfterStep, StopSignals
 from trainer.tiny import BASE_NOTES
-from trainer.training.arguments import advise, departures, parse_arguments, play_settings, require_questions
+from trainer.training.arguments import parse_train
 from trainer.training.batch_shape import BatchSettings, BatchShape
 from trainer.training.batches import Batches
 from trainer.training.dry_run import dry_run
@@ -63,7 +63,7 @@ from trainer.training.evaluations import RunEvaluations
 from trainer.training.guided_starts import GuidedStarts
 from trainer.training.health import HealthMonitor, RunInfo
 from trainer.training.provenance import provenance
-from trainer.training.questions import EpochOrder, QuestionFilter
+from trainer.training.questions import EpochOrder, QuestionFilter, require_questions
 from trainer.training.reward_weights import AdaptiveWeights
 from trainer.training.run_log import RunLog, episode_lines
 from trainer.training.saving import policy_kept, require_saved_in, writes_in_one_line
@@ -87,15 +87,15 @@ def train(argv: Sequence[str], stopping: StopSignals) -> Ranks:
     Returns the ranks, still connected.
     """
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experimental, and TRL is pinned
-    arguments, grpo, model_config = parse_arguments(argv)
-    ranks = Ranks.of(grpo)
+    config, model_config = parse_train(argv)
+    ranks = Ranks.of(config)
     ranks.log_on_rank_0()
     console = Console(quiet=not ranks.is_main)
-    if arguments.dry_run:
-        dry_run(arguments, grpo, model_config, console)
+    if config.dry_run:
+        dry_run(config, config, model_config, console)
         return ranks
-    with memory_errors(grpo, "this run does not fit"), writes_in_one_line(grpo.output_dir), writing_into(grpo):
-        Training(arguments, grpo, model_config, departures(argv), ranks, console, stopping).run()
+    with memory_errors(config, "this run does not fit"), writes_in_one_line(config.output_dir), writing_into(config):
+        Training(config, model_config, ranks, console, stopping).run()
     return ranks
 
 
@@ -104,16 +104,13 @@ class Training:
 
     def __init__(
         self,
-        arguments: SQLEnvArguments,
-        grpo: GRPOConfig,
+        config: SQLEnvConfig,
         model_config: ModelConfig,
-        departures: Mapping[str, Any],
         ranks: Ranks,
         console: Console,
         stopping: StopSignals,
     ) -> None:
-        self._arguments = arguments
-        self._grpo = grpo
+        self._arguments = self._grpo = arguments = grpo = config
         # TRL would start a client of its own; see `grpo.use_engine`.
         self._use_vllm, grpo.use_vllm = grpo.use_vllm, False
         self._destination = Destination.of(grpo)
@@ -121,7 +118,6 @@ class Training:
             self._destination = self._destination.prepared()
         grpo.push_to_hub = False  # transformers would push the run's folder
         self._model_config = model_config
-        self._departures = departures
         self._ranks = ranks
         self._console = console
         self._stopping = stopping
@@ -181,7 +177,7 @@ class Training:
             settings = setup.settings
             advise("sqlenv train", [*chat.lines, *context_advice(settings.budget.max_context, settings.budget.turn)])
             play = replace(
-                play_settings(arguments, grpo),
+                arguments.play_settings(),
                 chat_template_kwargs=chat.settings.chat_template_kwargs,
                 max_context_length=settings.budget.max_context,
             )
@@ -303,10 +299,10 @@ class Training:
             return
         config: dict[str, Any] = {
             "sqlenv": self._arguments.to_log(),
-            "grpo": {**self._grpo.to_dict(), "use_vllm": self._use_vllm, "push_to_hub": self._destination is not None},
+            "grpo": {**self._grpo.trl_dict(), "use_vllm": self._use_vllm, "push_to_hub": self._destination is not None},
             "model": asdict(self._model_config),
             "versions": versions(),
-            "departures": dict(self._departures),
+            "departures": self._grpo.changed,
             "machine": provenance(),
         }
         notes = Path(str(self._model_config.model_name_or_path)) / BASE_NOTES

@@ -36,10 +36,11 @@ from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config, get_quantiz
 
 from env_server.types import AnswerMode
 from trainer.chat.format import ChatFormat, ChatSettings, Conversation
-from trainer.config import ConfigError, WarmupArguments
+from trainer.config import ConfigError, advise
 from trainer.demos.demonstrations import play_demonstrations
 from trainer.demos.rejection_sampling import sample_by_rejection
 from trainer.eval.output_folder import left_nothing, remove_on_failure
+from trainer.flags.configs import WarmupConfig
 from trainer.logprobs import IGNORED, trimmed
 from trainer.models import (
     SavePlaySettings,
@@ -54,7 +55,7 @@ from trainer.next_command import NextCommand, what_next
 from trainer.policy import resolve_policy
 from trainer.ranks import Ranks, abort_together
 from trainer.signals import StopAfterStep, StopSignals
-from trainer.training.arguments import advise, parse_warmup_arguments, warmup_play_settings
+from trainer.training.arguments import parse_warmup
 from trainer.training.checkpointing import CheckpointingTrainer
 from trainer.training.questions import QuestionFilter
 from trainer.training.saving import policy_kept, require_saved_in, writes_in_one_line
@@ -164,72 +165,71 @@ def warm_up(argv: Sequence[str], stopping: StopSignals) -> Ranks:
 
     Returns the ranks, still connected.
     """
-    arguments, sft, model_config = parse_warmup_arguments(argv, str(__doc__))
-    ranks = Ranks.of(sft)
+    config, model_config = parse_warmup(argv)
+    ranks = Ranks.of(config)
     ranks.log_on_rank_0()
     console = Console(file=sys.stderr, quiet=not ranks.is_main)
-    folder = Path(sft.output_dir)
-    begins = ranks.is_main and not sft.resume_from_checkpoint
+    folder = Path(config.output_dir)
+    begins = ranks.is_main and not config.resume_from_checkpoint
     with (
-        writes_in_one_line(sft.output_dir),
+        writes_in_one_line(str(folder)),
         remove_on_failure(folder, lambda: left_nothing(folder)) if begins else nullcontext(),
     ):
-        _warm_up(arguments, sft, model_config, ranks, console, stopping)
+        _warm_up(config, model_config, ranks, console, stopping)
     return ranks
 
 
 def _warm_up(
-    arguments: WarmupArguments,
-    sft: SFTConfig,
+    config: WarmupConfig,
     model_config: ModelConfig,
     ranks: Ranks,
     console: Console,
     stopping: StopSignals,
 ) -> None:
-    answer_mode = AnswerMode(arguments.answer_mode)
-    sources = arguments.data.split(",")
-    target = Path(sft.output_dir)
-    kept = QuestionFilter.of(arguments)
+    answer_mode = AnswerMode(config.answer_mode)
+    sources = config.data.split(",")
+    target = Path(config.output_dir)
+    kept = QuestionFilter.of(config)
     with ranks.local_main_process_first():
         conversations = []
-        if arguments.max_episodes:
+        if config.max_episodes:
             conversations += play_demonstrations(
                 sources,
-                sft.seed,
+                config.seed,
                 console,
                 answer_mode=answer_mode,
-                settings=arguments.environment,
-                limit=arguments.max_episodes,
-                explore=arguments.noisy_expert_fraction,
+                settings=config.environment,
+                limit=config.max_episodes,
+                explore=config.noisy_expert_fraction,
                 kept=kept,
             )
-        if arguments.rejection_sampling:
+        if config.rejection_sampling:
             samples = sample_by_rejection(
-                arguments.rejection_sampling,
+                config.rejection_sampling,
                 sources,
                 answer_mode,
-                arguments.environment,
-                arguments.samples_per_question,
+                config.environment,
+                config.samples_per_question,
                 kept,
-                arguments.correct_mistakes,
+                config.correct_mistakes,
             )
             console.print(str(samples), highlight=False, soft_wrap=True)
             conversations += samples.conversations
-    tokenizer = load_tokenizer(model_config, trust_remote_code=sft.trust_remote_code)
-    model = _load(model_config, sft)
-    settings = ChatSettings.of(arguments, arguments.template_variables)
+    tokenizer = load_tokenizer(model_config, trust_remote_code=config.trust_remote_code)
+    model = _load(model_config, config)
+    settings = ChatSettings.of(config, config.template_variables)
     chat = ChatFormat(tokenizer, settings)
     for line in chat.lines:
         console.print(line, highlight=False, soft_wrap=True, markup=False)
     rows = [encode(conversation, chat) for conversation in conversations]
     context = model.config.get_text_config(decoder=True).max_position_embeddings
-    rows = _short_enough(rows, sft.max_length or context, console)
-    play = replace(warmup_play_settings(arguments), chat_template_kwargs=chat.settings.chat_template_kwargs)
+    rows = _short_enough(rows, config.max_length or context, console)
+    play = replace(config.play_settings(), chat_template_kwargs=chat.settings.chat_template_kwargs)
     continued = hasattr(model, "peft_config")
-    deadline = Deadline(arguments.max_minutes, ranks) if arguments.max_minutes > 0 else None
+    deadline = Deadline(config.max_minutes, ranks) if config.max_minutes > 0 else None
     trainer = WarmupTrainer(
         model=model,
-        args=sft,
+        args=config,
         train_dataset=HubDataset.from_list(rows),
         processing_class=tokenizer,
         peft_config=None if continued else get_peft_config(model_config),
@@ -252,7 +252,7 @@ def _warm_up(
         return trainer.save_policy(target, play.save)
 
     with nullcontext() if trainer.is_sharded else policy_kept(save, lambda: trainer.state.global_step):
-        trainer.train(resume_from_checkpoint=sft.resume_from_checkpoint)
+        trainer.train(resume_from_checkpoint=config.resume_from_checkpoint)
     if stopping.stopped_after is not None:
         return
     stopping.conclude()
@@ -261,19 +261,19 @@ def _warm_up(
         trainer.save_state()  # it says that the run is finished; see `trainer.eval.output_folder`
     console.print(f"policy  {target}", highlight=False, soft_wrap=True)
     if not stopping.part:
-        further = [["train", "--model_name_or_path", str(target), "--data", arguments.data]]
+        further = [["train", "--model_name_or_path", str(target), "--data", config.data]]
         console.print(what_next(*further, ["evaluate", "--policy", str(target)]), highlight=False, soft_wrap=True)
 
 
-def _load(model_config: ModelConfig, sft: SFTConfig) -> PreTrainedModel:
+def _load(model_config: ModelConfig, config: SFTConfig) -> PreTrainedModel:
     """Load what is trained: a checkpoint, or an adapter on its base. Raises PolicyError."""
     policy = resolve_policy(str(model_config.model_name_or_path), model_config.model_revision)
-    sft.model_init_kwargs = init_kwargs(model_config, sft)
+    config.model_init_kwargs = init_kwargs(model_config, config)
     quantization = get_quantization_config(model_config)
     if policy.adapter is None:
-        model = load_base(policy, sft, quantization)
+        model = load_base(policy, config, quantization)
     else:
-        model = load_to_continue(policy, sft, quantization, lora_dropout=model_config.lora_dropout)
+        model = load_to_continue(policy, config, quantization, lora_dropout=model_config.lora_dropout)
     if line := repair_generation_settings(model):
         advise("sqlenv warmup", [line])
     keep_gradients(model, model_config)

@@ -1,4 +1,4 @@
-"""A hook of MkDocs: the page of every flag, which is what each command's --help-all or --help prints.
+"""A hook of MkDocs: the page of every flag, which is what each command's --help_all or --help prints.
 
 Flags of `sqlenv train` are TRL's, too, and change with its version; a page written by hand would be wrong. Asking the
 commands loads torch and TRL once, some seconds.
@@ -30,7 +30,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the page."""
     text = [
         "# Every flag\n",
-        "What each command's `--help` prints in this version, or its `--help-all`, where there is one.\n",
+        "What each command's `--help` prints in this version, or its `--help_all`, where there is one.\n",
     ]
     text += [f"## `sqlenv {command}`\n\n```text\n{help_of(command)}```\n" for command in commands()]
     files.append(File.generated(config, PAGE, content="\n".join(text)))
@@ -48,7 +48,7 @@ def commands() -> list[str]:
 
 def help_of(command: str) -> str:
     """Return what a command says of its flags."""
-    flag = "--help-all" if command in TRAINERS else "--help"
+    flag = "--help_all" if command in TRAINERS else "--help"
     printed = io.StringIO()
     with mock.patch.dict(os.environ, COLUMNS=COLUMNS), contextlib.redirect_stdout(printed):
         try:

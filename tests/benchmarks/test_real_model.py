@@ -42,7 +42,7 @@ from tests.integration.training import surroundings_in
 from trainer.eval.run_files import RunFolder
 from trainer.policy import SETTINGS_FILE
 from trainer.tiny import BASE_CHECKPOINT
-from trainer.training.arguments import parse_arguments, parse_warmup_arguments
+from trainer.training.arguments import parse_train, parse_warmup
 from trainer.warmup import MINUTES_FILE
 
 RECIPES = [ROOT / "configs" / "real-model" / name for name in ("recipe.yaml", "own-databases.yaml", "quick.yaml")]
@@ -66,11 +66,11 @@ def test_a_shipped_recipe_is_taken_by_the_commands(path: Path, tmp_path: Path) -
         return ["--config", str(tmp_path / "keys.yaml"), *begin]
 
     for keys in filter(None, (recipe.warmup, recipe.replay, recipe.control)):
-        assert parse_warmup_arguments(config({**keys, "max_episodes": 4}), "")[1].save_strategy == "steps"
+        assert parse_warmup(config({**keys, "max_episodes": 4}))[0].save_strategy == "steps"
     for stage in recipe.grpo:
-        arguments, grpo, _ = parse_arguments(config(stage.keys))
-        assert arguments.eval_episodes == 0
-        assert grpo.save_strategy == "steps"
+        trained, _ = parse_train(config(stage.keys))
+        assert trained.eval_episodes == 0
+        assert trained.save_strategy == "steps"
     # Of the epochs that minutes end, a share is never over.
     assert recipe.control.get("warmup_steps", 0.05) == int(recipe.control.get("warmup_steps", 0.05))
 

@@ -21,7 +21,7 @@ from benchmarks.server_process import ROOT
 from tests.integration.training import surroundings_in
 from trainer.eval.run_files import RunFolder
 from trainer.tiny import BASE_CHECKPOINT
-from trainer.training.arguments import parse_arguments
+from trainer.training.arguments import parse_train
 
 SHIPPED: Mapping[str, Any] = yaml.safe_load((ROOT / TRIALS).read_text(encoding="utf-8"))
 
@@ -41,7 +41,7 @@ def test_shipped_trials_are_taken_by_the_command(tmp_path: Path) -> None:
         together = {**recipe.grpo[0].keys, **keys, "max_steps": trials.steps}
         assert not keys.items() <= recipe.grpo[0].keys.items() or not keys, f"{name} is the recipe again"
         (tmp_path / "keys.yaml").write_text(yaml.safe_dump(together), encoding="utf-8")
-        _, grpo, _ = parse_arguments(["--config", str(tmp_path / "keys.yaml"), *begin, *server])
+        grpo, _ = parse_train(["--config", str(tmp_path / "keys.yaml"), *begin, *server])
         assert grpo.max_steps == trials.steps
         assert grpo.generation_batch_size == 48, f"{name}: episodes a step"
 

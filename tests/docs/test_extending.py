@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from env_server.cache import CACHE_VARIABLE
-from trainer.flags.table import TRAIN_FLAGS
+from trainer.flags.configs import SQLEnvConfig
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
@@ -105,4 +105,4 @@ def test_a_section_works_as_it_is_written(title: str, tmp_path: Path, generated_
 def test_the_losses_are_those_that_are_taken() -> None:
     listed = re.search(r"`--loss_type` takes (.*?), and", section("A loss"), re.DOTALL)
     assert listed is not None
-    assert tuple(re.findall(r"`(\w+)`", listed[1])) == TRAIN_FLAGS.choices["loss_type"]
+    assert list(re.findall(r"`(\w+)`", listed[1])) == SQLEnvConfig.__dataclass_fields__["loss_type"].metadata["choices"]

@@ -24,7 +24,7 @@ from trainer.policy import (
     saved_play,
     settle,
 )
-from trainer.training.arguments import parse_arguments
+from trainer.training.arguments import parse_train
 
 OTHER = PlaySettings(
     data="spider:x",
@@ -58,9 +58,9 @@ def test_a_setting_that_a_file_lacks_is_the_default(tmp_path: Path) -> None:
 
 
 def test_the_defaults_are_those_of_training() -> None:
-    arguments, grpo, _ = parse_arguments(["--model_name_or_path", "x"])
+    config, _ = parse_train(["--model_name_or_path", "x"])
     own = PlaySettings()
-    assert own.max_completion_length == grpo.max_completion_length
+    assert own.max_completion_length == config.max_completion_length
     for name in (
         "data",
         "answer_mode",
@@ -71,7 +71,7 @@ def test_the_defaults_are_those_of_training() -> None:
         "max_turn_length",
         "max_thinking_length",
     ):
-        assert getattr(own, name) == getattr(arguments, name)
+        assert getattr(own, name) == getattr(config, name)
 
 
 @pytest.mark.parametrize("policy", ["", "no/such/folder/at/all", "not a name"])

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from inference.adapters import ModelRef, PolicyNameError, find_policy
 from trainer.eval.output_folder import FINAL_STATE
+from trainer.flags.config_file import STAGES
+from trainer.flags.configs import honours
 from trainer.stages import (
-    STAGES,
+    COMMANDS,
     Stage,
     StageError,
-    honours,
     read_finished,
     read_stages,
     same_precision,
@@ -97,12 +98,14 @@ def test_nothing_that_is_accepted_is_lost(
     entries: list[dict[str, Any]], shared: dict[str, Any], flags: dict[str, Any]
 ) -> None:
     words = " ".join(f"--{key} {value}" for key, value in flags.items())
-    if not all(any(honours(entry["kind"], key, "1") for entry in entries) for key in {**shared, **flags}):
+    if not all(any(honours(*COMMANDS[entry["kind"]], key, "1") for entry in entries) for key in {**shared, **flags}):
         with pytest.raises(StageError):
             read(*entries, flags=words, **shared)
         return
     for stage in read(*entries, flags=words, **shared):
-        wanted = {key: str(value) for key, value in {**shared, **flags}.items() if honours(stage.kind, key, "1")}
+        wanted = {
+            key: str(value) for key, value in {**shared, **flags}.items() if honours(*COMMANDS[stage.kind], key, "1")
+        }
         assert stage.settings == wanted
 
 

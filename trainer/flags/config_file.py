@@ -1,8 +1,8 @@
-"""The file of `--config`: YAML in UTF-8, one key for each flag. Imports no torch.
+"""The file of `--config`: YAML, one key for each flag. Imports no torch.
 
-Stricter than PyYAML, where its reading surprises:
+Stricter than PyYAML, where what it reads surprises:
 
-1. A key that is there twice is refused, with both lines; PyYAML takes the last one without a word.
+1. A key that is there twice is refused, with its line; PyYAML takes the last one without a word.
 2. `no` and `yes` are words, as on the command line, where they are a flag's value (`save_strategy: no`); the flag's
    type decides. Deeper down (`chat_template_kwargs: {enable_thinking: no}`), where no flag decides, they are switches.
 3. `2e-1` is a number also in a list, and `2026-11-25` is no date but a name.
@@ -10,74 +10,70 @@ Stricter than PyYAML, where its reading surprises:
 
 from __future__ import annotations
 
-import codecs
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from sqlenv.parser import did_you_mean
 from trainer.config import ConfigError
 
-CONFIG_FLAG = "--config"
-STAGES = "stages"
-_BOOL, _TEXT, _FLOAT = (f"tag:yaml.org,2002:{name}" for name in ("bool", "str", "float"))
-_MERGE, _TIME = (f"tag:yaml.org,2002:{name}" for name in ("merge", "timestamp"))
-_WORDS = ("yes", "no")
+CONFIG, STAGES = "config", "stages"
+_BOOL, _TEXT, _FLOAT, _TIME = (f"tag:yaml.org,2002:{name}" for name in ("bool", "str", "float", "timestamp"))
 
 
 def read_config(path: str) -> dict[str, Any]:
-    """Return the keys of a config file. Raises ConfigError, which names the file, the line and what is wrong there."""
+    """Return the keys of a config file. Raises ConfigError, which names the file and what is wrong there."""
+    if not path:
+        raise ConfigError(f"--{CONFIG} needs the path of a YAML file")
+    if not Path(path).is_file():
+        near = did_you_mean(path, map(str, Path(path).parent.glob("*.y*ml")))
+        raise ConfigError(f"--{CONFIG} {path}: there is no such file{near}")
     try:
-        raw = Path(path).read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{CONFIG_FLAG} {path}: {error.strerror}") from error
-    text = _decoded(path, raw)
-    try:
-        loader = _Loader(text)
+        loader = _Loader(Path(path).read_text(encoding="utf-8-sig"))
         node = loader.get_single_node()
         if isinstance(node, yaml.MappingNode):
             _keep_words(node)
         written = None if node is None else loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
-        raise ConfigError(f"{CONFIG_FLAG} {path}{_where(error)}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{CONFIG_FLAG} {path} is not YAML: {' '.join(str(error).split())}") from error
+        mark = error.problem_mark or error.context_mark
+        line = "" if mark is None else f", line {mark.line + 1}"
+        raise ConfigError(f"--{CONFIG} {path}{line}: {error.problem or error.context}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--{CONFIG} {path}: not UTF-8; save it as UTF-8") from error
+    except (OSError, yaml.YAMLError, ValueError) as error:
+        raise ConfigError(f"--{CONFIG} {path}: {' '.join(str(error).split())}") from error
     if not isinstance(written, dict):
-        raise ConfigError(f"{CONFIG_FLAG} {path} must hold one key for each flag, such as learning_rate: 1.0e-5")
+        raise ConfigError(f"--{CONFIG} {path} must hold one key for each flag, such as learning_rate: 1.0e-5")
     return written
 
 
-def _decoded(path: str, raw: bytes) -> str:
-    if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or raw.count(0) > len(raw) // 4:
-        raise ConfigError(f"{CONFIG_FLAG} {path} is UTF-16; save it as UTF-8")
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise ConfigError(f"{CONFIG_FLAG} {path}, line {line}: not UTF-8; save it as UTF-8") from error
+def split_config(argv: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Return the config file that flags name, if any, and the other words of a command line."""
+    words = list(argv)
+    place = next((place for place, word in enumerate(words) if word.partition("=")[0] == f"--{CONFIG}"), None)
+    if place is None:
+        return None, words
+    _, equals, path = words.pop(place).partition("=")
+    return path if equals else words.pop(place) if place < len(words) else "", words
 
 
-def _where(error: yaml.MarkedYAMLError) -> str:
-    """The end of a sentence: the line, and what is wrong there."""
-    mark = error.problem_mark or error.context_mark
-    line = "" if mark is None else f", line {mark.line + 1}"
-    if error.problem is not None and r"'\t'" in error.problem:
-        return f"{line}: a tab, where YAML takes spaces alone"
-    return f"{line}: {error.problem or error.context}"
+def as_defaults(written: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys as defaults of a parser, which judges text by its flag's type, and takes a number as it is."""
+    return {name: str(value) if isinstance(value, float) else value for name, value in written.items()}
 
 
 def _keep_words(node: yaml.MappingNode) -> None:
     """Make text of what would be a switch, where it is the value of a flag."""
     for key, value in node.value:
-        if key.value == STAGES and isinstance(value, yaml.SequenceNode):
-            for stage in value.value:
-                if isinstance(stage, yaml.MappingNode):
-                    _keep_words(stage)
-            continue
-        for scalar in value.value if isinstance(value, yaml.SequenceNode) else [value]:
-            if scalar.tag == _BOOL and scalar.value.lower() in _WORDS:
-                scalar.tag = _TEXT
+        values = value.value if isinstance(value, yaml.SequenceNode) else [value]
+        for each in values:
+            if key.value == STAGES and isinstance(each, yaml.MappingNode):
+                _keep_words(each)
+            elif each.tag == _BOOL and each.value.lower() in ("yes", "no"):
+                each.tag = _TEXT
 
 
 class _Loader(yaml.SafeLoader):
@@ -86,18 +82,15 @@ class _Loader(yaml.SafeLoader):
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """As PyYAML's. Raises ComposerError."""
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
-        lines: dict[str, int] = {}
+        seen = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 raise yaml.composer.ComposerError(None, None, "a key must be a word", key.start_mark)
-            if key.tag == _MERGE:
-                continue
-            key.tag = _TEXT
-            line = key.start_mark.line + 1
-            if key.value in lines:
-                problem = f"{key.value} is there already, in line {lines[key.value]}; keep one of them"
-                raise yaml.composer.ComposerError(None, None, problem, key.start_mark)
-            lines[key.value] = line
+            if key.value in seen:
+                raise yaml.composer.ComposerError(None, None, f"{key.value} is there twice", key.start_mark)
+            if key.value != "<<":
+                key.tag = _TEXT
+                seen.add(key.value)
         return node
 
 

@@ -1,12 +1,13 @@
-"""What `sqlenv train` and `sqlenv warmup` answer before torch is imported, which takes seconds.
+"""What `sqlenv train` and `sqlenv warmup` answer before torch is imported, which takes seconds: help and refusals.
 
-Promises:
+Guarantees:
 
-1. `--help` shows the flags in groups (`help`); `--help-all` is left to TRL's parser.
-2. A flag, or a key of `--config`, that nothing knows is refused, with the one that was probably meant. So are a word
-   that belongs to no flag, a number that is none, a config file or data that cannot be read, a policy that is not
-   there, and an output folder that the run must not write into. The parser judges all other values.
-3. What is refused here would be refused later. Several ranks look later alone, so that one of them speaks for all.
+1. `--help` shows SQLEnv's flags, and of TRL's those that most runs set, in groups; `--help_all` shows all.
+2. A flag, or a key of `--config`, that nothing knows is refused with the one that it is most like. So are a word that
+   belongs to no flag, a number that is none, a config file or data that cannot be read, a policy that is not there, and
+   an output folder that the run must not write into.
+3. What is refused here would be refused later: `trainer.training.arguments` parses the flags. Several ranks are refused
+   there alone, so that one of them speaks for all.
 """
 
 from __future__ import annotations
@@ -14,96 +15,106 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from enum import Enum
-from importlib.util import find_spec
-from pathlib import Path
+from argparse import SUPPRESS
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlenv.parser import did_you_mean
-from trainer.config import ConfigError, SQLEnvArguments, WarmupArguments
-from trainer.flags.help import train_help, warmup_help
-from trainer.flags.ranges import RANGES, check_ranges
-from trainer.flags.table import SEVERAL, TRAIN_FLAGS, WARMUP_FLAGS, FlagTable
+from sqlenv.parser import Parser, did_you_mean
+from trainer.config import ConfigError, check_numbers
+from trainer.flags.config_file import CONFIG, STAGES, as_defaults, read_config, split_config
+from trainer.flags.fields import Command, Flag, flags_of
 from trainer.policy import resolve_policy
 
-STAGES = "stages"
-HELP, HELP_ALL, CONFIG, MODEL = ("-h", "--help"), ("--help-all", "--help_all"), "config", "model_name_or_path"
+HELP, HELP_ALL = ("-h", "--help"), ("--help_all", "--help-all")
+MODEL, VARIABLES = "model_name_or_path", "env"
 
-
-@dataclass(frozen=True, slots=True)
-class _Flags:
-    """A command's flags: TRL's in the table, ours as fields."""
-
-    table: FlagTable
-    ours: type
-    help: Callable[[], str]
-
-    @property
-    def names(self) -> frozenset[str]:
-        """All of them, without dashes."""
-        return self.table.honoured | self.table.notes.keys() | {field.name for field in fields(self.ours)}
-
-
-class Command(Enum):
-    """The commands whose flags are TRL's."""
-
-    TRAIN = _Flags(TRAIN_FLAGS, SQLEnvArguments, train_help)
-    WARMUP = _Flags(WARMUP_FLAGS, WarmupArguments, warmup_help)
-
-
-_OURS = {field.name: str(field.type) for command in Command for field in fields(command.value.ours)}
-_NUMBERS: Mapping[str, type[int] | type[float]] = {
-    **{name: int if allowed.whole else float for name, allowed in RANGES.items()},
-    **{name: int for name, kind in _OURS.items() if kind.startswith("int")},
-    **{name: float for name, kind in _OURS.items() if kind.startswith("float")},
+_GROUPS: Mapping[str, str] = {
+    "where to begin": "model_name_or_path data output_dir resume_from_checkpoint dry_run",
+    "questions and episodes": "difficulty folds answer_mode action_format step_budget error_hints few_shot "
+    "system_prompt chat_template_kwargs max_turn_length max_thinking_length max_completion_length",
+    "demonstrations": "max_episodes noisy_expert_fraction rejection_sampling samples_per_question correct_mistakes",
+    "rewards and groups": "reward_functions reward_weights reward_weighting advantages num_generations "
+    "dynamic_sampling rollout_downsampling guided_starts",
+    "environments": "env_server env_token max_concurrency",
+    "evaluation": "eval_episodes eval_strategy eval_steps",
+    "learning (TRL)": "max_steps num_train_epochs max_minutes learning_rate per_device_train_batch_size "
+    "gradient_accumulation_steps max_length temperature beta loss_type seed",
+    "adapters (TRL)": "use_peft lora_r load_in_4bit",
+    "vLLM servers": "use_vllm vllm_server_base_url staleness weight_sync weight_sync_check weight_sync_dir",
+    "the run": "use_cpu save_strategy save_steps report_to push_to_hub",
 }
-"""The flags that take numbers, as far as they are known without TRL."""
-_SEVERAL = SEVERAL | {name for name, kind in _OURS.items() if kind.startswith("list")}
+_LEFT_OUT = {Command.TRAIN: "chat_template_kwargs num_train_epochs", Command.WARMUP: "eval_strategy eval_steps"}
+"""Flags of a group that most runs of a command do not set."""
+_METAVARS = {"int": "N", "float": "X", "bool": "BOOL", "list[float]": "X"}
+_HELP: Mapping[str, str] = {
+    "model_name_or_path": "A checkpoint, a LoRA adapter or a run to train, by its folder or its name on the Hub.",
+    "use_peft": "Train a LoRA adapter, and leave the model as it is (default: on a GPU).",
+    "lora_r": "Rank of the adapter.",
+    "use_cpu": "Leave the GPU alone (default: where there is none).",
+    "num_generations": "Episodes of each question, compared with each other.",
+    "vllm_server_base_url": "Where the servers are, which `sqlenv inference` starts (default: http://127.0.0.1:8001).",
+    "report_to": "Trackers to log to as well: tensorboard, trackio, wandb and others.",
+    "push_to_hub": "Push the policy to the Hub when it is trained; --hub_model_id names it.",
+}
+"""Of TRL's flags, where its text says too little, or something else."""
+_DESCRIPTIONS = {
+    Command.TRAIN: """\
+GRPO on SQLEnv, with evaluation before and after, and a report.
+
+These are SQLEnv's flags, and of TRL's (GRPOConfig, ModelConfig) those that most
+runs set. --help_all lists all; each works, or says why it does not.
+""",
+    Command.WARMUP: """\
+SFT on demonstrations that the environment has verified: it teaches a model the
+actions, before GRPO teaches it which of them pay.
+
+These are SQLEnv's flags, and of TRL's (SFTConfig, ModelConfig) those that most
+runs set. --help_all lists all; each works, or says why it does not.
+""",
+}
+_EXAMPLES = {
+    Command.TRAIN: """\
+examples:
+  sqlenv train --config configs/tiny.yaml           a tiny policy, without a GPU
+  sqlenv train --config configs/small-gpu.yaml --dry_run  will it work, and fit?
+  sqlenv train --config configs/small-gpu.yaml --data my-shop      your own data
+  sqlenv train --config configs/stages.yaml               warm-up and then GRPO
+""",
+    Command.WARMUP: """\
+examples:
+  sqlenv warmup --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct --use_peft true
+  sqlenv warmup --model_name_or_path runs/warm --rejection_sampling own.jsonl
+""",
+}
 
 
-def look(command: Command, argv: Sequence[str]) -> list[str]:
-    """Return the words that the command is to go on with. Raises ConfigError; ends the process after help."""
-    if set(HELP_ALL) & set(argv):
-        return ["--help"]
-    if set(HELP) & set(argv):
-        sys.stdout.write(command.value.help())
+def look(command: Command, argv: Sequence[str]) -> None:
+    """Raise ConfigError, or end the process, where the command need not go on: with status 0 after help, else 2."""
+    if {*HELP, *HELP_ALL} & set(argv):
+        sys.stdout.write(_parser(command, flags_of(command), in_full=bool({*HELP_ALL} & set(argv))).format_help())
         sys.exit(0)
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        _refuse(command, argv)
-    words, _ = _words(argv)
-    variables = _read("".join(words[CONFIG])).get("env") if CONFIG in words else None
+    config, _ = split_config(argv)
+    written = {} if config is None else read_config(config)
+    variables = written.pop(VARIABLES, None)
     if isinstance(variables, dict):  # set here, since torch reads OMP_NUM_THREADS when it is imported
         os.environ.update({name: str(value) for name, value in variables.items()})
-    return list(argv)
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        _refuse(command, argv, written)
 
 
-def _refuse(command: Command, argv: Sequence[str]) -> None:
-    words, strays = _words(argv)
-    config = "".join(words.get(CONFIG, []))
-    written = _read(config) if CONFIG in words else {}
-    known = command.value.names
-    if STAGES in written:
-        known = frozenset().union(*(each.value.names for each in Command))
-    check_names((f"--{name}" for name in words), known | {CONFIG, "env"}, "flag")
-    if STAGES not in written:  # of stages, each has keys of its own; see `trainer.stages`
-        check_names(written, known | {"env"}, f"key of {config}:")
-    _refuse_strays(strays, known)
-    given = {**written, **{name: values if len(values) > 1 else "".join(values) for name, values in words.items()}}
-    given |= _numbers(given)
-    _check_policy(command, given)
-    # Help does not wait for these.
-    from env_server.data.loading import check_readable
-    from trainer.eval.output_folder import RunKind, find_output
-
-    find_output(RunKind.STAGES if STAGES in given else RunKind[command.name], given)
-    if STAGES not in given and (data := given.get("data")):
-        for source in str(data).split(",") if command is Command.WARMUP else [str(data)]:
-            check_readable(source)
-
-
-def _refuse_strays(strays: Sequence[str], known: frozenset[str]) -> None:
+def _refuse(command: Command, argv: Sequence[str], written: Mapping[str, Any]) -> None:
+    stages = STAGES in written
+    known = dict(flags_of(command))
+    if stages:
+        known = {**flags_of(Command.WARMUP), **known}
+    parser = _parser(command, known)
+    if not stages:  # each stage has keys of its own; see `trainer.stages`
+        for key in written:
+            if key not in known:
+                raise ConfigError(f"--{CONFIG}: there is no key {key}{did_you_mean(key, known)}")
+        parser.set_defaults(**as_defaults(written))
+    namespace, strays = parser.parse_known_args(list(argv))
+    given = {name: value for name, value in vars(namespace).items() if value is not None}
     for word in strays:
         if word.endswith((".yaml", ".yml")):
             raise ConfigError(f"name the config file by its flag: --{CONFIG} {word}")
@@ -111,77 +122,79 @@ def _refuse_strays(strays: Sequence[str], known: frozenset[str]) -> None:
         raise ConfigError(
             f"{word!r} belongs to no flag{meant or ': flags begin with --, and a value with spaces is put in quotes'}"
         )
+    check_numbers(given)
+    _check_policy(command, given, stages)
+    # Help does not wait for these.
+    from env_server.data.loading import check_readable
+    from trainer.eval.output_folder import RunKind, find_output
+
+    find_output(RunKind.STAGES if stages else RunKind[command.name], {**written, **given})
+    if not stages and (data := given.get("data")):
+        for source in str(data).split(",") if command is Command.WARMUP else [str(data)]:
+            check_readable(source)
 
 
-def _numbers(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of the flags that take numbers. Raises ConfigError for what is none, or out of range."""
-    numbers = {}
-    for name, value in given.items():
-        if name in _NUMBERS and value not in (None, ""):
-            numbers[name] = [_number(name, each) for each in value] if isinstance(value, list) else _number(name, value)
-    check_ranges(numbers)
-    return numbers
-
-
-def _number(name: str, value: Any) -> Any:
-    """Read a number; a config file may hold it as one, and some flags take "none"."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return None if value.lower() == "none" else _NUMBERS[name](value)
-    except ValueError:
-        whole = "whole " if _NUMBERS[name] is int else ""
-        raise ConfigError(f"--{name} takes a {whole}number, not {value!r}") from None
-
-
-def _check_policy(command: Command, given: Mapping[str, Any]) -> None:
-    policy = given.get(MODEL)
-    if policy:
+def _check_policy(command: Command, given: Mapping[str, Any], stages: bool) -> None:
+    if policy := given.get(MODEL):
         resolve_policy(str(policy), given.get("model_revision"))
-    elif command is Command.TRAIN and STAGES not in given:
+    elif command is Command.TRAIN and not stages:
         raise ConfigError(
             "name the policy to train with --model_name_or_path (a folder or a model on the Hub), or begin with "
             "--config configs/tiny.yaml, which takes two CPU cores and no GPU"
         )
 
 
-def check_names(given: Iterable[str], known: frozenset[str], what: str) -> None:
-    """Refuse names that nothing knows; flags begin with dashes, and may be abbreviated. Raises ConfigError."""
-    for word in given:
-        name = word.lstrip("-")
-        dashes = word[: len(word) - len(name)]
-        switched_off = name.startswith("no_") and name[3:] in known
-        abbreviated = bool(dashes) and any(other.startswith(name) for other in known)
-        if name not in known and not switched_off and not abbreviated:
-            raise ConfigError(f"there is no {what} {word}{did_you_mean(word, (dashes + other for other in known))}")
+def _parser(command: Command, flags: Mapping[str, Flag], *, in_full: bool = False) -> Parser:
+    """A parser of the flags that leaves out of its result those that are not given."""
+    prog = command.prog
+    parser = Parser(
+        prog=prog,
+        usage=f"{prog} --model_name_or_path MODEL [flags]",
+        add_help=False,
+        argument_default=SUPPRESS,
+        description=_DESCRIPTIONS[command],
+        epilog=_EXAMPLES[command],
+    )
+    left_out = _LEFT_OUT[command].split()
+    shown = {name: title for title, names in _GROUPS.items() for name in names.split() if name not in left_out}
+    shown |= {flag.name: "more" for flag in flags.values() if flag.own and flag.name not in shown}
+    titles = [*_GROUPS, "more", *(["all the others of TRL's"] if in_full else [])]
+    for title in titles:
+        names = [name for name, its_title in shown.items() if its_title == title and name in flags]
+        if title == titles[-1] and in_full:
+            names = [name for name in flags if name not in shown]
+        if names:
+            group = parser.add_argument_group(title)
+            for name in names:
+                _add(group, flags[name], in_full)
+    if not in_full:
+        for name, flag in flags.items():
+            if name not in shown:
+                _add(parser, flag, hidden=True)
+    group = parser.add_argument_group("help and files")
+    group.add_argument(f"--{CONFIG}", metavar="FILE", help="A YAML file whose keys are flags; a flag wins over it.")
+    group.add_argument(*HELP[1:], action="store_true", help="This.")
+    group.add_argument(*HELP_ALL, action="store_true", help="Every flag.")
+    return parser
 
 
-def _words(argv: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
-    """The flags of a command line, each with its values, and the words that belong to none of them."""
-    found: dict[str, list[str]] = {}
-    strays: list[str] = []
-    taking = strays
-    for word in argv:
-        if not re.match(r"--[A-Za-z]", word):
-            taking.append(word)
-            continue
-        flag, equals, value = word[2:].partition("=")
-        values = found[flag.replace("-", "_")] = [value] if equals else []
-        taking = strays if equals else values
-    for name, values in found.items():
-        if not any(several.startswith(name) for several in _SEVERAL):  # a flag may be abbreviated
-            strays += values[1:]
-            del values[1:]
-    return found, strays
+def _add(group: Any, flag: Flag, in_full: bool = False, *, hidden: bool = False) -> None:
+    text = str(flag.metadata.get("help", ""))
+    if not flag.own and not in_full:
+        text = _HELP.get(flag.name) or re.split(r"(?<=\.)\s", text)[0]
+    text = SUPPRESS if hidden else _with_default(text, flag.default).replace("%%", "%").replace("%", "%%")
+    metavar = _METAVARS.get(flag.annotation.partition(" ")[0], "TEXT")
+    names = (f"--{flag.name}", *flag.metadata.get("aliases", ()))
+    group.add_argument(*names, dest=flag.name, metavar=metavar, help=text, **flag.options)
+    if (dashed := f"--{flag.name.replace('_', '-')}") not in names:
+        group.add_argument(dashed, dest=flag.name, help=SUPPRESS, **flag.options)
+    if flag.default is True:
+        group.add_argument(f"--no_{flag.name}", dest=flag.name, action="store_false", help=SUPPRESS)
 
 
-def _read(path: str) -> Mapping[str, Any]:
-    """The keys of a config file. Raises ConfigError."""
-    if path and not Path(path).is_file():
-        near = did_you_mean(path, map(str, Path(path).parent.glob("*.y*ml")))
-        raise ConfigError(f"--config {path}: there is no such file{near}")
-    if find_spec("yaml") is None:
-        return {}  # it comes with the packages of training, which are missed next
-    from trainer.flags.config_file import read_config
-
-    return read_config(path)
+def _with_default(text: str, default: Any) -> str:
+    """Say the default, unless it is nothing, or the text speaks of it."""
+    if default in (None, False, [], "") or "default" in text.lower():
+        return text
+    shown = " ".join(f"{number:g}" for number in default) if isinstance(default, list) else default
+    return f"{text.removesuffix('.')} (default: {shown})."

@@ -1,189 +1,329 @@
-"""What a user's flags and `--config` say, read by `TrlParser` and checked before anything is loaded.
+"""From the words of a command line to the dataclasses of a run, checked before anything is loaded.
 
-Flags that are refused raise; those that have no effect, and combinations that train badly, are said on stderr, one
-line each, by the main rank.
+`TrlParser` reads flags and `--config`. What is not given follows from the policy (an adapter's shape, how it was
+played), from the machine and from other flags; a flag or a key always wins. Flags that are refused raise; those that
+have no effect, and combinations that train badly, are said on stderr, one line each, by the main rank.
+
+An adapter goes on being trained, with its own rank, scaling and modules. Its base stays what it was, so that servers
+which hold the base take what is pushed, and so does whoever uses the result. A KL term (`--beta`) is measured from the
+adapter as it was at the start, also in a run that is resumed. For another shape, or all weights, it is merged first.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
-from trl import GRPOConfig, ModelConfig, SFTConfig
+import torch
+from trl import ModelConfig, TrlParser
 
-from env_server.dataset import Question
-from env_server.types import AnswerMode
-from inference.adapters import width_of
-from trainer.config import ActionFormat, ConfigError, SQLEnvArguments, WarmupArguments, config_errors, prompt_in
+from inference.adapters import NamedPolicy, width_of
+from inference.precision import Precision, measure_precision
+from sqlenv.parser import refuse
+from trainer.config import ConfigError, advise, check_numbers, config_errors, prompt_in
 from trainer.engines import check_vllm_flags
-from trainer.eval.output_folder import Output, RunKind, find_output
-from trainer.flags.combinations import check_combinations, check_mappings, check_quantisation, check_trackers
-from trainer.flags.defaults import Machine, train_defaults, warmup_defaults
-from trainer.flags.given import FlagParser, read_given
-from trainer.flags.ranges import check_ranges
-from trainer.flags.table import TRAIN_FLAGS, WARMUP_FLAGS
+from trainer.eval.output_folder import RunKind, find_output
+from trainer.flags.config_file import CONFIG, as_defaults, read_config, split_config
+from trainer.flags.configs import (
+    Config,
+    SQLEnvConfig,
+    WarmupConfig,
+    check_adapter,
+    check_given,
+    check_needs,
+    check_packages,
+    length_advice,
+)
 from trainer.policy import (
     SETTINGS_FILE,
     TRAIN_NAMES,
     WARMUP_NAMES,
-    PlaySettings,
     SavedPlay,
     read_play,
     resolve_policy,
     saved_play,
     settle,
 )
-from trainer.rollout.players import with_sql
+from trainer.rollout.rewards import reward_hacking_advice, rewards_of
 from trainer.training.batch_shape import BatchSettings, check_batches
 from trainer.training.evaluating import settle_evaluation
-from trainer.training.starting_point import implied_flags, starting_line
 
+AnyConfig = TypeVar("AnyConfig", bound=Config)
 NamedPlay = tuple[str, SavedPlay]
 """A policy's name, and how it was played."""
+EPISODES_PER_STEP = {"sqlenv train": 64, "sqlenv warmup": 16}
+"""Eight groups of eight: enough with both rights and wrongs in them, on any machine. 16 demonstrations were measured to
+teach a model of 135 million parameters the actions in 29 steps."""
 LIGHT_BYTES = 100_000_000
 """Of weights; a policy of as many is trained on a CPU in minutes."""
-DESCRIPTION = """\
-GRPO on SQLEnv, with evaluation before and after, and the report.
-
-Arguments are TRL's (GRPOConfig, ModelConfig) and SQLEnv's own, from flags and --config FILE.yaml. All that a run writes
-is in its --output_dir: config.json, metrics.jsonl, episodes.jsonl, evaluations/, checkpoints, model/ and report.html.
-
-A config with `stages:` runs a warm-up and GRPO one after the other: docs/training.md.
-"""
 
 
-def parse_arguments(
-    argv: Sequence[str], start_play: NamedPlay | None = None
-) -> tuple[SQLEnvArguments, GRPOConfig, ModelConfig]:
-    """Read flags and `--config`; `start_play` is how the policy was played where that is not yet saved beside it.
+def parse_train(argv: Sequence[str], start_play: NamedPlay | None = None) -> tuple[SQLEnvConfig, ModelConfig]:
+    """Read the flags and `--config` of `sqlenv train`. Raises ConfigError.
 
-    Raises ConfigError.
+    `start_play` is how the policy was played where that is not yet saved beside it.
     """
-    kinds = (SQLEnvArguments, GRPOConfig, ModelConfig)
-    given = read_given(kinds, argv, "sqlenv train")
-    check_ranges(given)
-    output = find_output(RunKind.TRAIN, given)
-    start, said = _starting_point(given)
-    machine = _machine(given)
-    planned = bool(given.get("dry_run")) and machine.cpu and "use_cpu" not in given
-    defaults = train_defaults(given | start, Machine(True, False, True, machine.ranks) if planned else machine) | start
-    taken_over = _take_over(given, output.checkpoint, start_play, TRAIN_NAMES)
-    defaults |= {**taken_over.flags, "output_dir": str(output.folder)}
-    said += [*output.lines, *taken_over.lines]
-    if planned:
-        # transformers refuses bfloat16 where the GPU that is planned for is not.
-        defaults["use_cpu"] = True
-    advice = said + TRAIN_FLAGS.check(given, _defaults_of(kinds) | defaults)
-    if machine.cpu and "use_cpu" not in given and not planned:
-        advice += _slow_on_a_cpu(given.get("model_name_or_path"))
-    advice += [] if planned else _precision_line(given, machine)
-    parser = FlagParser(kinds, "sqlenv train", description=DESCRIPTION)
-    parser.set_defaults(**defaults)
-    with config_errors():
-        arguments, grpo, model_config = parser.parse_args_and_config(list(argv))
-    arguments.custom_system_prompt, arguments.plans_gpu = taken_over.system_prompt, planned
-    if not model_config.model_name_or_path:
-        raise ConfigError("name the policy to train with --model_name_or_path (a folder or a model on the Hub)")
-    if grpo.use_vllm:
-        check_vllm_flags(arguments, grpo, model_config)
-    check_batches(grpo, BatchSettings.of(arguments))
-    settle_evaluation(grpo, arguments.eval_episodes)
-    advice += TRAIN_FLAGS.check_needs(given, vars(arguments) | vars(grpo) | vars(model_config))
-    advise("sqlenv train", [*advice, *check_combinations(arguments, grpo, model_config)])
-    _name_checkpoint(grpo, output)
-    return arguments, grpo, model_config
+
+    def check(config: SQLEnvConfig, model: ModelConfig) -> list[str]:
+        if config.use_vllm:
+            check_vllm_flags(config, config, model)
+        check_batches(config, BatchSettings.of(config))
+        settle_evaluation(config, config.eval_episodes)
+        check_adapter(config, model)
+        return [
+            *reward_hacking_advice(
+                rewards_of(config.reward_functions),
+                config.reward_weights,
+                config.multi_objective_aggregation,
+                config.step_budget,
+            ),
+            *length_advice(config.max_completion_length, config.max_turn_length),
+        ]
+
+    return _parse("sqlenv train", SQLEnvConfig, RunKind.TRAIN, TRAIN_NAMES, argv, start_play, check)
 
 
-def departures(argv: Sequence[str]) -> dict[str, Any]:
-    """Return the defaults of the flags that were given another value, as the run would have them without. As above."""
-    kinds = (SQLEnvArguments, GRPOConfig, ModelConfig)
-    given = read_given(kinds, argv, "sqlenv train")
-    start, _ = _starting_point(given)
-    machine = _machine(given)
-    defaults = train_defaults(given | start, machine) | start
-    output = find_output(RunKind.TRAIN, given)
-    defaults |= {**_take_over(given, output.checkpoint, None, TRAIN_NAMES).flags, "output_dir": str(output.folder)}
-    defaults = _defaults_of(kinds) | defaults
-    changed = {name: defaults.get(name) for name, value in given.items() if value != defaults.get(name)}
-    plain: dict[str, Any] = json.loads(json.dumps(changed, default=str))
-    return plain
+def parse_warmup(argv: Sequence[str], start_play: NamedPlay | None = None) -> tuple[WarmupConfig, ModelConfig]:
+    """Read the flags and `--config` of `sqlenv warmup`; as `parse_train`. Raises ConfigError."""
+    return _parse("sqlenv warmup", WarmupConfig, RunKind.WARMUP, WARMUP_NAMES, argv, start_play)
 
 
-def parse_warmup_arguments(
-    argv: Sequence[str], description: str, start_play: NamedPlay | None = None
-) -> tuple[WarmupArguments, SFTConfig, ModelConfig]:
-    """Read the flags and `--config` of `sqlenv warmup`; as `parse_arguments`. Raises ConfigError."""
-    kinds = (WarmupArguments, SFTConfig, ModelConfig)
-    given = read_given(kinds, argv, "sqlenv warmup")
-    check_ranges(given)
-    output = find_output(RunKind.WARMUP, given)
-    start, said = _starting_point(given)
-    machine = _machine(given)
-    defaults = warmup_defaults(given | start, machine) | start
-    taken_over = _take_over(given, output.checkpoint, start_play, WARMUP_NAMES)
-    defaults |= {**taken_over.flags, "output_dir": str(output.folder)}
-    advice = [
-        *said,
-        *output.lines,
-        *_precision_line(given, machine),
-        *taken_over.lines,
-        *WARMUP_FLAGS.check(given, _defaults_of(kinds) | defaults),
-    ]
-    parser = FlagParser(kinds, "sqlenv warmup", description=description)
-    parser.set_defaults(**defaults)
-    with config_errors():
-        arguments, sft, model_config = parser.parse_args_and_config(list(argv))
-    arguments.custom_system_prompt = taken_over.system_prompt
-    if not model_config.model_name_or_path:
-        raise ConfigError("name the model to warm up with --model_name_or_path (a folder or a model on the Hub)")
-    check_mappings(sft)
-    check_trackers(sft.report_to)
-    check_quantisation(sft, model_config)
-    advice += WARMUP_FLAGS.check_needs(given, vars(arguments) | vars(sft) | vars(model_config))
-    advise("sqlenv warmup", advice)
-    _name_checkpoint(sft, output)
-    return arguments, sft, model_config
-
-
-def _machine(given: Mapping[str, Any]) -> Machine:
-    """Return what this rank computes with. Raises SQLEnvError."""
+def _parse(
+    prog: str,
+    kind: type[AnyConfig],
+    run: RunKind,
+    names: Sequence[str],
+    argv: Sequence[str],
+    start_play: NamedPlay | None,
+    check: Callable[[AnyConfig, ModelConfig], list[str]] | None = None,
+) -> tuple[AnyConfig, ModelConfig]:
+    parser = FlagParser((kind, ModelConfig), prog)
+    given = parser.given(argv)
+    check_numbers(given)
     name = given.get("model_name_or_path")
-    width = width_of(resolve_policy(str(name), given.get("model_revision")).base) if name else None
-    return Machine.here(use_cpu=bool(given.get("use_cpu")), width=width)
+    if not name:
+        raise ConfigError("name the policy to train with --model_name_or_path (a folder or a model on the Hub)")
+    output = find_output(run, given)
+    policy = resolve_policy(str(name), given.get("model_revision"))
+    machine = Machine.here(bool(given.get("use_cpu")), width_of(policy.base))
+    planned = bool(given.get("dry_run")) and machine.cpu and "use_cpu" not in given
+    shape = implied_flags(policy, given)
+    play = _TakenOver.of(given, policy, output.checkpoint, start_play, names)
+    device = Machine(gpu=True, bf16=True, ranks=machine.ranks) if planned else machine
+    chosen = {
+        **machine_defaults(prog, given | shape, device),
+        **shape,
+        **play.flags,
+        "output_dir": str(output.folder),
+    }
+    if planned:  # transformers refuses bfloat16 where the GPU that is planned for is not
+        chosen["use_cpu"] = True
+    defaults = parser.defaults() | chosen
+    lines = [*starting_line(policy), *output.lines, *play.lines, *check_given(kind, given, defaults)]
+    if not planned:
+        lines += _machine_lines(given, machine, policy if kind is SQLEnvConfig else None)
+    with config_errors():
+        config, model = parser.parse_dict(chosen | given)
+    config.custom_system_prompt = play.system_prompt
+    config.resume_from_checkpoint = None if output.checkpoint is None else str(output.checkpoint)
+    if isinstance(config, SQLEnvConfig):
+        config.plans_gpu = planned
+        changed = {name: defaults.get(name) for name, value in given.items() if value != defaults.get(name)}
+        config.changed = json.loads(json.dumps(changed, default=str))
+    check_packages(config, model, elsewhere=planned)
+    advice = [] if check is None else check(config, model)
+    advise(prog, [*lines, *check_needs(kind, given, vars(config) | vars(model)), *advice])
+    return config, model
 
 
-def _precision_line(given: Mapping[str, Any], machine: Machine) -> list[str]:
-    """Say which precision a CPU computes in, and why, unless a flag chose it."""
-    chosen = machine.measured is None or given.get("fp16") or "bf16" in given
-    return [] if chosen else [f"--bf16 {str(machine.bf16).lower()}: {machine.measured}"]
+class FlagParser(TrlParser):  # type: ignore[misc]  # TRL carries no types
+    """TRL's parser, which tells what a user has given from what is a default, and refuses in one line."""
+
+    def __init__(self, kinds: Sequence[type], prog: str) -> None:
+        super().__init__(kinds, prog=prog, usage=f"{prog} [flags]", allow_abbrev=False, add_help=False)
+        self._kinds = kinds
+
+    def error(self, message: str) -> NoReturn:
+        """End the process with status 2."""
+        refuse(self, message)
+
+    def defaults(self) -> dict[str, Any]:
+        """The dataclasses' own defaults."""
+        return {
+            each.name: each.default if each.default_factory is MISSING else each.default_factory()
+            for kind in self._kinds
+            for each in fields(kind)
+        }
+
+    def given(self, argv: Sequence[str]) -> dict[str, Any]:
+        """Return the values that flags or the config file give; a flag wins. Raises ConfigError.
+
+        A value that does not fit its flag ends the process, with status 2 and one line.
+        """
+        path, flags = split_config(argv)
+        written = {} if path is None else read_config(path)
+        variables = written.pop("env", None) or {}
+        if not isinstance(variables, dict):
+            raise ConfigError(f"--{CONFIG} {path}: env must hold a value for each environment variable")
+        os.environ.update({name: str(value) for name, value in variables.items()})
+        # Not `set_defaults`, which would put the mark itself where nothing was given.
+        self.set_defaults_with_config(**dict.fromkeys(self.defaults(), argparse.SUPPRESS))
+        if unknown := self.set_defaults_with_config(**as_defaults(written)):
+            raise ConfigError(f"--{CONFIG} {path}: there is no flag {unknown[0]}")
+        for action in self._actions:  # argparse looks at the choices of flags alone
+            value = written.get(action.dest)
+            if action.choices and value is not None and value not in action.choices:
+                known = ", ".join(map(str, action.choices))
+                raise ConfigError(f"--{action.dest} must be one of {known}, not {value!r}")
+        return dict(vars(self.parse_args(flags)))
 
 
-def _slow_on_a_cpu(name: str | None) -> list[str]:
-    """Say what a CPU is enough for, unless the policy is on this disk and no larger than that."""
-    if name is not None:
-        folder = Path(resolve_policy(name).base.location)
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a rank of this run computes with."""
+
+    gpu: bool = False
+    """True for CUDA."""
+    cpu: bool = False
+    """True when there is no accelerator of any kind."""
+    bf16: bool = False
+    """True when the hardware computes matrix products in bfloat16, on a CPU: clearly faster than in float32."""
+    ranks: int = 1
+    measured: Precision | None = None
+    """What that was told from, on a CPU."""
+
+    @classmethod
+    def here(cls, use_cpu: bool = False, width: int | None = None) -> Machine:
+        """This process's; `use_cpu` leaves its accelerators alone. `width`: of the policy's hidden states."""
+        ranks = int(os.environ.get("WORLD_SIZE", "1"))
+        if use_cpu or not torch.accelerator.is_available():
+            measured = measure_precision(width)
+            return cls(cpu=True, bf16=measured.dtype == "bfloat16", ranks=ranks, measured=measured)
+        gpu = torch.cuda.is_available()
+        return cls(gpu, False, not gpu or torch.cuda.is_bf16_supported(including_emulation=False), ranks)
+
+
+def machine_defaults(prog: str, given: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
+    """The defaults that depend on the machine and on what was given."""
+    trains = prog == "sqlenv train"
+    # On a GPU, an adapter trains about as well as all weights, in a quarter of the memory.
+    lora = machine.gpu if given.get("use_peft") is None else bool(given["use_peft"])
+    chosen: dict[str, Any] = {
+        "use_peft": lora,
+        # On every linear layer: attention alone learns less at any rank ("LoRA Without Regret", 2025).
+        "lora_target_modules": "all-linear",
+        # The logprobs of a step are computed again in training mode: with dropout, they would be others.
+        "lora_dropout": 0.0,
+    }
+    if lora:
+        chosen["learning_rate"] = 1e-5 if trains else 3e-4
+    if machine.cpu:
+        # TRL refuses to start without a GPU unless it is told that none is wanted.
+        chosen["use_cpu"] = True
+    if not given.get("fp16") and "bf16" not in given:
+        # Autocast halves the memory of activations and is several times faster where the hardware is made for
+        # bfloat16; elsewhere it is slower than float32. A T4 has float16 alone.
+        chosen["bf16"] = machine.bf16
+        if machine.gpu and not machine.bf16 and "fp16" not in given:
+            chosen["fp16"] = True
+    if machine.gpu and (lora or given.get("load_in_4bit") or given.get("load_in_8bit")):
+        # The frozen base needs no more digits than autocast computes with. Weights that are trained stay in float32:
+        # bfloat16 has eight bits, and rounds an update by a millionth away.
+        chosen["dtype"] = "bfloat16" if machine.bf16 else "float16"
+    if trains and "num_train_epochs" in given:
+        chosen["max_steps"] = -1
+    if not trains:
+        # It saves a GPU's memory at the price of a third more work, which a CPU feels more than the memory.
+        chosen["gradient_checkpointing"] = not machine.cpu
+    sets_step = {"gradient_accumulation_steps", "generation_batch_size", "steps_per_generation", "auto_find_batch_size"}
+    if not given.keys() & sets_step:
+        # Whoever lowers the micro-batch, to save memory, still gets the same step.
+        rows = int(given.get("per_device_train_batch_size", 8 if trains else 4)) * machine.ranks
+        chosen["gradient_accumulation_steps"] = max(1, EPISODES_PER_STEP[prog] // rows)
+    elif "gradient_accumulation_steps" not in given:
+        chosen["gradient_accumulation_steps"] = 1
+    return chosen
+
+
+def _machine_lines(given: Mapping[str, Any], machine: Machine, policy: NamedPolicy | None) -> list[str]:
+    """Say which precision a CPU computes in, and why; and what it is enough for, unless the `policy` is small."""
+    lines = []
+    if policy is not None and machine.cpu and "use_cpu" not in given:
+        folder = Path(policy.base.location)
         weights = [*folder.glob("*.safetensors"), *folder.glob("*.bin")] if folder.is_dir() else []
-        if weights and sum(file.stat().st_size for file in weights) <= LIGHT_BYTES:
-            return []
-    return [
-        "there is no GPU here, and a step of this takes minutes on a CPU: configs/tiny.yaml is made for one, and so is "
-        "configs/smollm2.yaml, with a small language model (--use_cpu true says that you know)"
-    ]
+        if not weights or sum(file.stat().st_size for file in weights) > LIGHT_BYTES:
+            lines.append(
+                "there is no GPU here, and a step of this takes minutes on a CPU: configs/tiny.yaml is made for one, "
+                "and so is configs/smollm2.yaml, with a small language model (--use_cpu true says that you know)"
+            )
+    if machine.measured is not None and not given.get("fp16") and "bf16" not in given:
+        lines.append(f"--bf16 {str(machine.bf16).lower()}: {machine.measured}")
+    return lines
 
 
-def _starting_point(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the flags that follow from the policy that is named, and what to say of it. Raises SQLEnvError."""
-    if not given.get("model_name_or_path"):
-        return {}, []
-    policy = resolve_policy(str(given["model_name_or_path"]), given.get("model_revision"))
-    return implied_flags(policy, given), starting_line(policy)
+_LORA = {
+    "lora_r": "r",
+    "lora_alpha": "lora_alpha",
+    "lora_target_modules": "target_modules",
+    "lora_target_parameters": "target_parameters",
+    "lora_modules_to_save": "modules_to_save",
+    "use_rslora": "use_rslora",
+    "use_dora": "use_dora",
+}
+"""ModelConfig's flags that shape an adapter, and what PEFT calls them."""
+
+
+def implied_flags(policy: NamedPolicy, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the defaults of the flags that were not given, as an adapter has them; nothing for a full checkpoint.
+
+    Raises ConfigError for flags that it contradicts.
+    """
+    adapter = policy.adapter
+    if adapter is None:
+        return {}
+    merge = f"merge it first (sqlenv export {policy.name} --out FOLDER), and name FOLDER"
+    if given.get("use_peft") is False:
+        raise ConfigError(f"--use_peft false trains all weights, and {policy.name} is an adapter; {merge}")
+    for flag, key in _LORA.items():
+        if flag in given and not _same(given[flag], own := adapter.config.get(key)):
+            raise ConfigError(
+                f"--{flag} {_text(given[flag])}: the adapter {policy.name} was made with {_text(own)}, and goes on "
+                f"being trained as it is; leave the flag out, or {merge}"
+            )
+    shape = {flag: adapter.config.get(key) for flag, key in _LORA.items()}
+    return {"use_peft": True, **{flag: value for flag, value in shape.items() if value is not None}}
+
+
+def starting_line(policy: NamedPolicy) -> list[str]:
+    """Say where training starts, in one line, when that is an adapter."""
+    if policy.adapter is None:
+        return []
+    modules = policy.adapter.config.get("target_modules")
+    where = modules if isinstance(modules, str) else ", ".join(sorted(modules or []))
+    return [f"going on with the adapter {policy.name} (rank {policy.adapter.rank}, {where}) on {policy.base.location}"]
+
+
+def _same(given: Any, own: Any) -> bool:
+    if given == "all-linear":  # PEFT writes down which layers that was
+        return True
+    if isinstance(given, list) or isinstance(own, list):
+        return set(_as_list(given)) == set(_as_list(own))
+    return bool(given == own) or not (given or own)
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
+def _text(value: Any) -> str:
+    return " ".join(map(str, _as_list(value))) or "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,96 +334,33 @@ class _TakenOver:
     system_prompt: str | None
     lines: Sequence[str]
 
-
-def _take_over(
-    given: Mapping[str, Any], checkpoint: Path | None, start_play: NamedPlay | None, names: Sequence[str]
-) -> _TakenOver:
-    """Look at how the policy was played that training starts from, or the run that goes on. Raises SQLEnvError."""
-    said = {name: given[flag] for name in names if (flag := _FLAG_OF.get(name, name)) in given}
-    if isinstance(prompt := said.get("custom_system_prompt"), str):
-        said["custom_system_prompt"] = prompt_in(prompt)
-    if isinstance(variables := said.get("chat_template_kwargs"), str):
-        with suppress(ValueError):  # the parser says what is wrong with it
-            said["chat_template_kwargs"] = json.loads(variables)
-    name, saved = start_play or (str(given.get("model_name_or_path") or ""), None)
-    if checkpoint is not None and (file := checkpoint / SETTINGS_FILE).is_file():
-        name, saved = str(checkpoint), read_play(file)
-    elif saved is None and name:
-        saved = saved_play(resolve_policy(name, given.get("model_revision")).ref)
-    settled = settle(name, saved, said, names)
-    flags = {}
-    if saved is not None:
-        inherited = {name: getattr(saved.settings, name) for name in names if name not in _FLAG_OF}
-        # None is no number, but whatever the command does without one.
-        flags = {name: str(v) if isinstance(v, Enum) else v for name, v in inherited.items() if v is not None}
-    return _TakenOver(flags, settled.settings.custom_system_prompt, settled.lines)
-
-
-_FLAG_OF = {"custom_system_prompt": "system_prompt"}
-"""Whose flag has another name: it is a file, and what was saved is its text."""
-
-
-def play_settings(arguments: SQLEnvArguments, grpo: GRPOConfig) -> PlaySettings:
-    """Return how a policy that is trained is to be played."""
-    return PlaySettings(
-        data=arguments.data,
-        answer_mode=AnswerMode(arguments.answer_mode),
-        action_format=ActionFormat(arguments.action_format),
-        chat_template_kwargs=grpo.chat_template_kwargs or {},
-        custom_system_prompt=arguments.custom_system_prompt,
-        few_shot=arguments.few_shot,
-        step_budget=arguments.step_budget,
-        error_hints=arguments.error_hints,
-        max_completion_length=grpo.max_completion_length,
-        max_turn_length=arguments.max_turn_length,
-        max_thinking_length=arguments.max_thinking_length,
-        eval_episodes=arguments.eval_episodes,
-        seed=grpo.seed,
-    )
-
-
-def warmup_play_settings(arguments: WarmupArguments) -> PlaySettings:
-    """Return how a policy that is warmed up is to be played."""
-    return PlaySettings(
-        data=arguments.data.split(",")[0],
-        answer_mode=AnswerMode(arguments.answer_mode),
-        action_format=ActionFormat(arguments.action_format),
-        chat_template_kwargs=arguments.template_variables,
-        custom_system_prompt=arguments.custom_system_prompt,
-        step_budget=arguments.step_budget,
-        error_hints=arguments.error_hints,
-    )
-
-
-def _name_checkpoint(config: GRPOConfig | SFTConfig, output: Output) -> None:
-    """Name the checkpoint to resume from, which `--resume_from_checkpoint true` leaves open."""
-    config.resume_from_checkpoint = None if output.checkpoint is None else str(output.checkpoint)
-
-
-def advise(command: str, lines: Sequence[str]) -> None:
-    """Say the lines on stderr, once for all ranks."""
-    if os.environ.get("RANK", "0") == "0":
-        sys.stderr.writelines(f"{command}: {line}\n" for line in lines)
-
-
-def _defaults_of(kinds: Sequence[type]) -> dict[str, Any]:
-    """The dataclasses' own defaults; a factory's is made."""
-    return {
-        field.name: field.default if field.default_factory is MISSING else field.default_factory()
-        for kind in kinds
-        for field in fields(kind)
-    }
-
-
-def require_questions(questions: Sequence[Question], grpo: GRPOConfig, reward_functions: Sequence[str] = ()) -> None:
-    """Refuse a data set that does not fill one step: TRL would drop the step, and train nothing without a word.
-
-    And one without gold SQL, where `structure` is a reward. Raises SQLEnvError.
-    """
-    count = len(questions)
-    wanted = grpo.generation_batch_size // grpo.num_generations
-    if count < wanted:
-        fix = "Give more questions, or lower --per_device_train_batch_size or --gradient_accumulation_steps"
-        raise ConfigError(f"one step plays {wanted} questions, and the data set has {count} for training. {fix}")
-    if "structure" in reward_functions:
-        with_sql(questions, "--reward_functions structure")
+    @classmethod
+    def of(
+        cls,
+        given: Mapping[str, Any],
+        policy: NamedPolicy,
+        checkpoint: Path | None,
+        start_play: NamedPlay | None,
+        names: Sequence[str],
+    ) -> _TakenOver:
+        """Look at how the policy was played that training starts from, or the resumed run's. Raises SQLEnvError."""
+        said = {name: given[name] for name in names if name in given}
+        if (file := given.get("system_prompt")) is not None:
+            said["custom_system_prompt"] = prompt_in(file)
+        if isinstance(variables := said.get("chat_template_kwargs"), str):
+            with suppress(ValueError):  # the dataclass says what is wrong with it
+                said["chat_template_kwargs"] = json.loads(variables)
+        saved: SavedPlay | None
+        if checkpoint is not None and (settings := checkpoint / SETTINGS_FILE).is_file():
+            name, saved = str(checkpoint), read_play(settings)
+        elif start_play is not None:
+            name, saved = start_play
+        else:
+            name, saved = policy.name, saved_play(policy.ref)
+        settled = settle(name, saved, said, names)
+        flags = {}
+        if saved is not None:
+            inherited = {name: getattr(saved.settings, name) for name in names if name != "custom_system_prompt"}
+            # None is no number, but whatever the command does without one.
+            flags = {name: str(v) if isinstance(v, Enum) else v for name, v in inherited.items() if v is not None}
+        return cls(flags, settled.settings.custom_system_prompt, settled.lines)

@@ -51,10 +51,9 @@ from trainer.policy import resolve_policy
 from trainer.rollout.environments import open_environments
 from trainer.rollout.players import Examples
 from trainer.rollout.rewards import rewards_of, try_rewards, weights_of
-from trainer.training.arguments import require_questions
 from trainer.training.memory import GIB, estimate, main_memory, meta_model, peak, quantized_bits
 from trainer.training.probe import measure
-from trainer.training.questions import QuestionFilter
+from trainer.training.questions import QuestionFilter, require_questions
 from trainer.training.saving import require_room
 
 SERVER_S = 60.0

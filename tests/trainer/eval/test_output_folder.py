@@ -14,7 +14,7 @@ from sqlenv import cli
 from trainer.eval.output_folder import remove_on_failure
 from trainer.policy import SETTINGS_FILE
 from trainer.tiny import BASE_CHECKPOINT
-from trainer.training.arguments import parse_arguments, parse_warmup_arguments
+from trainer.training.arguments import parse_train, parse_warmup
 
 ON_CPU = ["--use_cpu", "true", "--bf16", "false"]
 
@@ -100,7 +100,7 @@ def test_a_folder_that_holds_a_run_without_a_policy_is_refused_with_the_two_ways
 def folder_of(command: str, *words: str) -> str:
     """Where the command writes."""
     argv = [*ON_CPU, *words]
-    _, config, _ = parse_arguments(argv) if command == "train" else parse_warmup_arguments(argv, "")
+    config, _ = parse_train(argv) if command == "train" else parse_warmup(argv)
     return str(config.output_dir)
 
 

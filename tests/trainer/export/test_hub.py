@@ -13,7 +13,7 @@ from trl import GRPOConfig
 from tests.trainer.fake_hub import TOKEN, Hub, pointed_at, running_hub
 from trainer.config import ConfigError
 from trainer.export.hub import Destination, HubError
-from trainer.training.arguments import parse_arguments
+from trainer.training.arguments import parse_train
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # by the Hub's own client
 
@@ -50,7 +50,7 @@ def test_the_flags_name_the_destination() -> None:
 def test_other_ways_to_push_are_refused_before_anything_is_loaded(strategy: str) -> None:
     push = ["--push_to_hub", "true", "--hub_strategy", strategy]
     with pytest.raises(ConfigError, match=f"--hub_strategy {strategy} pushes the run's folder as it grows.*leave"):
-        parse_arguments(["--model_name_or_path", "x", *push])
+        parse_train(["--model_name_or_path", "x", *push])
 
 
 def test_a_policy_is_pushed_whole(hub: Hub, folder: Path) -> None:

@@ -6,14 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trl import GRPOConfig, ModelConfig
+from trl import ModelConfig
 
-from trainer.config import ConfigError, SQLEnvArguments
-from trainer.flags.config_file import read_config
-from trainer.flags.early import Command, look
-from trainer.flags.given import FlagParser, read_given, split_config
+from trainer.config import ConfigError
+from trainer.flags.config_file import read_config, split_config
+from trainer.flags.configs import SQLEnvConfig
+from trainer.flags.early import look
+from trainer.flags.fields import Command
+from trainer.training.arguments import FlagParser, parse_train
 
-KINDS = (SQLEnvArguments, GRPOConfig, ModelConfig)
+
+def given(*words: str) -> dict[str, Any]:
+    return FlagParser((SQLEnvConfig, ModelConfig), "sqlenv train").given(words)
+
+
 UTF16 = "seed: 1\n".encode("utf-16")
 
 
@@ -25,10 +31,10 @@ def config(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("content", "named"),
     [
-        (b"seed: 1\n\tbeta: 2\n", ["line 2", "tab"]),
-        (b"env:\n\tA: 2\n", ["line 2", "tab"]),
-        (UTF16, ["UTF-16", "UTF-8"]),
-        (UTF16[2:], ["UTF-16", "UTF-8"]),
+        (b"seed: 1\n\tbeta: 2\n", ["line 2"]),
+        (b"env:\n\tA: 2\n", ["line 2"]),
+        (UTF16, ["UTF-8"]),
+        (UTF16[2:], []),
         (b"seed: \xff\n", ["UTF-8"]),
         (b"seed: 1\x00\n", []),
         (b"- seed: 1\n", ["key"]),
@@ -36,9 +42,9 @@ def config(tmp_path: Path) -> Path:
         (b"seed: [1\n", ["line 2"]),
         (b"seed: 1\n---\nseed: 2\n", ["line 2"]),
         (b"seed: !!python/object:os.system 1\n", ["line 1"]),
-        (b"beta: 0\nseed: 1\n\nbeta: 0\n", ["beta", "line 1", "line 4"]),
-        (b"model_init_kwargs:\n  a: 1\n  a: 2\n", ["a", "line 2", "line 3"]),
-        (b"stages:\n- kind: grpo\n  seed: 1\n  seed: 2\n", ["seed", "line 3", "line 4"]),
+        (b"beta: 0\nseed: 1\n\nbeta: 0\n", ["beta", "line 4"]),
+        (b"model_init_kwargs:\n  a: 1\n  a: 2\n", ["a", "line 3"]),
+        (b"stages:\n- kind: grpo\n  seed: 1\n  seed: 2\n", ["seed", "line 4"]),
     ],
     ids=repr,
 )
@@ -58,23 +64,22 @@ def test_what_is_wrong_with_a_file_is_told_before_anything_else(
 @pytest.mark.parametrize("text", ["\ufeffsave_strategy: no\n", "save_strategy: no\n", 'save_strategy: "no"\n'])
 def test_a_word_that_is_a_choice_is_no_switch(text: str, config: Path) -> None:
     config.write_text(text, encoding="utf-8")
-    assert read_given(KINDS, ["--config", str(config)], "sqlenv train") == {"save_strategy": "no"}
-    parser = FlagParser(KINDS, "sqlenv train")
-    _, grpo, _ = parser.parse_args_and_config(["--config", str(config), "--use_cpu", "true", "--bf16", "false"])
-    assert grpo.save_strategy == "no"
+    assert given("--config", str(config)) == {"save_strategy": "no"}
+    flags = ["--model_name_or_path", "x", "--use_cpu", "true", "--bf16", "false"]
+    assert parse_train(["--config", str(config), *flags])[0].save_strategy == "no"
 
 
 @pytest.mark.parametrize(
-    ("text", "given"),
+    ("text", "switches"),
     [
         ("use_peft: yes\nbf16: no\nuse_cpu: on\nlog_completions: off\n", (True, False, True, False)),
         ("use_peft: true\nbf16: False\nuse_cpu: 'yes'\nlog_completions: 'n'\n", (True, False, True, False)),
     ],
 )
-def test_a_switch_may_be_written_in_any_of_yamls_words(text: str, given: tuple[bool, ...], config: Path) -> None:
+def test_a_switch_may_be_written_in_any_of_yamls_words(text: str, switches: tuple[bool, ...], config: Path) -> None:
     config.write_text(text, encoding="utf-8")
-    found = read_given(KINDS, ["--config", str(config)], "sqlenv train")
-    assert tuple(found[name] for name in ("use_peft", "bf16", "use_cpu", "log_completions")) == given
+    found = given("--config", str(config))
+    assert tuple(found[name] for name in ("use_peft", "bf16", "use_cpu", "log_completions")) == switches
 
 
 @pytest.mark.parametrize(
@@ -99,4 +104,4 @@ def test_values_are_what_was_written(text: str, read: dict[str, Any], config: Pa
 def test_a_config_may_be_named_with_an_equals_sign(config: Path) -> None:
     config.write_text("seed: 3\n", encoding="utf-8")
     assert split_config([f"--config={config}", "--beta", "1"]) == (str(config), ["--beta", "1"])
-    assert read_given(KINDS, [f"--config={config}"], "sqlenv train") == {"seed": 3}
+    assert given(f"--config={config}") == {"seed": 3}

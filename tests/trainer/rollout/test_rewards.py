@@ -24,6 +24,7 @@ from trainer.rollout.rewards import (
     RewardError,
     bound_without_answer,
     query_parts,
+    reward_hacking_advice,
     rewards_of,
     total_reward,
     try_rewards,
@@ -247,3 +248,16 @@ def test_ones_own_are_tried_on_episodes_that_look_like_a_policys(pets: Dataset) 
     assert {each.correct for each in seen} == {True, False}
     with pytest.raises(RewardError, match=r"my\.py:only_right returned nan"):
         try_rewards((Reward("only_right", only_right, source="my.py:only_right"),), pets, AnswerMode.VALUE)
+
+
+def test_weights_are_judged_by_what_a_wrong_episode_can_collect() -> None:
+    def advised(*weights: float, steps: int = 15) -> bool:
+        return bool(reward_hacking_advice(REWARD_FUNCTIONS, weights, "sum_then_normalize", steps))
+
+    assert not advised(1.0, 0.2, 0.2, 0.1)
+    assert not advised(1.0, 0.5, 0.2, 0.4)
+    assert advised(1.0, 0.5, 0.0, 0.5)
+    assert advised(0.0, 0.0, 0.0, 0.0)
+    assert advised(1.0, 0.0, 10.0, 0.0)
+    assert not advised(1.0, 0.0, 10.0, 0.0, steps=5)
+    assert not reward_hacking_advice(REWARD_FUNCTIONS, None, "sum_then_normalize", 15)

@@ -28,7 +28,7 @@ from tests.trainer.fake_hub import TOKEN, pointed_at, running_hub
 from trainer.policy import PlaySettings
 from trainer.tiny import BASE_CHECKPOINT
 from trainer.training import dry_run
-from trainer.training.arguments import parse_arguments
+from trainer.training.arguments import parse_train
 from trainer.training.dry_run import DryRunError, compiler, unprepared
 
 ROOT = Path(__file__).parents[3]
@@ -238,17 +238,17 @@ def test_a_gpu_that_is_here_is_measured(
 ) -> None:
     monkeypatch.chdir(ROOT)
     flags = ["--config", "configs/tiny.yaml", "--output_dir", str(tmp_path / "run"), "--dry_run", "true"]
-    arguments, grpo, model = parse_arguments(flags)
+    grpo, model = parse_train(flags)
     grpo.use_cpu = False
     console = Console(file=io.StringIO(), width=1_000)
     with monkeypatch.context() as patch:
         FakeGPU(measured).put_in(patch)
         if status:
             with pytest.raises(DryRunError, match=re.escape(words)):
-                dry_run.dry_run(arguments, grpo, model, console)
+                dry_run.dry_run(grpo, grpo, model, console)
             return
-        needed = dry_run.dry_run(arguments, grpo, model, console)
-        estimated = dry_run.dry_run(arguments, grpo, model, console, probe=False)
+        needed = dry_run.dry_run(grpo, grpo, model, console)
+        estimated = dry_run.dry_run(grpo, grpo, model, console, probe=False)
     assert isinstance(measured, tuple)
     assert needed == measured[1] != estimated
     assert words in console.file.getvalue()  # type: ignore[attr-defined]

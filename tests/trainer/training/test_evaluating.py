@@ -7,7 +7,7 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from trainer.config import ConfigError
 from trainer.eval.statistics import EvaluationSummary, Interval
-from trainer.training.arguments import parse_arguments
+from trainer.training.arguments import parse_train
 from trainer.training.evaluating import EvaluateAtStart, evaluation_metrics
 
 CPU = ("--model_name_or_path", "x", "--use_cpu", "true", "--bf16", "false")
@@ -16,7 +16,7 @@ SUMMARY = EvaluationSummary(8, 2, 1, 3, 0.25, Interval(0.1, 0.5), {}, {}, 0.3, 4
 
 
 def test_groups_of_any_size_go_with_evaluation() -> None:
-    _, grpo, _ = parse_arguments([*CPU, *EVERY_TWO, "--num_generations", "4", "--per_device_eval_batch_size", "3"])
+    grpo, _ = parse_train([*CPU, *EVERY_TWO, "--num_generations", "4", "--per_device_eval_batch_size", "3"])
     assert (grpo.eval_steps, grpo.metric_for_best_model) == (2, None)
 
 
@@ -37,14 +37,14 @@ def test_groups_of_any_size_go_with_evaluation() -> None:
 )
 def test_what_cannot_be_is_refused(flags: tuple[str, ...], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
-        parse_arguments([*CPU, *flags])
+        parse_train([*CPU, *flags])
 
 
 def test_the_best_checkpoint_is_the_most_successful_one() -> None:
     best = (*CPU, *EVERY_TWO, "--save_strategy", "best", "--load_best_model_at_end", "true")
-    _, grpo, _ = parse_arguments(best)
+    grpo, _ = parse_train(best)
     assert (grpo.metric_for_best_model, grpo.greater_is_better) == ("eval_success_rate", True)
-    _, grpo, _ = parse_arguments([*best, "--metric_for_best_model", "success_low"])
+    grpo, _ = parse_train([*best, "--metric_for_best_model", "success_low"])
     assert (grpo.metric_for_best_model, grpo.greater_is_better) == ("success_low", True)
 
 

@@ -18,7 +18,7 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 from trainer.eval.metrics import meaning
 from trainer.eval.run_files import RunFolder
 from trainer.training import health
-from trainer.training.arguments import parse_arguments
+from trainer.training.arguments import parse_train
 from trainer.training.health import CHECKS, Check, HealthMonitor, RunInfo, run_checks, trend
 
 Row = dict[str, float | None]
@@ -231,7 +231,7 @@ def test_fixes_are_flags(tmp_path: Path) -> None:
     assert len(quoted) > len(CHECKS)
     cpu = ["--model_name_or_path", "x", "--output_dir", str(tmp_path), "--use_cpu", "true", "--bf16", "false"]
     for flag, *values in map(shlex.split, quoted):
-        arguments = parse_arguments([*cpu, flag, *values] if values else cpu)
+        arguments = parse_train([*cpu, flag, *values] if values else cpu)
         assert any(hasattr(kind, flag.removeprefix("--")) for kind in arguments), flag
 
 
@@ -291,5 +291,5 @@ def test_an_alert_is_shown_once_and_kept_also_when_the_run_is_resumed(tmp_path: 
     ],
 )
 def test_the_flags_say_how_metrics_are_read(flags: tuple[str, ...], ranks: int, expected: RunInfo) -> None:
-    arguments, grpo, _ = parse_arguments(["--model_name_or_path", "x", "--use_cpu", "true", "--bf16", "false", *flags])
-    assert RunInfo.of(arguments, grpo, ranks) == expected
+    config, _ = parse_train(["--model_name_or_path", "x", "--use_cpu", "true", "--bf16", "false", *flags])
+    assert RunInfo.of(config, config, ranks) == expected

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.training.arguments import parse_arguments
+from trainer.training.arguments import parse_train
 from trainer.training.trackers import closing_runs, writing_into
 
 CPU = ("--model_name_or_path", "x", "--use_cpu", "true", "--bf16", "false")
@@ -18,7 +18,7 @@ VARIABLES = ("TENSORBOARD_LOGGING_DIR", "WANDB_DIR")
 def test_trackers_write_into_the_runs_folder_under_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in VARIABLES:
         monkeypatch.delenv(variable, raising=False)
-    _, grpo, _ = parse_arguments([*CPU, "--output_dir", str(tmp_path / "first"), "--report_to", "tensorboard"])
+    grpo, _ = parse_train([*CPU, "--output_dir", str(tmp_path / "first"), "--report_to", "tensorboard"])
     with writing_into(grpo):
         where = [os.environ[variable] for variable in VARIABLES]
     assert where == [str(tmp_path / "first" / "tensorboard"), str(tmp_path / "first")]
@@ -29,7 +29,7 @@ def test_trackers_write_into_the_runs_folder_under_its_name(tmp_path: Path, monk
 def test_what_was_said_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_DIR", "/elsewhere")
     named = ("--report_to", "tensorboard", "--run_name", "mine")
-    _, grpo, _ = parse_arguments([*CPU, "--output_dir", str(tmp_path / "first"), *named])
+    grpo, _ = parse_train([*CPU, "--output_dir", str(tmp_path / "first"), *named])
     with writing_into(grpo):
         assert os.environ["WANDB_DIR"] == "/elsewhere"
     assert os.environ["WANDB_DIR"] == "/elsewhere"
@@ -37,7 +37,7 @@ def test_what_was_said_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_run_that_no_tracker_sees_gets_no_name(tmp_path: Path) -> None:
-    _, grpo, _ = parse_arguments([*CPU, "--output_dir", str(tmp_path / "first"), "--report_to", "none"])
+    grpo, _ = parse_train([*CPU, "--output_dir", str(tmp_path / "first"), "--report_to", "none"])
     with writing_into(grpo):
         assert grpo.run_name is None
 

@@ -1,0 +1,185 @@
+"""What becomes of TRL's fields: refused, without effect, beside another alone; by the tables and the command line."""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+
+import pytest
+from transformers.integrations.integration_utils import get_available_reporting_integrations
+from trl import GRPOConfig, SFTConfig
+
+from sqlenv import cli
+from trainer.config import ConfigError, SQLEnvArguments
+from trainer.flags.configs import (
+    NEEDS,
+    REFUSED,
+    WITHOUT_EFFECT,
+    SQLEnvConfig,
+    WarmupConfig,
+    check_given,
+    check_needs,
+    context_advice,
+    length_advice,
+)
+from trainer.flags.fields import Command, flags_of
+
+KINDS = [(SQLEnvConfig, Command.TRAIN), (WarmupConfig, Command.WARMUP)]
+NOWHERE = ["--use_cpu", "true", "--bf16", "false", "--model_name_or_path", "nowhere", "--output_dir", "nowhere"]
+NOWHERE += ["--data", "answers:synthetic", "--answer_mode", "sql"]
+"""Both commands get past their flags, and then find that the data set and the mode do not go together."""
+SERVERS = ("--use_vllm", "true", "--use_peft", "true")
+
+
+def said(capsys: pytest.CaptureFixture[str], *flags: str, command: str = "train") -> list[str]:
+    assert cli.main([command, *NOWHERE, *flags]) == 2
+    return [line.removeprefix(f"sqlenv {command}: ") for line in capsys.readouterr().err.splitlines()]
+
+
+def test_every_field_of_the_pinned_trl_was_looked_at() -> None:
+    """A new TRL has others: say of each what becomes of it, and then count again."""
+    assert (len(GRPOConfig.__dataclass_fields__), len(SFTConfig.__dataclass_fields__)) == (189, 133)
+
+
+@pytest.mark.parametrize(("kind", "command"), KINDS)
+def test_tables_are_of_fields_and_say_one_thing_of_each(
+    kind: type[SQLEnvConfig | WarmupConfig], command: Command
+) -> None:
+    names = flags_of(command).keys()
+    assert REFUSED[kind].keys() | WITHOUT_EFFECT[kind].keys() <= names
+    assert not REFUSED[kind].keys() & WITHOUT_EFFECT[kind].keys()
+    both = flags_of(Command.TRAIN).keys() | flags_of(Command.WARMUP).keys()
+    assert both >= NEEDS.keys()
+    assert both >= {need.split()[0].removeprefix("--") for text in NEEDS.values() for need in text.split(" or ")}
+
+
+@pytest.mark.parametrize(("kind", "command"), KINDS)
+def test_no_flag_is_ignored_in_silence(kind: type[SQLEnvConfig | WarmupConfig], command: Command) -> None:
+    for name, reason in REFUSED[kind].items():
+        assert check_given(kind, {name: "x"}, {name: "x"}) == []
+        assert check_given(kind, {name: False}, {name: True}) == []
+        with pytest.raises(ConfigError) as refused:
+            check_given(kind, {name: ["x", 1]}, {name: None})
+        assert str(refused.value) == f"--{name} x 1: {reason}"
+    for name, reason in WITHOUT_EFFECT[kind].items():
+        assert check_given(kind, {name: "x"}, {name: None}) == [f"--{name} has no effect: {reason}"]
+    off = dict.fromkeys(flags_of(command)) | {"env_server": "local"}
+    for name in NEEDS.keys() & flags_of(command).keys() - WITHOUT_EFFECT[kind].keys() - REFUSED[kind].keys():
+        assert check_needs(kind, {name: "x"}, off) == [f"--{name} has no effect without {NEEDS[name]}"]
+        needed, _, value = NEEDS[name].partition(" or ")[0].removeprefix("--").partition(" ")
+        assert check_needs(kind, {name: "x"}, off | {needed: value or True}) == []
+    assert check_needs(kind, {"env_token": "x"}, off) == ["--env_token has no effect without --env"]
+
+
+@pytest.mark.parametrize("command", ["train", "warmup"])
+def test_the_command_says_what_does_nothing_and_goes_on(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    no_effect, needs, end = said(capsys, "--do_train", "true", "--use_dora", "true", command=command)
+    assert no_effect == "--do_train has no effect: the command trains"
+    assert needs == "--use_dora has no effect without --use_peft"
+    assert "answers:synthetic" in end
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--top_p", "1.0", "--min_p", "0", "--repetition_penalty", "1", "--generation_kwargs", "{}"),
+        ("--lora_dropout", "0", "--use_peft", "true", "--lora_r", "8", "--vllm_mode", "server"),
+        ("--gradient_checkpointing_kwargs", '{"use_reentrant": false}', "--num_train_epochs", "2"),
+        ("--beta", "0.1", "--use_bias_correction_kl", "false", "--save_steps", "3"),
+    ],
+)
+def test_flags_that_ask_for_what_is_so_pass_in_silence(
+    flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (end,) = said(capsys, *flags)
+    assert "answers:synthetic" in end
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (("--top_p", "0.5"), "--top_p 0.5: .* Use --temperature"),
+        (("--max_completion_length", "0"), "--max_completion_length must be positive, not 0"),
+        (("--temperature", "0"), "--temperature must be positive, not 0.0"),
+        (("--num_generations", "1"), "--num_generations must be at least 2, .*"),
+        (("--sync_ref_model", "true"), "--sync_ref_model .* --beta 0 has no such term"),
+        (("--sync_ref_model", "true", "--beta", "0.1", "--use_peft", "true"), "--sync_ref_model .* Leave one .*"),
+        (("--report_to", "abacus"), "--report_to abacus: there is no such tracker; known are .*wandb.*"),
+        (("--reward_weights", "1", "1"), "--reward_weights .*"),
+        (("--max_steps", "0"), "--max_steps must be positive, or -1 .*"),
+        (("--chat_template_kwargs", "think"), "--chat_template_kwargs think is no mapping; .*"),
+        (("--load_in_4bit", "true"), "--load_in_4bit: .* add --use_peft"),
+        ((*SERVERS, "--use_dora", "true"), "--use_dora: .* --weight_sync disk.*"),
+        ((*SERVERS, "--lora_modules_to_save", "embed_tokens"), "--lora_modules_to_save: .* --weight_sync disk.*"),
+        (("--num_generations", "7"), r"generation_batch_size \(64\) must be divisible by num_generations \(7\)\."),
+        (("--accelerator_config", '{"speed": 9}'), ".*speed.*"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_one_line(
+    flags: tuple[str, ...], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (line,) = said(capsys, *flags)
+    assert re.fullmatch(complaint, line)
+
+
+@pytest.mark.parametrize(
+    "name", [n for n, f in flags_of(Command.TRAIN).items() if not f.own and "choices" in f.metadata]
+)
+def test_a_wrong_choice_is_refused_with_the_right_ones(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["train", *NOWHERE, f"--{name}", "nonsense"])
+    choices = flags_of(Command.TRAIN)[name].metadata["choices"]
+    line = capsys.readouterr().err
+    assert [choice for choice in choices if str(choice) not in line] == []
+
+
+def test_a_tracker_that_is_not_installed_is_named_with_its_package(capsys: pytest.CaptureFixture[str]) -> None:
+    installed = get_available_reporting_integrations()
+    missing = next(name for name in ("swanlab", "clearml", "wandb") if name not in installed)
+    for command in ("train", "warmup"):
+        (line,) = said(capsys, "--report_to", missing, command=command)
+        assert line == f"--report_to {missing}: {missing} is not installed; pip install {missing}"
+
+
+@pytest.mark.skipif(find_spec("bitsandbytes") is not None, reason="bitsandbytes is installed")
+def test_few_bits_without_bitsandbytes_name_the_extra(capsys: pytest.CaptureFixture[str]) -> None:
+    fix = "bitsandbytes is not installed; in SQLEnv's folder: pip install -e '.[quantization]'"
+    assert said(capsys, "--load_in_4bit", "true", "--use_peft", "true") == [f"--load_in_4bit: {fix}"]
+    assert said(capsys, "--optim", "adamw_8bit", command="warmup") == [f"--optim adamw_8bit: {fix}"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "advice"),
+    [
+        (("--reward_weights", "1", "1", "1", "1"), "--reward_weights 1 1 1 1: .* can collect 2.15, and .* pays 1; .*"),
+        (
+            ("--reward_functions", "structure", "--reward_weights", *("1", "0.2", "0.2", "0.1", "1")),
+            "--reward_weights 1 0.2 0.2 0.1 1: .* 1.33, .*",
+        ),
+        (("--multi_objective_aggregation", "normalize_then_sum"), "--multi_objective_aggregation .*"),
+        (("--max_completion_length", "512"), "--max_completion_length 512 starves episodes: .* about 1218 tokens"),
+        (("--max_turn_length", "5000"), "--max_turn_length 5000 is more than .*--max_completion_length 4096.*"),
+    ],
+)
+def test_what_trains_badly_is_said_and_the_run_goes_on(
+    flags: tuple[str, ...], advice: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line, end = said(capsys, *flags)
+    assert re.fullmatch(advice, line)
+    assert "answers:synthetic" in end
+
+
+def test_advice_on_lengths_and_contexts() -> None:
+    lengths = [(4096, 256), (1024, 64), (1217, 256), (100, 200)]
+    assert [len(length_advice(completion, turn)) for completion, turn in lengths] == [0, 0, 1, 1]
+    assert context_advice(606, 256) == []
+    assert len(context_advice(605, 256)) == 1
+
+
+def test_python_gets_the_defaults_and_the_checks_of_the_command() -> None:
+    config = SQLEnvConfig(use_cpu=True, bf16=False)
+    assert isinstance(config, SQLEnvArguments)
+    assert isinstance(config, GRPOConfig)
+    assert (config.scale_rewards, config.reward_weights, config.vllm_mode) == ("batch", [1.0, 0.2, 0.2, 0.1], "server")
+    with pytest.raises(ConfigError, match="--advantages must be one of episode, turn"):
+        SQLEnvConfig(use_cpu=True, bf16=False, advantages="token")
