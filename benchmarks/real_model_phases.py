@@ -33,6 +33,7 @@ from pydantic import TypeAdapter
 
 from benchmarks.server_process import SQLENV
 from env_server.errors import SQLEnvError
+from inference.adapters import RUN_MODEL
 from trainer.eval.output_folder import final_state, last_checkpoint
 from trainer.eval.run_files import RunFolder, read_records, replace_json
 from trainer.policy import SETTINGS_FILE
@@ -227,7 +228,7 @@ def warm_up(phase: Phase, keys: Mapping[str, Any], words: Sequence[str], minutes
         flags += ["--max_minutes", f"{minutes:.2f}"]
     if final_state(phase.out) is None:
         phase.run(["warmup", *flags])
-    if not (phase.out / SETTINGS_FILE).is_file():
+    if not (phase.out / RUN_MODEL / SETTINGS_FILE).is_file():
         raise PhaseError(f"{phase.folder.name}: the warm-up was stopped; start again to go on")
     checkpoint = phase.checkpoint
     steps = steps_of(checkpoint) if checkpoint else 0

@@ -35,6 +35,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config, get_quantization_config
 
 from env_server.types import AnswerMode
+from inference.adapters import RUN_MODEL
 from trainer.chat.format import ChatFormat, ChatSettings, Conversation
 from trainer.config import ConfigError, advise
 from trainer.demos.demonstrations import play_demonstrations
@@ -188,7 +189,8 @@ def _warm_up(
 ) -> None:
     answer_mode = AnswerMode(config.answer_mode)
     sources = config.data.split(",")
-    target = Path(config.output_dir)
+    folder = Path(config.output_dir)
+    target = folder / RUN_MODEL
     kept = QuestionFilter.of(config)
     with ranks.local_main_process_first():
         conversations = []
@@ -261,8 +263,9 @@ def _warm_up(
         trainer.save_state()  # it says that the run is finished; see `trainer.eval.output_folder`
     console.print(f"policy  {target}", highlight=False, soft_wrap=True)
     if not stopping.part:
-        further = [["train", "--model_name_or_path", str(target), "--data", config.data]]
-        console.print(what_next(*further, ["evaluate", "--policy", str(target)]), highlight=False, soft_wrap=True)
+        train = ["train", "--model_name_or_path", str(folder), "--data", config.data]
+        further = what_next(train, ["evaluate", "--policy", str(folder)])
+        console.print(further, highlight=False, soft_wrap=True)
 
 
 def _load(model_config: ModelConfig, config: SFTConfig) -> PreTrainedModel:

@@ -57,7 +57,7 @@ def test_a_warm_up_training_and_an_evaluation_play_alike(
     said = capsys.readouterr()
     assert f"taken over from {run}: " in said.err
 
-    warmed, trained = (read_play(folder / SETTINGS_FILE).settings for folder in (warm, run / "model"))
+    warmed, trained = (read_play(folder / SETTINGS_FILE).settings for folder in (warm / "model", run / "model"))
     evaluated = json.loads(out.with_suffix(".evaluation.json").read_text(encoding="utf-8"))["settings"]
     expected = {
         **{name: getattr(PlaySettings(), name) for name in WARMUP_NAMES},

@@ -28,7 +28,7 @@ from env_server.environment import SQLEnvironment
 from env_server.settings import EnvSettings
 from env_server.tools.findings import Kind
 from env_server.types import AnswerMode, SQLAction
-from inference.adapters import ModelRef, find_policy
+from inference.adapters import find_policy
 from inference.engine import Completion, FinishReason, Sampling
 from policies.tiny.tokenizer import build_tokenizer
 from sqlenv import cli
@@ -246,7 +246,7 @@ def test_the_command_trains_a_policy_the_same_twice_and_then_further(cache: None
     assert same.get_vocab() == tokenizer.get_vocab()
     assert same.chat_template == tokenizer.chat_template
     assert any(not torch.equal(a, b) for a, b in zip(model.parameters(), further.parameters(), strict=True))
-    saved = saved_play(ModelRef(str(tmp_path / "further")))
+    saved = saved_play(find_policy(str(tmp_path / "further")).ref)
     assert saved is not None
     assert saved.settings.answer_mode is AnswerMode.SQL
     assert saved.settings.environment == EnvSettings(step_budget=9, error_hints=True)
@@ -302,7 +302,7 @@ def test_with_lora_it_makes_an_adapter_and_goes_on_with_it(
     base = ("--model_name_or_path", str(BASE_CHECKPOINT))
     first, _ = warm_up(tmp_path / "first", *base, *LORA)
     assert isinstance(first, PeftModel)
-    assert saved_play(ModelRef(str(tmp_path / "first"))) is not None
+    assert saved_play(find_policy(str(tmp_path / "first")).ref) is not None
     assert "step 2/2  loss" in capsys.readouterr().err
 
     second, _ = warm_up(tmp_path / "second", "--model_name_or_path", str(tmp_path / "first"), "--learning_rate", "0.01")
@@ -341,7 +341,7 @@ def test_what_a_policy_played_right_is_learned(cache: None, tmp_path: Path, caps
         ),
     )
     said = capsys.readouterr().err
-    assert f"of {len(right)} questions are played again" in said
+    assert f"of {len(right)} questions are replayed" in said
     assert "% of them right" not in said, "the oracle plays none"
     assert "tokens/s" in said
     before, _ = load_policy(base)

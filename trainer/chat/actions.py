@@ -8,7 +8,7 @@ Promises:
    actions; what follows was written without having seen the real observation, so the last action would act on
    invented facts.
 
-What counts as an action, once thoughts and an `<answer>` around what is said are gone (`thoughts.py`):
+What counts as an action, once reasoning blocks and an `<answer>` around what is said are gone (`reasoning.py`):
 
 - a line `ACTION argument` or `ACTION: argument`, any case, in Markdown or after the label `Action:`;
 - JSON at the start of a line, or in a Hermes `<tool_call>`: an object that names the action and its argument.
@@ -19,7 +19,7 @@ tool call, an invented observation or a further action; a fence around the argum
 arguments are exact.
 
 Everything else is a QUERY of the raw text with `parseable` False; that includes bare SQL, which is then executed
-as it was meant but does not count as well-formed. A turn that is nothing but a thought is an empty QUERY.
+as it was meant but does not count as well-formed. A turn that is nothing but a reasoning block is an empty QUERY.
 
 A policy that calls tools is read by `parse_call`: a call counts in the format of the model's own chat template. Calls
 in other families' formats, and actions that are written as text, are executed as they were meant and do not count.
@@ -99,7 +99,7 @@ def format_action(action_type: str, argument: str) -> str:
     """Return the canonical text of an action, such as `DESCRIBE pets`.
 
     An argument that this form cannot carry exactly (blank lines, white space around it, a line that reads as
-    another action, a tag of thoughts) is written as JSON on one line. Raises ValueError for an unknown action type.
+    another action, a tag of reasoning) is written as JSON on one line. Raises ValueError for an unknown action type.
     """
     kind = ActionType(action_type.strip().upper())
     plain = f"{kind} {argument}" if argument else str(kind)

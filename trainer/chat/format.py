@@ -4,9 +4,9 @@ Used wherever a policy plays or learns, so that it sees the same words everywher
 
 `ChatSettings` are what a user chooses, and what is kept with a policy; `ChatFormat` applies them to a tokenizer.
 
-Thinking: where turns have a budget for it, a thought that is not over when that is spent is closed in the model's
-place, and the action follows. A template's switch for it is off unless somebody chose: thoughts fill the row, whose
-oldest turns, the exploration, are then dropped and not trained.
+Reasoning: where turns have a budget for it, a reasoning block that is open when the budget is spent is closed in the
+model's place, and the action follows. A template's switch for it is off unless somebody chose: reasoning blocks fill
+the row, whose oldest turns, the exploration, are then dropped and not trained.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 THINKING_TOKENS = 512
-"""The default budget of a thought, for policies whose template knows of thoughts."""
+"""The default budget of a reasoning block, for policies whose template knows of reasoning blocks."""
 THINKING_SWITCH = "enable_thinking"
 """The variable by which most templates that have a switch for thinking are switched."""
 THINKING_OFF = (
@@ -53,7 +53,7 @@ class ChatSettings:
     """How a policy is spoken to.
 
     `max_thinking_length` in tokens: None is THINKING_TOKENS where the model thinks, else none; 0 closes at once a
-    thought that the template opens. `custom_system_prompt` replaces SQLEnv's own.
+    reasoning block that the template opens. `custom_system_prompt` replaces SQLEnv's own.
     """
 
     answer_mode: AnswerMode = AnswerMode.VALUE
@@ -88,8 +88,8 @@ class ChatFormat:
     """Writes episodes as token ids, and reads actions out of turns. `examples` are shown before every question.
 
     `settings` are those in force: with the template's switch for thinking off, where it has one that nobody set and
-    thoughts were given no length; `lines` says so, one line, or nothing. `thinking_tokens` is the budget of a thought,
-    what closes it apart; None where turns have none.
+    reasoning was given no length; `lines` says so, one line, or nothing. `thinking_tokens` is the budget of a
+    reasoning block, what closes it apart; None where turns have none.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class ChatFormat:
         if budget is None:
             budget = THINKING_TOKENS if self.renderer.thinks else None
         elif budget == 0 and not self.renderer.opened_reasoning:
-            budget = None  # there is no thought to close
+            budget = None  # there is no reasoning block to close
         self.thinking_tokens = budget
         self.closing_ids = tuple(self.renderer.closing_ids)
         self._shown = self._examples_ids(examples)
@@ -127,7 +127,7 @@ class ChatFormat:
 
     @property
     def reasoning_length(self) -> int:
-        """The most tokens that a turn has beside its words: a thought and what closes it; 0 without thoughts."""
+        """The most tokens that a turn has beside its action: a reasoning block and what closes it; else 0."""
         return 0 if self.thinking_tokens is None else self.thinking_tokens + len(self.closing_ids)
 
     def prompt_ids(self, opening: str) -> list[int]:
@@ -147,7 +147,7 @@ class ChatFormat:
         return self.renderer.turn_ids(format_action(action.action_type, action.argument))
 
     def text_of(self, token_ids: Sequence[int]) -> str:
-        """Return a turn as it is read: with the tag of the thought that the template opened, if it did."""
+        """Return a turn as it is read: with the tag of the reasoning block that the template opened, if it did."""
         return self.renderer.opened_reasoning + self.renderer.decode_turn(token_ids)
 
     def parse(self, text: str) -> ParsedAction:
@@ -157,7 +157,7 @@ class ChatFormat:
         return parse_action(text)
 
     def is_thinking(self, token_ids: Sequence[int]) -> bool:
-        """Whether a turn that begins with these ids is still in a thought."""
+        """Whether a turn that begins with these ids is still in a reasoning block."""
         return is_thinking(self.text_of(token_ids))
 
     def encode(self, conversation: Conversation) -> tuple[list[int], list[bool]]:

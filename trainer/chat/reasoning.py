@@ -1,8 +1,8 @@
-"""What a model thinks before it acts, told from what it says. Pure.
+"""Reasoning blocks: what a model thinks before it acts, told from what it says. Pure.
 
-Models write their thoughts between tags of their family. A thought is no action, however it ends: one that is cut off
-leaves nothing that was said. Some chat templates open the thought themselves, so that its first tag is in the prompt;
-whoever reads such a turn puts the tag before it.
+Models reason between tags of their family. A reasoning block is no action, however it ends: after one that is cut off
+nothing was said. Some chat templates open the block themselves, so that its first tag is in the prompt; who reads such
+a turn puts the tag before it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ReasoningTags:
-    """How a family of models opens and closes a thought."""
+    """How a family of models opens and closes a reasoning block."""
 
     opening: str
     closing: str
@@ -35,26 +35,26 @@ _WRAPPED = re.compile(r"\s*<answer>(.*?)(?:</answer>|\Z)", re.IGNORECASE | re.DO
 
 
 def strip_reasoning(text: str) -> str:
-    """Return what is left of a turn without its thoughts, and without the `<answer>` tags around it."""
+    """Return what is left of a turn without its reasoning blocks, and without the `<answer>` tags around it."""
     said = "".join(_parts(text)[0])
     wrapped = _WRAPPED.match(said)
     return said if wrapped is None else wrapped[1]
 
 
 def is_thinking(text: str) -> bool:
-    """Whether a turn ends within a thought."""
+    """Whether a turn ends within a reasoning block."""
     return _parts(text)[1]
 
 
 def tags_of(template: str) -> ReasoningTags | None:
-    """Return the tags that a chat template knows; None where it has no notion of a thought."""
+    """Return the tags that a chat template knows; None where it has no notion of reasoning."""
     return next((tags for tags in TAGS if tags.closing in template), None)
 
 
 def _parts(text: str) -> tuple[list[str], bool]:
-    """Split off thoughts: what lies outside of them, and whether the last one is open.
+    """Split off reasoning blocks: what lies outside of them, and whether the last one is open.
 
-    A closing tag without an opening one ends a thought that began with the turn.
+    A closing tag without an opening one ends a reasoning block that began with the turn.
     """
     outside: list[str] = []
     position, closing = 0, ""

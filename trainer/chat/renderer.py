@@ -3,7 +3,7 @@
 `ChatRenderer` promises:
 
 1. **Append only.** The ids after a turn of the model follow the ids it generated; nothing is rendered or tokenised
-   again. A chat template that rewrites earlier turns (Qwen3 drops their thoughts) is used by appending all the
+   again. A chat template that rewrites earlier turns (Qwen3 drops their reasoning blocks) is used by appending all the
    same: the text between two turns is taken once, from a dummy conversation, and then filled in.
 2. **Content is data.** Only the template's own text yields special tokens (`controls.py`).
 3. For a template that is itself append-only, prompt, turns and results in sequence are the ids of the whole
@@ -39,8 +39,8 @@ class ChatRenderer:
     """Renders an episode into token ids by appending.
 
     `stop_ids` are the tokens at which generation of a turn stops: the template's end-of-turn tokens first, then
-    the tokenizer's EOS where it is another one. `opened_reasoning` is the tag of the thought that the template opens
-    for the model ("" for none), `thinks` whether a turn may begin with one.
+    the tokenizer's EOS where it is another one. `opened_reasoning` is the tag of the reasoning block that the template
+    opens for the model ("" for none), `thinks` whether a turn may begin with one.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class ChatRenderer:
 
     @property
     def closing_ids(self) -> list[int]:
-        """The ids that close a thought in the model's place."""
+        """The ids that close a reasoning block in the model's place."""
         return self._special_tokens.encode(self._special_tokens.split(self._closing))
 
     def prompt_ids(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
@@ -98,13 +98,13 @@ class ChatRenderer:
 
     def turn_ids(self, text: str) -> list[int]:
         """Return the ids of a turn that a demonstration says in the model's place, closed."""
-        return self._special_tokens.encode([*self._without_thought(), text, self.stop_ids[0]])
+        return self._special_tokens.encode([*self._close_reasoning(), text, self.stop_ids[0]])
 
     def call_ids(self, call: ToolCall) -> list[int]:
         """Return the ids of a turn that a demonstration says in the model's place: a call, in the model's format."""
         before, argument, after = self._call(call)
         split = self._special_tokens.split
-        pieces = [*self._without_thought(), *split(before), argument, *split(after), self.stop_ids[0]]
+        pieces = [*self._close_reasoning(), *split(before), argument, *split(after), self.stop_ids[0]]
         return self._special_tokens.encode(pieces)
 
     def call_text(self, call: ToolCall) -> str:
@@ -125,7 +125,7 @@ class ChatRenderer:
         return self._special_tokens.encode([*before[closed:], self._style.write(text), *after])
 
     def decode_turn(self, token_ids: Sequence[int]) -> str:
-        """Return the model's words: no special tokens but those of thoughts and calls."""
+        """Return the model's words: no special tokens but those of reasoning blocks and calls."""
         ids = [token for token in token_ids if token not in self._unspoken]
         return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
@@ -138,8 +138,8 @@ class ChatRenderer:
             )
         return before, self._special_tokens.split(turn.after)
 
-    def _without_thought(self) -> list[Piece]:
-        """What a demonstration says first: it closes the thought that the template has opened."""
+    def _close_reasoning(self) -> list[Piece]:
+        """What a demonstration says first: it closes the reasoning block that the template has opened."""
         return self._special_tokens.split(self._closing) if self.opened_reasoning else []
 
     def _call(self, call: ToolCall) -> tuple[str, str, str]:

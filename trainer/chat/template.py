@@ -184,7 +184,7 @@ def call_texts(template: Template, result: TurnText) -> dict[str, tuple[str, str
 
 
 def opened_reasoning(after: str) -> str:
-    """Return the tag of the thought that the template opens where the model begins to speak, or ""."""
+    """Return the tag of the reasoning block that the template opens where the model begins to speak, or ""."""
     return next((tags.opening for tags in TAGS if after.rstrip().endswith(tags.opening) and is_thinking(after)), "")
 
 

@@ -5,7 +5,7 @@ Models, 2022), "Create Table", which BIRD's baseline has taken over: the databas
 in comments, and SELECT. A chat model gets it as a user's message, under a system message that asks for one query.
 
 `query_in` promises: any text is read, in time linear in its length; what is returned is one statement, as it was
-written, that begins with SELECT or WITH. It is, thoughts aside, the first of:
+written, that begins with SELECT or WITH. It is, reasoning blocks aside, the first of:
 
 1. a statement in a code fence; one that is not closed runs to the end;
 2. a line that begins with one, perhaps after a label ("SQL:");

@@ -36,14 +36,11 @@ FINAL_STATE = "trainer_state.json"
 
 
 class RunKind(Enum):
-    """What runs, by the command that starts it. Each kind saves its policy in another place."""
+    """What runs, by the command that starts it. A run saves its policy in `model/`, one of stages in its last stage."""
 
     TRAIN = "sqlenv train"
-    """In `model/`."""
     WARMUP = "sqlenv warmup"
-    """At the top."""
     STAGES = "stages"
-    """In the folder of the last stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +72,7 @@ def find_output(kind: RunKind, given: Mapping[str, Any]) -> Output:
     checkpoint = last_checkpoint(folder) if newest else Path(resume)
     if checkpoint is not None and checkpoint.parent.resolve() != folder.resolve():
         _require_free(kind, folder)
-    elif (_kind_of(folder) or _kind_of_unfinished(folder)) not in (None, kind):
+    elif _kind_of(folder) not in (None, kind):
         raise ConfigError(f"{folder} holds no run of {kind.value} to resume; name the run's folder with --{OUTPUT}")
     elif (state := final_state(folder)) is not None and not _asks_for_more(given, state):
         raise ConfigError(
@@ -93,7 +90,7 @@ def final_state(folder: Path) -> dict[str, Any] | None:
         state = json.loads((folder / FINAL_STATE).read_bytes())
     except (OSError, ValueError):  # there is none, or a killed process left it half
         return None
-    return state if isinstance(state, dict) and _kind_of(folder) is not None else None
+    return state if isinstance(state, dict) and _holds_policy(folder) else None
 
 
 def last_checkpoint(folder: Path) -> Path | None:
@@ -105,8 +102,8 @@ def last_checkpoint(folder: Path) -> Path | None:
 
 
 def left_nothing(folder: Path) -> bool:
-    """Whether a warm-up has left neither a checkpoint nor a policy."""
-    return last_checkpoint(folder) is None and not (folder / SETTINGS_FILE).is_file()
+    """Whether a run has left neither a checkpoint nor a policy."""
+    return last_checkpoint(folder) is None and not (folder / RUN_MODEL / SETTINGS_FILE).is_file()
 
 
 @contextmanager
@@ -167,7 +164,7 @@ def _names(kind: RunKind, first: Path) -> Iterator[Path]:
 
 
 def _without_policy(kind: RunKind, first: Path) -> Path:
-    return next(folder for folder in _names(kind, first) if _kind_of(folder) is None)
+    return next(folder for folder in _names(kind, first) if not _holds_policy(folder))
 
 
 def _require_free(kind: RunKind, folder: Path) -> None:
@@ -175,7 +172,7 @@ def _require_free(kind: RunKind, folder: Path) -> None:
     if not _is_taken(folder):
         return
     free = next(other for other in _names(kind, folder) if not _is_taken(other))
-    if _kind_of(folder) is not None:
+    if _holds_policy(folder):
         raise ConfigError(f"--{OUTPUT} {folder} holds a policy; choose another folder, such as --{OUTPUT} {free}")
     raise ConfigError(
         f"{folder} already holds a run; resume it with --{RESUME} true, or choose another folder, such as "
@@ -185,24 +182,20 @@ def _require_free(kind: RunKind, folder: Path) -> None:
 
 def _is_taken(folder: Path) -> bool:
     marks = RunFolder(folder).config_path, folder / STAGES_FILE
-    return _kind_of(folder) is not None or any(map(Path.exists, marks)) or last_checkpoint(folder) is not None
+    return _holds_policy(folder) or any(map(Path.exists, marks)) or last_checkpoint(folder) is not None
+
+
+def _holds_policy(folder: Path) -> bool:
+    try:
+        return saved_policy(folder) is not None
+    except PolicyNameError:
+        return False  # of stages that are not finished
 
 
 def _kind_of(folder: Path) -> RunKind | None:
-    """What made the policy that a folder holds, by the place where it is; None where the folder holds none."""
-    try:
-        policy = saved_policy(folder)
-    except PolicyNameError:
-        return None  # of stages that are not finished
-    if policy is None:
-        return None
-    if policy == folder:
-        return RunKind.WARMUP
-    return RunKind.TRAIN if policy == folder / RUN_MODEL else RunKind.STAGES
-
-
-def _kind_of_unfinished(folder: Path) -> RunKind | None:
-    """What runs in a folder that holds no policy yet; None for a warm-up, which leaves no mark."""
+    """Return which kind of run a folder holds; None also for a warm-up that has saved checkpoints alone."""
     if (folder / STAGES_FILE).exists():
         return RunKind.STAGES
-    return RunKind.TRAIN if RunFolder(folder).evaluations_path.is_dir() else None
+    if RunFolder(folder).evaluations_path.is_dir():
+        return RunKind.TRAIN
+    return RunKind.WARMUP if _holds_policy(folder) else None

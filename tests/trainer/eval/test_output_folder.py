@@ -150,6 +150,7 @@ def test_a_run_is_resumed_in_the_folder_that_the_default_has_chosen(
     own = checkpoint(Path("runs", "warm-grpo"))
     assert folder_of("train", *words, "true") == folder_of("train", *words, str(own)) == "runs/warm-grpo"
     adapter(Path("runs", "warm-grpo", "model"))
+    Path("runs", "warm-grpo", "evaluations").mkdir()
     assert folder_of("train", *words, "true") == "runs/warm-grpo", "its policy is its own"
 
 
