@@ -1,8 +1,7 @@
 """`sqlenv train`: GRPO on SQLEnv, with evaluation before and after, and the report.
 
-Arguments are TRL's (`GRPOConfig`, `ModelConfig`) plus `SQLEnvArguments`, from flags and `--config FILE.yaml`. All
-that a run writes is in its `output_dir`: config.json, metrics.jsonl, episodes.jsonl, evaluations/, checkpoints,
-model/ and report.html.
+`SQLEnvConfig` and TRL's `ModelConfig` come from flags and `--config FILE.yaml`. All that a run writes is in its
+`output_dir`: config.json, metrics.jsonl, episodes.jsonl, evaluations/, checkpoints, model/ and report.html.
 
 On several ranks (`accelerate launch`, `torchrun`) each plays and trains on its part of a batch, and plays its part of
 an evaluation. Rank 0 alone writes and speaks. SIGTERM and Ctrl-C stop a run so that it can go on later; see
@@ -110,74 +109,76 @@ class Training:
         console: Console,
         stopping: StopSignals,
     ) -> None:
-        self._arguments = self._grpo = arguments = grpo = config
+        self._config = config
         # TRL would start a client of its own; see `grpo.use_engine`.
-        self._use_vllm, grpo.use_vllm = grpo.use_vllm, False
-        self._destination = Destination.of(grpo)
+        self._use_vllm, config.use_vllm = config.use_vllm, False
+        self._destination = Destination.of(config)
         if self._destination and ranks.is_main:
             self._destination = self._destination.prepared()
-        grpo.push_to_hub = False  # transformers would push the run's folder
+        config.push_to_hub = False  # transformers would push the run's folder
         self._model_config = model_config
         self._ranks = ranks
         self._console = console
         self._stopping = stopping
-        self._answer_mode = AnswerMode(arguments.answer_mode)
-        self._env_settings = arguments.environment
+        self._answer_mode = AnswerMode(config.answer_mode)
+        self._env_settings = config.environment
         self._say = partial(console.print, highlight=False, soft_wrap=True)
-        self._folder = RunFolder(Path(grpo.output_dir))
+        self._folder = RunFolder(Path(config.output_dir))
         with ranks.local_main_process_first():
-            self._dataset = load_dataset(arguments.data, answer_mode=self._answer_mode)
-        self._examples = Examples.play(self._dataset, arguments.few_shot, self._answer_mode, arguments.step_budget)
-        asked = QuestionFilter.of(arguments).asked(self._dataset, arguments.data)
+            self._dataset = load_dataset(config.data, answer_mode=self._answer_mode)
+        self._examples = Examples.play(self._dataset, config.few_shot, self._answer_mode, config.step_budget)
+        asked = QuestionFilter.of(config).asked(self._dataset, config.data)
         self._questions = self._examples.without(asked)
-        require_questions(self._questions, grpo, arguments.reward_functions)
-        self._rewards = rewards_of(arguments.reward_functions)
+        require_questions(self._questions, config, config.reward_functions)
+        self._rewards = rewards_of(config.reward_functions)
         try_rewards(self._rewards, self._dataset, self._answer_mode)
-        self._chat = ChatSettings.of(arguments, grpo.chat_template_kwargs)
-        self._tokenizer = load_tokenizer(model_config, trust_remote_code=grpo.trust_remote_code)
+        self._chat = ChatSettings.of(config, config.chat_template_kwargs)
+        self._tokenizer = load_tokenizer(model_config, trust_remote_code=config.trust_remote_code)
         self._evaluations = RunEvaluations(
             self._folder,
             self._dataset,
-            arguments.data,
-            choose_questions(self._dataset, Split.EVAL, arguments.eval_episodes),
+            config.data,
+            choose_questions(self._dataset, Split.EVAL, config.eval_episodes),
             self._answer_mode,
-            grpo.seed,
+            config.seed,
             ranks,
             console,
         )
         to_evaluate = len(self._evaluations.questions)
         self._say(
-            f"data    {arguments.data}: {len(self._questions):,} questions to train on, {to_evaluate:,} to evaluate on"
+            f"data    {config.data}: {len(self._questions):,} questions to train on, {to_evaluate:,} to evaluate on"
         )
 
     def run(self) -> None:
         """Evaluate, train, evaluate and report, or stop on the way."""
-        grpo, arguments = self._grpo, self._arguments
+        config = self._config
         with ExitStack() as stack:
-            if self._ranks.is_main and not grpo.resume_from_checkpoint:
+            if self._ranks.is_main and not config.resume_from_checkpoint:
                 stack.enter_context(remove_on_failure(self._folder.path, lambda: not self._folder.has_trained))
             environments = stack.enter_context(closing(self._open_environments()))
             loop = stack.enter_context(RolloutLoop())
             if self._use_vllm:
-                find_servers(arguments, grpo, self._model_config, self._ranks, loop)
+                find_servers(config, config, self._model_config, self._ranks, loop)
             environments.prepare([*self._questions, *self._evaluations.questions])
-            lag = BatchShape.of(grpo).lag(self._arguments.staleness)
-            order = EpochOrder([q.question_id for q in self._questions], grpo.seed, shuffle=grpo.shuffle_dataset)
-            filled = BatchSettings.of(arguments)
+            lag = BatchShape.of(config).lag(self._config.staleness)
+            order = EpochOrder([q.question_id for q in self._questions], config.seed, shuffle=config.shuffle_dataset)
+            filled = BatchSettings.of(config)
             adaptive = self._adaptive_weights(lag)
             guided = self._guided_starts(stack, lag)
-            batches = Batches(self._dataset, order, grpo, self._ranks, loop, filled, self._rewards, adaptive, guided)
+            batches = Batches(self._dataset, order, config, self._ranks, loop, filled, self._rewards, adaptive, guided)
             trainer = build_trainer(
-                grpo, self._model_config, self._tokenizer, self._questions, self._evaluations.questions, batches
+                config, self._model_config, self._tokenizer, self._questions, self._evaluations.questions, batches
             )
             chat = ChatFormat(self._tokenizer, self._chat, self._examples.conversations)
             stop_at_turns_ends(trainer, chat)
-            self._say(f"policy  {self._model_config.model_name_or_path}: {_size(trainer.model)}, on {grpo.device.type}")
-            setup = RolloutSetup(trainer, chat, self._arguments, self._ranks, loop, self._use_vllm)
+            self._say(
+                f"policy  {self._model_config.model_name_or_path}: {_size(trainer.model)}, on {config.device.type}"
+            )
+            setup = RolloutSetup(trainer, chat, self._config, self._ranks, loop, self._use_vllm)
             settings = setup.settings
             advise("sqlenv train", [*chat.lines, *context_advice(settings.budget.max_context, settings.budget.turn)])
             play = replace(
-                arguments.play_settings(),
+                config.play_settings(),
                 chat_template_kwargs=chat.settings.chat_template_kwargs,
                 max_context_length=settings.budget.max_context,
             )
@@ -189,7 +190,7 @@ class Training:
             log = self._open_log(stack) if self._ranks.is_main else None
             if log is not None:
                 trainer.add_callback(log)
-                run = RunInfo.of(self._arguments, grpo, self._ranks.count)
+                run = RunInfo.of(config, config, self._ranks.count)
                 trainer.add_callback(HealthMonitor(self._folder, run, self._say))
             trainer.add_callback(StopAfterStep(self._stopping))
             states = []
@@ -236,21 +237,21 @@ class Training:
         return stack.enter_context(closing(RunLog(self._folder, self._console)))
 
     def _adaptive_weights(self, lag: int) -> AdaptiveWeights | None:
-        if self._arguments.reward_weighting == "fixed":
+        if self._config.reward_weighting == "fixed":
             return None
-        return AdaptiveWeights(weights_of(self._rewards, self._grpo.reward_weights), lag)
+        return AdaptiveWeights(weights_of(self._rewards, self._config.reward_weights), lag)
 
     def _guided_starts(self, stack: ExitStack, lag: int) -> GuidedStarts | None:
-        if not self._arguments.guided_starts:
+        if not self._config.guided_starts:
             return None
         databases = stack.enter_context(closing(DatabasePool(self._dataset.databases, self._env_settings.sandbox)))
         return GuidedStarts(self._dataset, databases, self._answer_mode, lag)
 
     def _open_environments(self) -> AnyEnvironments:
-        arguments = self._arguments
+        config = self._config
         return open_environments(
-            arguments.env_server,
-            token_of(arguments.env_token),
+            config.env_server,
+            token_of(config.env_token),
             self._dataset,
             self._env_settings,
             self._answer_mode,
@@ -260,7 +261,7 @@ class Training:
         self, trainer: SQLEnvTrainer, environments: AnyEnvironments, evaluate: Evaluate, play: PlaySettings
     ) -> bool:
         """Evaluate, train and evaluate; returns False when that was stopped."""
-        grpo, resuming = self._grpo, self._grpo.resume_from_checkpoint
+        config, resuming = self._config, self._config.resume_from_checkpoint
         if not resuming:
             if self._evaluations.questions:
                 self._say("evaluating what chance, the oracle and the policy come to before training")
@@ -269,8 +270,8 @@ class Training:
                 self._evaluations.scripted("oracle", environments)
             evaluate("before", str(self._model_config.model_name_or_path))
         self._stopping.begin_training(self._ranks)
-        length = f"{grpo.max_steps} steps" if grpo.max_steps > 0 else f"{grpo.num_train_epochs:g} epochs"
-        self._say(f"training for {length}, {grpo.generation_batch_size} episodes at a time, into {self._folder.path}")
+        length = f"{config.max_steps} steps" if config.max_steps > 0 else f"{config.num_train_epochs:g} epochs"
+        self._say(f"training for {length}, {config.generation_batch_size} episodes at a time, into {self._folder.path}")
         path = self._folder.path / RUN_MODEL
 
         def save() -> Path:
@@ -281,9 +282,9 @@ class Training:
         if self._stopping.stopped_after is not None:
             return False
         require_saved_in(path, self._ranks.broadcast(save()))
-        if self._stopping.end_training(path, self._arguments.data):
+        if self._stopping.end_training(path, self._config.data):
             return False
-        is_best = self._grpo.load_best_model_at_end and trainer.state.best_model_checkpoint is not None
+        is_best = self._config.load_best_model_at_end and trainer.state.best_model_checkpoint is not None
         step = trainer.state.best_global_step if is_best else trainer.state.global_step
         if not self._evaluations.take_over(step, str(path), is_best):
             summary = evaluate("after", str(path))
@@ -294,15 +295,19 @@ class Training:
 
     def _open_folder(self) -> None:
         path = self._folder.path
-        if self._grpo.resume_from_checkpoint:
+        if self._config.resume_from_checkpoint:
             RunFolder.open(path)
             return
         config: dict[str, Any] = {
-            "sqlenv": self._arguments.to_log(),
-            "grpo": {**self._grpo.trl_dict(), "use_vllm": self._use_vllm, "push_to_hub": self._destination is not None},
+            "sqlenv": self._config.to_log(),
+            "grpo": {
+                **self._config.trl_dict(),
+                "use_vllm": self._use_vllm,
+                "push_to_hub": self._destination is not None,
+            },
             "model": asdict(self._model_config),
             "versions": versions(),
-            "departures": self._grpo.changed,
+            "departures": self._config.changed,
             "machine": provenance(),
         }
         notes = Path(str(self._model_config.model_name_or_path)) / BASE_NOTES
@@ -315,7 +320,7 @@ class Training:
         if evaluations:
             summaries = {evaluation.label: evaluation.summary for evaluation in evaluations}
             unseen = "unseen databases" if self._evaluations.unseen_databases else "unseen questions"
-            title = f"{self._arguments.data}, {unseen}, greedy"
+            title = f"{self._config.data}, {unseen}, greedy"
             for table in (success_table(summaries, title), group_table("difficulty", summaries, intervals=False)):
                 if table is not None:
                     self._console.print(for_terminal(table))
@@ -323,10 +328,10 @@ class Training:
         trainer.save_state()  # it says that the run is finished; see `trainer.eval.output_folder`
         self._console.print(f"policy  {self._folder.path / RUN_MODEL}\nreport  {report}", highlight=False)
         if self._destination:
-            url = publish(self._folder.path, self._destination, trust_remote_code=self._grpo.trust_remote_code)
+            url = publish(self._folder.path, self._destination, trust_remote_code=self._config.trust_remote_code)
             self._console.print(f"pushed  {url}", highlight=False)
         if not self._stopping.part:
-            run, data = str(self._folder.path), str(self._arguments.data)
+            run, data = str(self._folder.path), str(self._config.data)
             compared = [["compare", f"{run}:before", run]] if len(evaluations) > 1 else []
             further = what_next(["view", run], *compared, ["chat", run, "--data", data])
             self._console.print(further, highlight=False, soft_wrap=True)
