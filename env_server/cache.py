@@ -88,10 +88,17 @@ class Cache:
             raise DataError(f"nothing is kept here, so there is no {kind}")
         return self._root / kind / name
 
+    def has(self, kind: str, name: str) -> bool:
+        """Tell whether there is an entry; one that cannot be read is none."""
+        try:
+            return self.path(kind, name).exists()
+        except OSError:
+            return False
+
     def made(self, kind: str, name: str, make: Callable[[Path], None]) -> Path:
         """Return the path of an entry; where there is none, `make` writes it, a file or a folder. Raises DataError."""
         target = self.path(kind, name)
-        if target.exists():
+        if self.has(kind, name):
             return target
         try:
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -68,7 +68,7 @@ class Suites:
         """Return the gold queries whose suites are not on disk, each once, by database. Raises DataError."""
         missing: dict[str, dict[str, None]] = {}
         for question in (each for each in questions if each.gold_sql):
-            if not self._place(question.db_id, question.gold_sql).is_file():
+            if not self._cache.has(KIND, self._name(question.db_id, question.gold_sql)):
                 missing.setdefault(question.db_id, {})[question.gold_sql] = None
         return {db_id: list(golds) for db_id, golds in missing.items()}
 
@@ -97,7 +97,7 @@ class Suites:
             sandbox.close()
 
     def _load(self, db_id: str, sql: str) -> Suite | None:
-        place = self._place(db_id, sql)
+        place = self._cache.path(KIND, self._name(db_id, sql))
         try:
             kept = json.loads(zlib.decompress(place.read_bytes()))
         except FileNotFoundError:
@@ -118,10 +118,10 @@ class Suites:
         ]
         kept = json.dumps({"databases": databases, "untested": suite.untested, "problem": suite.problem})
         packed = zlib.compress(kept.encode())
-        self._cache.made(KIND, self._place(db_id, sql).name, lambda path: _write(path, packed))
+        self._cache.made(KIND, self._name(db_id, sql), lambda path: _write(path, packed))
 
-    def _place(self, db_id: str, sql: str) -> Path:
-        return self._cache.path(KIND, key_of(self._identity(db_id), sql))
+    def _name(self, db_id: str, sql: str) -> str:
+        return key_of(self._identity(db_id), sql)
 
     def _path(self, db_id: str) -> Path:
         try:
