@@ -23,19 +23,7 @@ ROOMS = {
     "inference": ["top", "in_vllm", "hf", "vllm", "launch", "weights"],
     "trainer": [
         *("top", "chat", "policy", "models", "tiny", "rollout", "engines", "eval", "report"),
-        *(
-            "evaluation",
-            "evaluate",
-            "comparison",
-            "export",
-            "flags",
-            "cli",
-            "viewer",
-            "training",
-            "demos",
-            "warmup",
-            "core",
-        ),
+        *("evaluation", "evaluate", "export", "flags", "cli", "viewer", "training", "demos", "warmup", "core"),
     ],
 }
 """The rooms of each package, folders and modules, from the bottom up: a room imports those before it, and never one
@@ -46,6 +34,8 @@ CORE = {
     "inference": (),
     "trainer": ("train", "stages"),
 }
+BELONGS = {"grpo": "training"}
+"""Modules beside the rooms that are part of one."""
 ALONE = {"client": ("top",)}
 """Rooms that may import less than what lies below them."""
 
@@ -100,6 +90,8 @@ def modules_of(package: str) -> dict[str, Path]:
 
 def room_of(module: str, modules: dict[str, Path]) -> str:
     package, name = module.split(".")[:2]
+    if name in BELONGS:
+        return BELONGS[name]
     if modules[f"{package}.{name}"].name == "__init__.py" or name in ROOMS[package]:
         return name
     return "core" if name in CORE[package] else "top"
