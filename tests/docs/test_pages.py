@@ -43,7 +43,7 @@ NAMED_FILE = re.compile(
     rf"(?<![\w./:-])((?:{'|'.join(TOP)})/[\w./-]*|[a-z][\w-]*(?:/[\w-]+)*\.(?:py|ya?ml|toml))(?![\w*])"
 )
 """A path from the root of this project."""
-ELSEWHERE = {"docker-compose.four-gpus.yml", "exec_eval.py", "keys.toml", "kustomization.yaml"}
+ELSEWHERE = {"docker-compose.four-gpus.yml", "exec_eval.py", "my.py", "keys.toml", "kustomization.yaml"}
 """Files that a page tells its reader to write, or that are another project's."""
 COMMAND = re.compile(r"(?<![\w.-])sqlenv ([a-z]+)(?: ([a-z]+))?")
 FLAG = re.compile(r"(?<=\s)--[a-z][a-z0-9_]+")

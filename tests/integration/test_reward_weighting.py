@@ -57,7 +57,7 @@ def test_a_run_that_resumes_weighs_as_the_run_that_was_left_alone(tmp_path: Path
         total = sum(weight * row[name] for weight, name in zip(weights, names, strict=True))
         assert row["reward"] == pytest.approx(total, abs=1e-6), "TRL adds up with them"
     report = write_report(whole.path).read_text(encoding="utf-8")
-    assert "weights of the rewards" in report
+    assert "reward_weights/brevity" in report
     assert "reward_brevity" in report
 
     killed = shutil.copytree(whole.path, tmp_path / "killed")
