@@ -87,7 +87,7 @@ CASES = {
     ),
     "few decide": Case(SELDOM_RIGHT, 24, 8, "1e-5", CORRECTNESS_OVERWHELMS, {health.SPIKES}, data="all"),
     "dropout": Case(
-        *(EXPLORES, 5, 16, "1e-3", ("--disable_dropout", "false"), {health.MISMATCH}),
+        *(EXPLORES, 5, 16, "1e-6", ("--disable_dropout", "false"), {health.MISMATCH}),
         others_follow=True,
         attention_dropout=0.9,
     ),
@@ -178,7 +178,7 @@ def test_every_check_has_its_run() -> None:
 
 
 def test_a_run_that_learns_is_silent(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = train(Case(EXPLORES, 16, 64, "1e-2", (), set()))
+    folder = train(Case(EXPLORES, 16, 64, "5e-3", (), set()))
     rates = [row["rollout/success_rate"] for row in folder.metrics()]
     assert sum(rates[-4:]) > sum(rates[:4]) + 0.4
     assert folder.alerts() == []
