@@ -206,9 +206,13 @@ class WorkerPool:
             finally:
                 self.waiting -= 1
             self.running += 1
+            level = logging.WARNING
             try:
                 async with asyncio.timeout(self._timeout_s + (JUDGING_S if not isinstance(job, QueryJob) else 0)):
                     return await worker.ask(job)
+            except asyncio.CancelledError:
+                level = logging.INFO  # no session waits any more, which is nobody's fault
+                raise
             except TimeoutError:
                 return self._overrun(job, self._timeout_s - OVERRUN_S)
             except WorkerLostError:
@@ -220,7 +224,7 @@ class WorkerPool:
                 if worker.alive:
                     self._free.put_nowait(worker)
                 else:
-                    self._replace(worker)
+                    self._replace(worker, level)
         return self._failed(job, SQLError("runtime", "the process that ran the query was lost", deterministic=False))
 
     def _overrun(self, job: Job, allowed_s: float) -> Answer:
@@ -234,16 +238,16 @@ class WorkerPool:
         outcome = query_outcome(error, self._setup.display) if isinstance(job, QueryJob) else SQLEnvError(str(error))
         return Answer(outcome, deterministic=False)
 
-    def _replace(self, worker: Worker) -> None:
-        task = asyncio.ensure_future(self._replaced(worker))
+    def _replace(self, worker: Worker, level: int) -> None:
+        task = asyncio.ensure_future(self._replaced(worker, level))
         self._replacing.add(task)
         task.add_done_callback(self._replacing.discard)
 
-    async def _replaced(self, worker: Worker) -> None:
+    async def _replaced(self, worker: Worker, level: int) -> None:
         await worker.aclose()
         self._workers.remove(worker)
         self.restarts += 1
-        logger.warning("process %d for SQL is replaced", worker.pid)
+        logger.log(level, "process %d for SQL is replaced", worker.pid)
         try:
             new = await Worker.start(self._setup)
         except WorkerLostError as error:
