@@ -61,7 +61,7 @@ def test_from_the_doctor_to_a_policy(shop: Path, capsys: pytest.CaptureFixture[s
     assert len(played) == len(QUESTIONS) // 4
     assert {record.hardness for record in played} == {"unknown"}
     assert (run.path / "report.html").is_file()
-    ways = json.loads((run.path / "checkpoint-1" / "guided_starts.json").read_bytes())["ways"]
+    ways = json.loads((run.path / "checkpoint-1" / "guided_starts.json").read_bytes())["state"]["ways"]
     right = [each.record for each in run.episodes() if each.record.outcome == "correct"]
     asked = {r.question_id for r in right if any(t["action_type"] == "QUERY" and not t["error"] for t in r.turns)}
     assert ways.keys() == asked, "without SQL, its own ways are what can be given"
