@@ -137,6 +137,8 @@ class SQLEnvTrainer(CheckpointingTrainer, GRPOTrainer):  # type: ignore[misc]  #
             self.vllm_importance_sampling_correction = correction
         if batches is None:
             return scored
+        # TRL shuffles the rows next, and sums depend on their order: a run that resumes draws what it would have drawn.
+        torch.manual_seed(self.args.seed + self.state.global_step)
         if batches.token_advantages is not None:
             of_tokens = pad_sequence([torch.tensor(row) for row in batches.token_advantages], batch_first=True)
             of_tokens = functional.pad(of_tokens, (0, scored["completion_ids"].shape[1] - of_tokens.shape[1]))
