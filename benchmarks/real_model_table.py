@@ -94,10 +94,10 @@ def _pair(pair: Sequence[float]) -> str:
 
 
 def _success(policies: Mapping[str, Any]) -> Table:
-    columns = ("success", "95% interval", "n", "steps", "read", "written", "by luck")
+    columns = ("success", "95% interval", "n", "steps", "read", "written", "false positives")
     table = _table("success on held-out questions, greedy; tokens an episode", "policy", columns)
     for name, summary in policies.items():
-        explored, luck = summary["exploration"], summary["luck"]
+        explored, unverified = summary["exploration"], summary["false_positives"]
         tokens = (explored["prompt_tokens"], explored["generated_tokens"])
         table.add_row(
             ROWS[name],
@@ -106,7 +106,7 @@ def _success(policies: Mapping[str, Any]) -> Table:
             str(summary["episodes"]) + (f" (+{summary['failed']} failed)" if summary["failed"] else ""),
             f"{summary['mean_steps']:.1f}",
             *("-" if count is None else f"{count:,.0f}" for count in tokens),
-            "-" if luck is None else f"{luck['lucky']['count']} of {luck['lucky']['n']}",
+            "-" if unverified is None else f"{unverified['share']['count']} of {unverified['share']['n']}",
         )
     return table
 
