@@ -45,7 +45,6 @@ from env_server.types import (
 
 HISTORY_CHARS = 200
 """Longest entry of `action_history`: a reminder for the agent, not a transcript."""
-LAST_STEP = "Only an ANSWER counts now."
 
 
 @dataclass(slots=True)
@@ -151,8 +150,6 @@ class Episodes:
             raise StalePlanError("the step was planned for an earlier state of the episode; plan it again")
         outcome = outcome or step.outcome
         assert outcome is not None, "the outcome of the step's job is given"
-        if self._settings.error_hints and step.kind == ActionType.QUERY and isinstance(outcome, ActionOutcome):
-            outcome = episode.explorer.with_hint(step.argument, outcome)
         episode.steps += 1
         episode.history.append(_shorten(f"{step.kind} {step.argument}"))
         if isinstance(outcome, Judgement):
@@ -244,8 +241,6 @@ class Episodes:
         if verdict is not None:
             metadata["verdict"] = verdict.value
         remaining = self._settings.step_budget - episode.steps
-        if self._settings.error_hints and remaining == 1 and not episode.done:
-            metadata["hint"] = LAST_STEP
         return SQLObservation(
             done=episode.done,
             reward=reward.total,

@@ -1,29 +1,17 @@
 """The three exploring actions on one database: DESCRIBE, SAMPLE and QUERY. Pure; no statement is run here.
 
 Each action gives its outcome, or the query that it needs; `query_outcome` makes an outcome of what the query gave. What
-an agent does wrong is an outcome with `error`, one line long; nothing that an argument can hold raises. A hint holds
-names that DESCRIBE shows, and no others.
+an agent does wrong is an outcome with `error`, one line long; nothing that an argument can hold raises.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable, Iterable
-from difflib import SequenceMatcher
-from itertools import islice
 
 from env_server.errors import UnknownTableError
 from env_server.jobs import QueryJob
 from env_server.outcomes import ActionOutcome, one_line
 from env_server.settings import DisplaySettings
-from env_server.sql.display import MAX_DESCRIBED_COLUMNS, MAX_NAME_CHARS, describe_table, sql_name
-from env_server.sql.lexer import folded, tokens
-from env_server.sql.schema import Schema, Table, quote_identifier, unquoted
-from env_server.sql.statements import MISSING_NAME
-
-MAX_HINTED_TABLES = 4
-"""Tables of a query whose columns a hint lists."""
-MAX_COMPARED = 200
-"""Tables that are compared with a missing one; the length of an error allows no more."""
+from env_server.sql.display import describe_table
+from env_server.sql.schema import Schema, Table, quote_identifier
 
 
 class Explorer:
@@ -56,33 +44,6 @@ class Explorer:
             return ActionOutcome(error="QUERY needs a SQL query")
         return QueryJob(self._db_id, argument, self._display.max_rows)
 
-    def with_hint(self, sql: str, outcome: ActionOutcome) -> ActionOutcome:
-        """Return a query's outcome; where it lacks a table or a column, with the names that there are, nearest first.
-
-        The columns are those of the tables that the query names; where it names none, the tables are listed.
-        """
-        missing = MISSING_NAME.fullmatch(outcome.error.removeprefix("not found: "))
-        if missing is None:
-            return outcome
-        distance = _distance_from(unquoted(missing["name"].rpartition(".")[2]))
-        columns = {
-            table.name: sorted((column.name for column in table.columns[:MAX_DESCRIBED_COLUMNS]), key=distance)
-            for table in (self._named_in(sql) if missing["kind"] == "column" else ())
-        }
-        if columns:
-            # The table with the nearest name first: often not the one that the query takes it from.
-            ordered = sorted(columns.items(), key=lambda entry: distance(entry[1][0]))
-            hint = "Columns of " + "; of ".join(f"{sql_name(table)}: {_listed(names)}" for table, names in ordered)
-        else:
-            hint = f"Tables: {_listed(sorted(self._schema.table_names[:MAX_COMPARED], key=distance))}"
-        return ActionOutcome(error=one_line(f"{outcome.error}. {hint}"))
-
-    def _named_in(self, sql: str) -> list[Table]:
-        """The first MAX_HINTED_TABLES of the tables that a query's words name, in the schema's order."""
-        words = {folded(unquoted(token[0])) for token in tokens(sql) if token.lastgroup in ("word", "quoted")}
-        named = (table for table in self._schema.tables if folded(table.name) in words and table.columns)
-        return list(islice(named, MAX_HINTED_TABLES))
-
     def _find(self, argument: str, action: str) -> Table | ActionOutcome:
         if not argument.strip():
             return ActionOutcome(error=f"{action} needs a table name")
@@ -90,18 +51,3 @@ class Explorer:
             return self._schema.find(argument)
         except UnknownTableError as error:
             return ActionOutcome(error=one_line(str(error)))
-
-
-def _distance_from(name: str) -> Callable[[str], float]:
-    """Return a function that says how unlike a name is to this one, from 0 to 1."""
-    matcher = SequenceMatcher(b=folded(name)[:MAX_NAME_CHARS])
-
-    def distance(other: str) -> float:
-        matcher.set_seq1(folded(other)[:MAX_NAME_CHARS])
-        return 1.0 - matcher.ratio()
-
-    return distance
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(map(sql_name, names))

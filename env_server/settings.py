@@ -111,9 +111,6 @@ class EnvSettings:
 
     step_budget: int = 15
     """Steps in an episode; running out ends it with terminal reward 0."""
-    error_hints: bool = False
-    """Whether the error of a QUERY that names a missing table or column goes on with the names that there are, and the
-    observation before the last step says that only an ANSWER counts. Off: a policy reads what it was trained on."""
     sandbox: SandboxSettings = SandboxSettings()
     display: DisplaySettings = DisplaySettings()
     reward: RewardSettings = RewardSettings()

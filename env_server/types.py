@@ -119,8 +119,8 @@ class SQLObservation(BaseModel):
     """What the agent sees after `reset` or `step`.
 
     `result` and `error` are plain text and never both set. `metadata` holds `reward_components` (after each
-    step) and `verdict` (a `Verdict`, once done); the properties of these names read them. With `error_hints`, `hint` is
-    there before the last step. Printed, it is what the agent reads, with the action and the reward.
+    step) and `verdict` (a `Verdict`, once done); the properties of these names read them. Printed,
+    it is what the agent reads, with the action and the reward.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -185,14 +185,11 @@ class ServedData(BaseModel):
     fingerprint: str
     answer_mode: AnswerMode
     step_budget: int
-    error_hints: bool = False
-    """Servers before it was a setting give no hints, and do not say so."""
 
     @property
     def version_tag(self) -> str:
         """What the header SERVES_HEADER of a session's handshake says: equal where the same episodes are played."""
-        hints = " error_hints" if self.error_hints else ""
-        return f"{self.fingerprint} {self.answer_mode.value} {self.step_budget}{hints}"
+        return f"{self.fingerprint} {self.answer_mode.value} {self.step_budget}"
 
 
 SERVES_HEADER = "SQLEnv-Serves"

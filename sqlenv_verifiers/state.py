@@ -19,18 +19,16 @@ class SQLToolsConfig(vf.SharedToolsetConfig):
     data: str = "synthetic"
     answer_mode: AnswerMode = AnswerMode.VALUE
     step_budget: int = 15
-    error_hints: bool = False
 
 
 class SQLEnvConfig(vf.TasksetConfig):
-    """The questions: `--env.taskset.data`, `.split`, `.answer_mode`, `.step_budget`, `.error_hints`."""
+    """The questions: `--env.taskset.data`, `.split`, `.answer_mode`, `.step_budget`."""
 
     data: str = "synthetic"
     """A data set as `sqlenv train --data` takes it."""
     split: Split = Split.TRAIN
     answer_mode: AnswerMode = AnswerMode.VALUE
     step_budget: int = 15
-    error_hints: bool = False
     tools: SQLToolsConfig = SQLToolsConfig()
 
 

@@ -68,7 +68,7 @@ class SQLEnvTaskset(vf.Taskset[SQLEnvTask, SQLEnvConfig]):
     def load(self) -> Iterator[SQLEnvTask]:
         """Yield the questions, in the data set's order. Raises SQLEnvError."""
         config = self.config
-        settings = EnvSettings(step_budget=config.step_budget, error_hints=config.error_hints)
+        settings = EnvSettings(step_budget=config.step_budget)
         dataset = load_dataset(config.data, answer_mode=config.answer_mode, settings=settings)
         system = system_prompt(config.answer_mode, ActionFormat.TOOLS)
         with EnvironmentFactory(dataset, settings, config.answer_mode) as factory:
@@ -83,6 +83,6 @@ class SQLEnvTaskset(vf.Taskset[SQLEnvTask, SQLEnvConfig]):
     @classmethod
     def toolsets(cls, config: SQLEnvConfig) -> list[vf.Toolset]:
         """The tools' process, which the episodes of a worker share."""
-        names = ("data", "answer_mode", "step_budget", "error_hints")
+        names = ("data", "answer_mode", "step_budget")
         played_on = {name: getattr(config, name) for name in names}
         return [SQLToolset(SQLToolsConfig(**{**config.tools.model_dump(), **played_on}))]

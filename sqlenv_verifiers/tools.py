@@ -51,7 +51,7 @@ class SQLToolset(vf.Toolset[SQLToolsConfig, SQLEnvState]):
     async def setup(self) -> None:
         """Load the data."""
         config = self.config
-        settings = EnvSettings(step_budget=config.step_budget, error_hints=config.error_hints)
+        settings = EnvSettings(step_budget=config.step_budget)
         dataset = await asyncio.to_thread(load_dataset, config.data, answer_mode=config.answer_mode, settings=settings)
         self._factory = EnvironmentFactory(dataset, settings, config.answer_mode)
         await asyncio.to_thread(self._factory.build_suites)

@@ -43,11 +43,6 @@ FOLDS_HELP = (
     "Train on a part of the training databases alone: '1,2/3' deals them into three parts, by their names, and takes "
     "the first two, so that '3/3' is left for GRPO after a warm-up. What is evaluated on stays all."
 )
-ERROR_HINTS_HELP = (
-    "Let the error of a query that names a missing table or column go on with the names that there are, the nearest "
-    "first, and say before the last step that only an ANSWER counts. (Default: false, unless the "
-    "policy was trained with it.)"
-)
 THINKING_HELP = (
     "Tokens that a thought may have in each turn, beside --max_turn_length; then it is closed and the action follows. "
     "0 closes it at once. (512 where the chat template knows of thoughts, unless said otherwise.)"
@@ -154,7 +149,6 @@ class EpisodeArguments:
         },
     )
     step_budget: int = field(default=15, metadata={"help": "Steps in an episode."})
-    error_hints: bool = field(default=False, metadata={"help": ERROR_HINTS_HELP})
     action_format: str = field(
         default="text", metadata={"help": ACTION_FORMAT_HELP, "choices": [each.value for each in ActionFormat]}
     )
@@ -173,7 +167,7 @@ class EpisodeArguments:
     @property
     def environment(self) -> EnvSettings:
         """What decides an episode besides its question and its actions."""
-        return EnvSettings(step_budget=self.step_budget, error_hints=self.error_hints)
+        return EnvSettings(step_budget=self.step_budget)
 
     @property
     def difficulties(self) -> tuple[Hardness, ...]:

@@ -67,7 +67,6 @@ class PlaySettings:
     custom_system_prompt: str | None = None
     few_shot: int = 0
     step_budget: int = 15
-    error_hints: bool = False
     max_completion_length: int = 4_096
     max_context_length: int | None = None
     max_turn_length: int = 256
@@ -89,7 +88,7 @@ class PlaySettings:
     @property
     def environment(self) -> EnvSettings:
         """What decides its episodes."""
-        return EnvSettings(step_budget=self.step_budget, error_hints=self.error_hints)
+        return EnvSettings(step_budget=self.step_budget)
 
     def save(self, folder: Path) -> None:
         """Write the file into a policy's folder, whole or not at all."""

@@ -374,7 +374,7 @@ class _Checks:
         if self._plans:
             dry_run(config, config, model, self._console, probe=not stand_in)
         else:
-            require_questions(_questions(config, config.data), config, config.reward_functions)
+            require_questions(_questions(config, config.data), config)
 
     def _pass_on(self, model: ModelConfig, stage: Stage, ranks: Ranks, play: SavedPlay) -> None:
         """Let the next stage start from a stand-in for what this one is going to make."""

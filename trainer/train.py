@@ -129,7 +129,7 @@ class Training:
         self._examples = Examples.play(self._dataset, config.few_shot, self._answer_mode, config.step_budget)
         asked = QuestionFilter.of(config).asked(self._dataset, config.data)
         self._questions = self._examples.without(asked)
-        require_questions(self._questions, config, config.reward_functions)
+        require_questions(self._questions, config)
         self._rewards = rewards_of(config.reward_functions)
         try_rewards(self._rewards, self._dataset, self._answer_mode)
         self._chat = ChatSettings.of(config, config.chat_template_kwargs)

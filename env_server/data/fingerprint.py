@@ -36,7 +36,6 @@ def served_data(
         fingerprint=dataset_fingerprint(dataset, cache),
         answer_mode=answer_mode,
         step_budget=settings.step_budget,
-        error_hints=settings.error_hints,
     )
 
 

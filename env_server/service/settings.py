@@ -50,9 +50,6 @@ class ServiceSettings(BaseSettings):
     """what ANSWER carries: a value, or a query that yields it"""
     step_budget: int = Field(default=15, gt=0)
     """steps in an episode"""
-    error_hints: bool = False
-    """whether the error of a query that names a missing table or column goes on with the names that there are,
-    and the observation before the last step says that only an ANSWER counts"""
     host: str = Field(default="127.0.0.1", min_length=1)
     """address to bind; 0.0.0.0 for every IPv4 address of this machine"""
     port: int = Field(default=8000, ge=0, le=65535)
@@ -91,7 +88,7 @@ class ServiceSettings(BaseSettings):
     @property
     def environment(self) -> EnvSettings:
         """What decides an episode."""
-        return EnvSettings(step_budget=self.step_budget, error_hints=self.error_hints)
+        return EnvSettings(step_budget=self.step_budget)
 
     @property
     def slots(self) -> int:

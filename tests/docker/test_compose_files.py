@@ -73,14 +73,13 @@ def test_without_a_gpu_none_is_reserved() -> None:
 @pytest.mark.parametrize("files", [GPU, CPU])
 def test_servers_and_trainer_agree(files: tuple[str, ...]) -> None:
     settings = {"MODEL": "some/model", "WEIGHT_SYNC": "lora", "SQLENV_DATA": "/data/shop"}
-    settings |= {"SQLENV_STEP_BUDGET": "9", "SQLENV_ERROR_HINTS": "true"}
+    settings |= {"SQLENV_STEP_BUDGET": "9"}
     services = resolved(files, **settings)
     trainer, inference, env = services["trainer"], services["inference"], services["env"]["environment"]
     assert flag(trainer, "model_name_or_path") == flag(inference, "model") == words(services["model"])[-1]
     assert flag(trainer, "weight_sync") == flag(inference, "weight_sync") == "lora"
     assert flag(trainer, "data") == env["SQLENV_DATA"] == "/data/shop"
     assert flag(trainer, "step_budget") == str(env["SQLENV_STEP_BUDGET"]) == "9"
-    assert flag(trainer, "error_hints") == env["SQLENV_ERROR_HINTS"] == "true"
 
 
 def test_an_adapter_is_sent_as_one() -> None:

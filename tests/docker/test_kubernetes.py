@@ -298,7 +298,6 @@ def test_the_trainer_and_the_servers_agree(overlay: str) -> None:
     assert flag("data") == env["SQLENV_DATA"]
     assert flag("answer_mode") == env["SQLENV_ANSWER_MODE"]
     assert flag("step_budget") == env["SQLENV_STEP_BUDGET"]
-    assert flag("error_hints") == env["SQLENV_ERROR_HINTS"]
     assert flag("env") == f"ws://{the(objects, 'Service', 'env')['metadata']['name']}:8000"
     stateful = the(objects, "StatefulSet", "inference")
     service = stateful["spec"]["serviceName"]

@@ -91,29 +91,6 @@ def test_a_mistake_is_an_observation_that_costs_a_step(environment: SQLEnvironme
     assert observation.reward == pytest.approx(-0.02)
 
 
-def test_hints_change_the_words_of_errors_alone_and_only_if_set(pets: Dataset, pets_pool: DatabasePool) -> None:
-    plain, hinting = (SQLEnvironment(pets, pets_pool, EnvSettings(error_hints=hints)) for hints in (False, True))
-    for environment in (plain, hinting):
-        environment.reset(question_id="cats")
-    for text in ("QUERY SELECT weigh FROM pets", "QUERY SELECT 1 FROM pet", "QUERY SELECT 1", "DESCRIBE pet"):
-        said, more = (act(environment, text) for environment in (plain, hinting))
-        assert more.error.startswith(said.error)
-        assert ("Columns of pets: weight, " in more.error) is ("weigh" in text)
-        assert ("Tables: pets, owners" in more.error) is ("FROM pet" in text and "pets" not in text)
-        assert more.model_copy(update={"error": said.error}) == said
-
-
-def test_with_hints_only_the_observation_before_the_last_step_says_so(pets: Dataset, pets_pool: DatabasePool) -> None:
-    for hints in (False, True):
-        environment = SQLEnvironment(pets, pets_pool, EnvSettings(step_budget=3, error_hints=hints))
-        seen = [environment.reset(question_id="cats"), *(act(environment, "DESCRIBE pets") for _ in range(3))]
-        assert ["hint" in observation.metadata for observation in seen] == [False, False, hints, False]
-    for budget, end in ((1, "ANSWER 2"), (2, "QUERY SELECT 1")):
-        environment = SQLEnvironment(pets, pets_pool, EnvSettings(step_budget=budget, error_hints=True))
-        assert ("hint" in environment.reset(question_id="cats").metadata) is (budget == 1)
-        assert ("hint" in act(environment, end).metadata) is (budget == 2)
-
-
 BIG = 1_000_000
 
 

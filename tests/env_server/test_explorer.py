@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import apsw
 import pytest
@@ -15,9 +14,7 @@ from env_server.explorer import Explorer
 from env_server.jobs import QueryJob
 from env_server.outcomes import MAX_ERROR_CHARS, ActionOutcome, query_outcome
 from env_server.settings import DisplaySettings, SandboxSettings
-from env_server.sql.display import describe_table
 from env_server.sql.pool import DatabasePool
-from env_server.sql.schema import Column, Schema, Table
 
 SCRIPT = """
 CREATE TABLE owners (owner_id INTEGER PRIMARY KEY, name TEXT);
@@ -126,53 +123,8 @@ def test_an_agents_mistake_is_one_line_of_error(
 def test_no_argument_raises_and_one_side_is_always_set(explorer: Explorer, done: Done, argument: str) -> None:
     for act in (explorer.describe, explorer.sample, explorer.query):
         outcome = done(act(argument))
-        outcome = explorer.with_hint(argument, outcome)
         assert bool(outcome.result) is not bool(outcome.error)
         assert len(outcome.error) <= MAX_ERROR_CHARS
         assert len(outcome.error.splitlines()) <= 1
         (outcome.result + outcome.error).encode()
-        assert explorer.with_hint(argument, done(act(argument))) == outcome
-
-
-@pytest.mark.parametrize(
-    ("sql", "hint"),
-    [
-        ("SELECT nam FROM owners", "Columns of owners: name, owner_id"),
-        (
-            "SELECT T1.pet FROM owners T1 JOIN [My Pets]",
-            '"my pets": pet_id, name, owner_id; of owners: name, owner_',
-        ),
-        ("SELECT main.names.ownr FROM names", "Columns of names: name"),
-        ("SELECT nam", "Tables: names, "),
-        ("SELECT * FROM main.keye", 'Tables: keyed, "my pets", names, owners'),
-        ("SELECT * FROM my_pets", 'Tables: "my pets", '),
-    ],
-)
-def test_a_hint_lists_the_names_that_there_are_the_nearest_first(
-    explorer: Explorer, done: Done, sql: str, hint: str
-) -> None:
-    failed = done(explorer.query(sql))
-    hinted = explorer.with_hint(sql, failed).error
-    assert hinted.startswith(f"{failed.error}. ")
-    assert hint in hinted.removeprefix(failed.error)
-
-
-def test_a_hint_shows_no_more_than_describe_and_is_bounded() -> None:
-    columns = [Column(f"c{number}", "", nullable=True, primary_key=False) for number in range(70)]
-    wide = Table("wide", tuple(columns), (), 0)
-    missing = ActionOutcome(error="not found: no such column: c69")
-    hint = Explorer(Schema((wide,)), "d", DisplaySettings()).with_hint("SELECT c69 FROM wide", missing).error
-    shown = hint.removeprefix(missing.error).removeprefix(". Columns of wide: ").split(", ")
-    assert len(shown) == 60
-    assert set(shown) <= set(describe_table(wide).split())
-    many = tuple(replace(wide, name=f"{'long' * 20}{number}") for number in range(10_000))
-    every = Explorer(Schema(many), "d", DisplaySettings())
-    named = f"SELECT x FROM {', '.join(table.name for table in many[:100])}"
-    for sql, what in ((named, "column: x"), ("SELECT * FROM x", "table: x")):
-        assert len(every.with_hint(sql, ActionOutcome(error=f"not found: no such {what}")).error) == MAX_ERROR_CHARS
-
-
-def test_other_outcomes_get_no_hint(explorer: Explorer, done: Done) -> None:
-    for sql in ("SELECT * FORM owners", "SELECT nope(1) FROM owners", "SELECT 1", "DROP TABLE owners"):
-        outcome = done(explorer.query(sql))
-        assert explorer.with_hint(sql, outcome) == outcome
+        assert done(act(argument)) == outcome

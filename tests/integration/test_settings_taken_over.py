@@ -40,7 +40,6 @@ def test_a_warm_up_training_and_an_evaluation_play_alike(
     data = write_data(pets, tmp_path / "pets")
     prompt.write_text(PROMPT, encoding="utf-8")
     task = ["--data", str(data), "--answer_mode", "sql", "--step_budget", "5", "--system_prompt", str(prompt)]
-    task += ["--error_hints", "true"]
     start = ["warmup", "--model_name_or_path", str(BASE_CHECKPOINT), "--output_dir", str(warm)]
     assert cli.main([*start, *QUICK, *task, "--max_episodes", "8", "--chat_template_kwargs", '{"level": 1}']) == 0
     prompt.unlink()  # its text is what the policy was taught, wherever the file has gone
@@ -65,7 +64,6 @@ def test_a_warm_up_training_and_an_evaluation_play_alike(
         "answer_mode": AnswerMode.SQL,
         "action_format": ActionFormat.TEXT,
         "step_budget": 5,
-        "error_hints": True,
         "custom_system_prompt": PROMPT,
         "chat_template_kwargs": {"level": 1},
     }

@@ -34,7 +34,6 @@ OTHER = PlaySettings(
     custom_system_prompt="Explore.",
     few_shot=2,
     step_budget=6,
-    error_hints=True,
     max_completion_length=192,
     max_context_length=512,
     max_turn_length=16,
@@ -67,7 +66,6 @@ def test_the_defaults_are_those_of_training() -> None:
         "action_format",
         "few_shot",
         "step_budget",
-        "error_hints",
         "max_turn_length",
         "max_thinking_length",
     ):
@@ -128,7 +126,6 @@ def test_settings_that_a_command_does_not_take_over_are_the_default() -> None:
         chat_template_kwargs={"enable_thinking": False},
         custom_system_prompt="Explore.",
         step_budget=6,
-        error_hints=True,
     )
     assert "episodes" not in settled.lines[0]
 

@@ -238,7 +238,7 @@ def test_the_command_trains_a_policy_the_same_twice_and_then_further(cache: None
     again, _ = warm_up(tmp_path / "again", *base)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
 
-    other = ("--noisy_expert_fraction", "0.5", "--answer_mode", "sql", "--step_budget", "9", "--error_hints", "true")
+    other = ("--noisy_expert_fraction", "0.5", "--answer_mode", "sql", "--step_budget", "9")
     shop = plant(Planted(Kind.EMPTY_TABLE), tmp_path)
     further, same = warm_up(
         tmp_path / "further", "--model_name_or_path", str(tmp_path / "new"), "--data", f"{shop},synthetic", *other
@@ -249,7 +249,7 @@ def test_the_command_trains_a_policy_the_same_twice_and_then_further(cache: None
     saved = saved_play(find_policy(str(tmp_path / "further")).ref)
     assert saved is not None
     assert saved.settings.answer_mode is AnswerMode.SQL
-    assert saved.settings.environment == EnvSettings(step_budget=9, error_hints=True)
+    assert saved.settings.environment == EnvSettings(step_budget=9)
     assert saved.settings.data == str(shop), "the first of several is what it is evaluated on"
 
 

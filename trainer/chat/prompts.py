@@ -77,5 +77,4 @@ def observation_message(observation: SQLObservation) -> str:
     left = observation.budget_remaining
     if observation.done or left > _LAST_STEPS:
         return text
-    hint = f" {observation.metadata['hint']}" if "hint" in observation.metadata else ""
-    return f"{text}\n{left} {'step' if left == 1 else 'steps'} left.{hint}"
+    return f"{text}\n{left} {'step' if left == 1 else 'steps'} left."

@@ -17,7 +17,6 @@ from sqlenv.parser import Parser, choice, output_file, whole_number
 from trainer.config import (
     ACTION_FORMAT_HELP,
     ENV_HELP,
-    ERROR_HINTS_HELP,
     FEW_SHOT_HELP,
     SYSTEM_PROMPT_HELP,
     THINKING_HELP,
@@ -113,7 +112,6 @@ def build_parser() -> Parser:
         metavar="FILE",
         help=f"{SYSTEM_PROMPT_HELP} Default: the run's.",
     )
-    add("--error_hints", type=_truth, metavar="BOOL", help=ERROR_HINTS_HELP)
     add("--few_shot", type=whole_number(0), metavar="N", help=f"{FEW_SHOT_HELP} Default: the run's.")
     add("--max_thinking_length", type=whole_number(0), metavar="N", help=f"{THINKING_HELP} Default: the run's.")
     add(
@@ -196,12 +194,6 @@ _MODELS_OWN = {
     },
 }
 """Flags about a model's play, and their names; false where they are not given, or ask for what is so anyway."""
-
-
-def _truth(text: str) -> bool:
-    if text not in ("true", "false"):
-        raise argparse.ArgumentTypeError(f"must be true or false, not {text!r}")
-    return text == "true"
 
 
 def _text_of(path: str) -> str:

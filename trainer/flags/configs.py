@@ -132,7 +132,6 @@ class SQLEnvConfig(SQLEnvArguments, GRPOConfig):  # type: ignore[misc]  # TRL ca
             custom_system_prompt=self.custom_system_prompt,
             few_shot=self.few_shot,
             step_budget=self.step_budget,
-            error_hints=self.error_hints,
             max_completion_length=self.max_completion_length,
             max_turn_length=self.max_turn_length,
             max_thinking_length=self.max_thinking_length,
@@ -190,7 +189,6 @@ class WarmupConfig(WarmupArguments, SFTConfig):  # type: ignore[misc]
             chat_template_kwargs=self.template_variables,
             custom_system_prompt=self.custom_system_prompt,
             step_budget=self.step_budget,
-            error_hints=self.error_hints,
         )
 
 

@@ -280,7 +280,7 @@ class _Episode:
 
 def _difference(served: ServedData, wanted: ServedData) -> str:
     """What a server has to change, in one sentence; "" when it serves what is wanted."""
-    for name in ("answer_mode", "step_budget", "error_hints"):  # first: the mode decides which questions there are
+    for name in ("answer_mode", "step_budget"):  # first: the mode decides which questions there are
         theirs, ours = (str(getattr(data, name)).lower() for data in (served, wanted))
         if theirs != ours:
             fix = f"start it with --{name} {ours}, or give this run --{name} {theirs}"

@@ -1,8 +1,8 @@
 """Reward functions: what an episode is worth to GRPO, each one signal, weighted by `--reward_weights`.
 
 A reward function takes an `Episode` and returns a number; or one number per turn, which add up; or None where it does
-not apply, and TRL adds up the others. REWARDS is the table of them: name, function, default weight. A run has
-REWARD_FUNCTIONS and what `--reward_functions` names: others of the table, and a user's own as FILE.py:FUNCTION.
+not apply, and TRL adds up the others. REWARD_FUNCTIONS is the table of them: name, function, default weight; those of
+every run. `--reward_functions` adds a user's own, as FILE.py:FUNCTION.
 Guarantees:
 
 1. No function sees an episode that the infrastructure failed: its reward is None, so that TRL leaves it out of the
@@ -21,22 +21,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.util import module_from_spec, spec_from_file_location
-from itertools import accumulate, pairwise
 from numbers import Real
 from pathlib import Path
 from traceback import extract_tb
 from types import ModuleType
 from typing import Any
 
-from sqlglot import exp
-
 from env_server.dataset import Dataset, Split
 from env_server.errors import SQLEnvError
 from env_server.factory import EnvironmentFactory
 from env_server.settings import EnvSettings, JudgingSettings, RewardSettings
-from env_server.sql.lexer import folded
-from env_server.sql.parsing import parse_query
-from env_server.types import ActionType, AnswerMode
+from env_server.types import AnswerMode
 from sqlenv.parser import did_you_mean
 from trainer.config import ConfigError
 from trainer.rollout.episodes import Episode, TokenRow
@@ -45,10 +40,6 @@ from trainer.rollout.players import OraclePlayer, Player, RandomPlayer, as_shown
 RewardFunction = Callable[[Episode], float | Sequence[float] | None]
 OWN_WEIGHT = 0.1
 """Of a user's own function where `--reward_weights` does not say: a shaped reward should not outweigh correctness."""
-_CLAUSES = (
-    *(exp.Where, exp.Group, exp.Having, exp.Order, exp.Limit),
-    *(exp.Distinct, exp.Join, exp.SetOperation, exp.AggFunc),
-)
 
 
 class RewardError(SQLEnvError):
@@ -135,41 +126,21 @@ def parseable(episode: Episode) -> list[float]:
     return [turn.parseable / len(episode.turns) for turn in episode.turns]
 
 
-def structure(episode: Episode) -> list[float] | None:
-    """How much of the gold SQL's tables, columns and clauses the best query shares, in [0, 1]: each turn's rise.
-
-    The share is the Jaccard index of their parts. Only a QUERY that ran raises it. None where the question has no gold
-    SQL, or none that sqlglot can parse.
-    """
-    gold = query_parts(episode.gold_sql)
-    if gold is None:
-        return None
-    shares = [
-        _overlap(gold, query_parts(turn.argument)) if turn.action_type == ActionType.QUERY and not turn.error else 0.0
-        for turn in episode.turns
-    ]
-    return [after - before for before, after in pairwise(accumulate(shares, max, initial=0.0))]
-
-
-REWARDS = {
-    reward.name: reward
-    for reward in (
-        Reward("correctness", correctness, 1.0),
-        Reward("progress", progress, 0.2),
-        Reward("operational", operational, 0.2),
-        Reward("format", parseable, 0.1),
-        Reward("structure", structure, 0.1),
-    )
-}
-REWARD_FUNCTIONS = tuple(REWARDS[name] for name in ("correctness", "progress", "operational", "format"))
+REWARD_FUNCTIONS = (
+    Reward("correctness", correctness, 1.0),
+    Reward("progress", progress, 0.2),
+    Reward("operational", operational, 0.2),
+    Reward("format", parseable, 0.1),
+)
 """Those of every run, which need no gold SQL."""
+REWARDS = {reward.name: reward for reward in REWARD_FUNCTIONS}
 
 
 def rewards_of(names: Iterable[str]) -> tuple[Reward, ...]:
     """Return the rewards of a run: REWARD_FUNCTIONS, and those that `--reward_functions` names. Raises ConfigError."""
     rewards = list(REWARD_FUNCTIONS)
     for spec in names:
-        reward = REWARDS.get(spec) or _own(spec)
+        reward = _own(spec)
         if any(other.name == reward.name for other in rewards):
             raise ConfigError(f"--reward_functions {spec}: the run has a reward {reward.name} already; rename one")
         rewards.append(reward)
@@ -194,8 +165,8 @@ def _own(spec: str) -> Reward:
     place, colon, name = spec.rpartition(":")
     if not (colon and name.isidentifier() and place.endswith(".py")):
         raise ConfigError(
-            f"--reward_functions {spec}: name a reward ({', '.join(REWARDS)}), or a function of your own as "
-            f"FILE.py:FUNCTION{did_you_mean(spec, REWARDS)}"
+            f"--reward_functions {spec}: name a function of your own as FILE.py:FUNCTION; every run has "
+            f"{', '.join(REWARDS)}"
         )
     path = Path(place)
     if not path.is_file():
@@ -310,36 +281,3 @@ def reward_hacking_advice(
 def total_reward(episode: Episode, rewards: Sequence[Reward], weights: Sequence[float]) -> float:
     """Return the weighted sum of an episode's rewards."""
     return sum(weight * (reward.of(episode) or 0.0) for reward, weight in zip(rewards, weights, strict=True))
-
-
-@lru_cache(4_096)
-def query_parts(sql: str) -> frozenset[tuple[str, str]] | None:
-    """Return the tables, columns and clauses of a query, each as its kind and name; None for what is not one query.
-
-    Names of SQLite in lower case, without what qualifies them; those that the query itself gives are left out. A column
-    in quotes may be a text to SQLite, as in many gold queries, and is left out where nothing qualifies it.
-    """
-    tree = parse_query(sql)
-    if tree is None:
-        return None
-    own = {folded(node.alias) for node in tree.find_all(exp.CTE, exp.Alias) if node.alias != node.this.name}
-    parts = set()
-    for node in tree.walk():
-        name = folded(node.name)
-        if isinstance(node, exp.Table) and name not in own:
-            parts.add(("table", name))
-        elif isinstance(node, exp.Column) and (node.table or not (name in own or node.this.args.get("quoted"))):
-            parts.add(("column", name))
-        elif isinstance(node, exp.Star):
-            parts.add(("column", "*"))
-        elif isinstance(node, _CLAUSES):
-            parts.add(("clause", node.key))
-        elif isinstance(node, exp.Select) and node.find_ancestor(exp.Select):
-            parts.add(("clause", "nested"))
-    return frozenset(parts)
-
-
-def _overlap(gold: frozenset[tuple[str, str]], query: frozenset[tuple[str, str]] | None) -> float:
-    if query is None:
-        return 0.0
-    return len(gold & query) / len(gold | query) if gold | query else 1.0

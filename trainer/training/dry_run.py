@@ -181,7 +181,7 @@ class _Preflight:
             f"{self._arguments.data}, {self._answer_mode.value} mode: {_extent(train)} to train on, "
             f"{_extent(held_out)} to evaluate on",
         )
-        require_questions(train, self._grpo, self._arguments.reward_functions)
+        require_questions(train, self._grpo)
         try_rewards(rewards_of(self._arguments.reward_functions), dataset, self._answer_mode)
         return dataset
 

@@ -17,7 +17,6 @@ from trl.trainer.utils import RepeatSampler
 from env_server.dataset import Dataset, Hardness, Question, Split
 from trainer.config import ConfigError, EpisodeArguments
 from trainer.rollout.client import derive_seed
-from trainer.rollout.players import with_sql
 
 
 class EpochOrder:
@@ -99,15 +98,13 @@ def fold_of(db_id: str, count: int) -> int:
     return 1 + derive_seed("fold", db_id) % count
 
 
-def require_questions(questions: Sequence[Question], grpo: GRPOConfig, reward_functions: Sequence[str] = ()) -> None:
+def require_questions(questions: Sequence[Question], grpo: GRPOConfig) -> None:
     """Refuse a data set that does not fill one step: TRL would drop the step, and train nothing without a word.
 
-    And one without gold SQL, where `structure` is a reward. Raises SQLEnvError.
+    Raises ConfigError.
     """
     count = len(questions)
     wanted = grpo.generation_batch_size // grpo.num_generations
     if count < wanted:
         fix = "Give more questions, or lower --per_device_train_batch_size or --gradient_accumulation_steps"
         raise ConfigError(f"one step plays {wanted} questions, and the data set has {count} for training. {fix}")
-    if "structure" in reward_functions:
-        with_sql(questions, "--reward_functions structure")

@@ -99,14 +99,13 @@ def test_a_database_that_is_none(tmp_path: Path, pets: Dataset) -> None:
 
 
 def test_what_is_served_is_described_in_a_line(pets: Dataset) -> None:
-    served = served_data(pets, AnswerMode.SQL, EnvSettings(step_budget=7, error_hints=True))
+    served = served_data(pets, AnswerMode.SQL, EnvSettings(step_budget=7))
     assert served.model_dump(mode="json") == {
         "name": "pets",
         "questions": 4,
         "fingerprint": dataset_fingerprint(pets),
         "answer_mode": "sql",
         "step_budget": 7,
-        "error_hints": True,
     }
     assert ServedData.model_validate({**served.model_dump(), "later": "more"}) == served
 

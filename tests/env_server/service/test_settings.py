@@ -52,11 +52,9 @@ def test_the_defaults_are_for_this_machine_alone() -> None:
 def test_a_flag_wins_over_a_variable_and_a_variable_over_a_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SQLENV_PORT", "1234")
     monkeypatch.setenv("SQLENV_STEP_BUDGET", "7")
-    monkeypatch.setenv("SQLENV_ERROR_HINTS", "true")
     settings = read("--port", "4321")
     assert (settings.port, settings.step_budget, settings.workers) == (4321, 7, 1)
-    assert settings.environment == EnvSettings(step_budget=7, error_hints=True)
-    assert read("--error_hints", "false").environment == EnvSettings(step_budget=7)
+    assert settings.environment == EnvSettings(step_budget=7)
 
 
 def test_an_empty_variable_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,6 @@ def test_the_first_message_is_the_question_and_the_tables() -> None:
         ({"result": "3", "budget_remaining": 4}, "3"),
         ({"result": "3", "budget_remaining": 3}, "3\n3 steps left."),
         ({"error": "syntax: x", "budget_remaining": 1}, "Error: syntax: x\n1 step left."),
-        ({"result": "3", "budget_remaining": 1, "metadata": {"hint": "Answer."}}, "3\n1 step left. Answer."),
         ({"result": "correct", "budget_remaining": 2, "done": True}, "correct"),
     ],
 )

@@ -27,12 +27,3 @@ def test_a_flag_that_does_nothing_is_said(flags: str, said: list[str]) -> None:
     lines = without_effect(build_parser().parse_args(flags.split()))
     assert [line.split()[0] for line in lines] == said
     assert all(" has no effect" in line for line in lines)
-
-
-def test_hints_are_the_runs_unless_a_flag_says_otherwise() -> None:
-    read = build_parser().parse_args
-    hints = [read(["--policy", "m", *flags]).error_hints for flags in ([], ["--error_hints", "true"])]
-    assert hints == [None, True]
-    assert read(["--policy", "m", "--error_hints", "false"]).error_hints is False
-    with pytest.raises(SystemExit):
-        read(["--policy", "m", "--error_hints", "perhaps"])

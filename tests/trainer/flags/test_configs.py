@@ -152,10 +152,6 @@ def test_few_bits_without_bitsandbytes_name_the_extra(capsys: pytest.CaptureFixt
     ("flags", "advice"),
     [
         (("--reward_weights", "1", "1", "1", "1"), "--reward_weights 1 1 1 1: .* can collect 2.15, and .* pays 1; .*"),
-        (
-            ("--reward_functions", "structure", "--reward_weights", *("1", "0.2", "0.2", "0.1", "1")),
-            "--reward_weights 1 0.2 0.2 0.1 1: .* 1.33, .*",
-        ),
         (("--multi_objective_aggregation", "normalize_then_sum"), "--multi_objective_aggregation .*"),
         (("--max_completion_length", "512"), "--max_completion_length 512 starves episodes: .* about 1218 tokens"),
         (("--max_turn_length", "5000"), "--max_turn_length 5000 is more than .*--max_completion_length 4096.*"),

@@ -247,10 +247,6 @@ async def test_servers_that_disagree_are_a_loud_error(
             "run --answer_mode sql",
         ),
         ({"step_budget": 7}, "it plays with --step_budget 7, and this run with 15; start it with --step_budget 15"),
-        (
-            {"error_hints": True},
-            "it plays with --error_hints true, and this run with false; start it with --error",
-        ),
     ],
 )
 def test_a_server_that_serves_something_else_is_refused_at_the_start(
@@ -284,7 +280,6 @@ async def test_a_server_that_comes_back_with_other_data_is_not_used(
         ({"step_budget": 3}, "it plays with --step_budget 3"),
         ({"answer_mode": "sql"}, "it plays with --answer_mode sql"),
         ({"fingerprint": "0"}, "give both the same --data"),
-        ({"error_hints": True}, "it plays with --error_hints true"),
     ],
 )
 async def test_a_server_behind_the_same_address_that_serves_something_else_is_a_loud_error(
@@ -304,7 +299,7 @@ async def test_a_server_behind_the_same_address_that_serves_something_else_is_a_
 
 
 def test_settings_and_mode_are_compared(pets: Dataset) -> None:
-    settings, mode = EnvSettings(step_budget=3, error_hints=True), AnswerMode.SQL
+    settings, mode = EnvSettings(step_budget=3), AnswerMode.SQL
     with (
         running_server(pets, settings=settings, answer_mode=mode) as server,
         closing(RemoteEnvironments(server.url, pets, settings, mode)) as remote,

@@ -23,7 +23,6 @@ from trainer.rollout.rewards import (
     Reward,
     RewardError,
     bound_without_answer,
-    query_parts,
     reward_hacking_advice,
     rewards_of,
     total_reward,
@@ -44,12 +43,6 @@ def episode(outcome: Outcome, *turns: Turn, gold_sql: str = "") -> Episode:
     return Episode("e", "q", "db", "?", "easy", "f", outcome, turns, row, gold_sql=gold_sql)
 
 
-def asked(*queries: str, gold_sql: str, error: str = "") -> float | None:
-    """What `structure` pays for an episode of these queries, which all ran or all failed."""
-    turns = [replace(turn(0.0), argument=sql, error=error) for sql in queries]
-    return REWARDS["structure"].of(episode(Outcome.WRONG, *turns, gold_sql=gold_sql))
-
-
 EPISODES = [
     episode(Outcome.CORRECT, turn(0.01, 0.15), turn(-0.02)),
     episode(Outcome.FAILED),
@@ -64,7 +57,6 @@ def test_one_value_per_row_in_order_with_none_for_a_failed_episode() -> None:
     assert paid["progress"] == [pytest.approx(1.0), None, pytest.approx(0.5), 0.0]
     assert paid["operational"] == [pytest.approx(-0.01), None, pytest.approx(-0.04), pytest.approx(-0.02)]
     assert paid["format"] == [1.0, None, 0.5, 1.0]
-    assert paid["structure"] == [None] * 4, "there is no gold SQL"
 
 
 def test_progress_is_measured_in_the_settings_that_the_episode_was_rewarded_by() -> None:
@@ -74,55 +66,19 @@ def test_progress_is_measured_in_the_settings_that_the_episode_was_rewarded_by()
 
 
 def test_weights_that_are_not_given_are_the_defaults_of_the_table() -> None:
-    rewards = rewards_of(["structure"])
+    rewards = (*REWARD_FUNCTIONS, Reward("brevity", lambda played: 1.0 / len(played.turns)))
     assert weights_of(REWARD_FUNCTIONS, None) == [1.0, 0.2, 0.2, 0.1]
     assert weights_of(rewards, [1.0, 0.0, 0.0, 0.0]) == [1.0, 0.0, 0.0, 0.0, 0.1]
     assert weights_of(rewards, [1.0, 0.2, 0.2, 0.1, 0.3]) == [1.0, 0.2, 0.2, 0.1, 0.3]
     for count in (3, 6):
-        with pytest.raises(ConfigError, match=r"takes 4 to 5 numbers \(correctness, .*, structure\)"):
+        with pytest.raises(ConfigError, match=r"takes 4 to 5 numbers \(correctness, .*, brevity\)"):
             weights_of(rewards, [1.0] * count)
-
-
-GOLD = 'SELECT T1.Name, COUNT(*) AS n FROM Singer AS T1 WHERE T1.Country = "France" GROUP BY T1.Name ORDER BY n LIMIT 1'
-QUERIES = [
-    GOLD,
-    "SELECT name FROM singer",
-    "SELECT 1",
-    "SELECT * FROM concert JOIN singer USING (singer_id)",
-    "SELECT name FROM singer WHERE age > (SELECT avg(age) FROM singer) UNION SELECT name FROM band",
-    "WITH old AS (SELECT name FROM singer WHERE age > 60) SELECT DISTINCT name FROM old",
-]
-
-
-def test_structure_is_what_a_query_shares_with_the_gold_whatever_its_names_are_called() -> None:
-    alike = "select name, count(*) from singer where country = 'Spain' group by name order by count(*) limit 5"
-    assert query_parts(alike) == query_parts(GOLD)
-    assert asked(alike, gold_sql=GOLD) == 1.0
-    # Of `singer`, `name`, `*`, `country`, four clauses and COUNT, the first two.
-    assert asked("SELECT name FROM singer", gold_sql=GOLD) == pytest.approx(2 / 9)
-    assert asked("SELECT name FROM singer", "SELECT 1", gold_sql=GOLD) == pytest.approx(2 / 9), "the best counts"
-    assert asked(GOLD, gold_sql=GOLD, error="too slow: the query needs more than 1 steps") == 0.0
-    assert asked(gold_sql=GOLD) == asked("no query", gold_sql=GOLD) == 0.0
-    assert asked(GOLD, gold_sql="no query") is None
-    assert ("table", "old") not in (query_parts(QUERIES[-1]) or ())
-
-
-@given(st.lists(st.sampled_from(QUERIES) | st.text(max_size=20), max_size=4), st.sampled_from(QUERIES))
-def test_structure_is_a_share_that_more_queries_do_not_lessen_and_the_gold_makes_whole(
-    queries: list[str], gold_sql: str
-) -> None:
-    paid = [asked(*queries[:number], gold_sql=gold_sql) for number in range(len(queries) + 1)]
-    shares = [share for share in paid if share is not None]
-    assert len(shares) == len(paid)
-    assert shares == sorted(shares)
-    assert all(0.0 <= share <= 1.0 for share in shares)
-    assert asked(*queries, gold_sql, gold_sql=gold_sql) == pytest.approx(1.0)
 
 
 MOVES = st.builds(
     lambda kind, argument, ok, rows: (kind, argument, ok, rows if kind == "QUERY" and ok else None),
     st.sampled_from(["QUERY", "QUERY", "DESCRIBE", "SAMPLE", "DROP"]),
-    st.sampled_from(["t", *QUERIES]) | st.text(max_size=3),
+    st.just("t") | st.text(max_size=3),
     st.booleans(),
     st.sampled_from([(("a", 1),), (("a", 1), ("b", 2)), ()]),
 )
@@ -142,7 +98,7 @@ def test_no_episode_without_a_right_answer_collects_more_than_the_bound(
         turns.append(Turn("", kind, argument, parseable, "", "" if ok else "error", step))
     if answers:
         turns.append(Turn("", "ANSWER", "wrong", parseable, "", "", rewards.answer("wrong", correct=False)))
-    total = total_reward(episode(Outcome.WRONG, *turns, gold_sql=GOLD), ALL, weights)
+    total = total_reward(episode(Outcome.WRONG, *turns), ALL, weights)
     assert total <= bound_without_answer(ALL, weights, settings, 15) + 1e-9
 
 
@@ -158,9 +114,6 @@ def test_the_bound_is_reached_and_under_the_default_weights_a_third_of_a_right_a
         == pytest.approx(collected)
         == pytest.approx(0.33)
     )
-    structure = asked(*(f"{GOLD} -- {i}" for i in range(15)), gold_sql=GOLD)
-    assert structure is not None
-    assert bound_without_answer(ALL, weights, settings, 15) == pytest.approx(collected + 0.2 * structure)
     assert bound_without_answer(REWARD_FUNCTIONS, (1.0, 0.0, -1.0, 0.0), settings, 15) == pytest.approx(0.75)
     assert bound_without_answer(REWARD_FUNCTIONS, (1.0, -1.0, 0.0, -1.0), settings, 15) == 0.0
 
@@ -185,8 +138,7 @@ def test_a_function_of_ones_own_is_called_once_for_each_episode(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("code", "spec", "fix"),
     [
-        ("", "brevity", r"name a reward \(correctness, .*FILE.py:FUNCTION"),
-        ("", "strukture", "did you mean structure"),
+        ("", "brevity", "as FILE.py:FUNCTION; every run has correctness, "),
         ("", "yours.py:brevity", r"there is no file /.*yours.py; did you mean my.py\?"),
         ("def brevty(episode): ...", "my.py:brevity", "my.py has no function brevity; did you mean brevty"),
         ("brevity = 3", "my.py:brevity", "my.py has no function brevity"),
