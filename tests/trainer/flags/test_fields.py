@@ -54,4 +54,4 @@ def test_own_flags_come_first() -> None:
     for command in Command:
         own = [flag.own for flag in flags_of(command).values()]
         assert own == sorted(own, reverse=True)
-        assert 15 <= sum(own) <= 30
+        assert 10 <= sum(own) <= 30
