@@ -113,8 +113,10 @@ def play(dataset: Dataset, refill: float, batches: int) -> dict[str, float]:
     useful: list[float] = []
     with RolloutLoop() as loop, closing(LocalEnvironments(dataset, EnvSettings(), AnswerMode.VALUE)) as environments:
         order = EpochOrder([question.question_id for question in questions], seed=0)
-        source = Batches(dataset, order, grpo, Ranks(), loop, BatchSettings(dynamic_sampling=refill))
-        source.play_with(RolloutClient(engine, environments, chat, RolloutSettings(TokenBudget(512, 2_048, 256))), told)
+        client = RolloutClient(engine, environments, chat, RolloutSettings(TokenBudget(512, 2_048, 256)))
+        source = Batches(
+            dataset, order, grpo, Ranks(), loop, client, BatchSettings(dynamic_sampling=refill), on_batch=told
+        )
         for step in range(batches):
             engine.policy_version = step
             trainer: Any = SimpleNamespace(

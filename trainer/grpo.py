@@ -45,7 +45,7 @@ from trainer.logprobs import IGNORED, compact_head, trimmed
 from trainer.models import init_kwargs, keep_gradients, load_to_continue, repair_generation_settings
 from trainer.out_of_memory import halved
 from trainer.policy import PolicyError, resolve_policy
-from trainer.rollout.rewards import weights_of
+from trainer.rollout.rewards import Reward, weights_of
 from trainer.training.batches import Batches, prompt_of
 from trainer.training.checkpointing import CheckpointingTrainer
 from trainer.training.evaluating import evaluation_metrics, worst_metrics
@@ -59,7 +59,7 @@ Evaluate = Callable[[], EvaluationSummary | None]
 
 
 class SQLEnvTrainer(CheckpointingTrainer, GRPOTrainer):  # type: ignore[misc]  # TRL carries no types
-    """TRL's trainer on our batches; see the module. `train_on` and `evaluate_with` must come before `train`."""
+    """TRL's trainer on our batches; see the module. `train_on` must come before `train`."""
 
     control: TrainerControl
     times: StepTimes
@@ -79,16 +79,17 @@ class SQLEnvTrainer(CheckpointingTrainer, GRPOTrainer):  # type: ignore[misc]  #
     _last_loaded_step: int
     vllm_importance_sampling_correction: bool
 
-    def train_on(self, batches: Batches) -> None:
-        """Train on these batches, whatever the training data set's loader draws."""
-        self._batches = batches
+    def train_on(self, batches: Batches, weights: WeightSync, evaluate: Evaluate) -> None:
+        """Train on these batches, whatever the training data set's loader draws, and evaluate so on the way.
+
+        `weights` brings the engine that plays them to the policy of now.
+        """
+        self.rollout_func = self._batches = batches
+        self._evaluate_policy = evaluate
         # TRL averages them until its next log, with its own: the run's log and every tracker get both.
         self.times = StepTimes(lambda name, seconds: self._metrics["train"][name].append(seconds))
         self.add_callback(self.times)
-
-    def evaluate_with(self, evaluate: Evaluate) -> None:
-        """Evaluate so from here on."""
-        self._evaluate_policy = evaluate
+        use_engine(self, self.times.timing(weights))
 
     def sync_engine(self) -> None:
         """Bring the engine to the current weights, unless it has them. Collective: every rank calls it."""
@@ -298,24 +299,20 @@ def build_trainer(
     tokenizer: PreTrainedTokenizerBase,
     questions: Sequence[Question],
     eval_questions: Sequence[Question],
-    batches: Batches,
+    rewards: Sequence[Reward],
 ) -> SQLEnvTrainer:
-    """TRL's trainer, with our rewards, rollout and evaluation, on a checkpoint or an adapter.
-
-    Raises PolicyError, ConfigError.
-    """
-    grpo.reward_weights = weights_of(batches.rewards, grpo.reward_weights)
+    """TRL's trainer with our rewards, on a checkpoint or an adapter. Raises PolicyError, ConfigError."""
+    grpo.reward_weights = weights_of(rewards, grpo.reward_weights)
     policy = model_arguments(grpo, model_config)
     try:
         trainer = SQLEnvTrainer(
             **policy,
-            reward_funcs=list(batches.rewards),
+            reward_funcs=list(rewards),
             args=grpo,
             train_dataset=prompt_rows(questions),
             # Only so that transformers lets evaluation happen; see `trainer.training.evaluating`.
             eval_dataset=prompt_rows(eval_questions) if eval_questions else None,
             processing_class=tokenizer,
-            rollout_func=batches,
         )
         check_optimizer(grpo, trainer.model)
     except OSError as error:
@@ -331,7 +328,6 @@ def build_trainer(
     if line := repair_generation_settings(trainer.model):
         advise("sqlenv train", [line])
     keep_gradients(trainer.model, model_config)
-    trainer.train_on(batches)
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     return trainer

@@ -82,8 +82,7 @@ class _Played:
 class Batches:
     """TRL's `rollout_func`, and the source of the prompts of its batches: see `SQLEnvTrainer`.
 
-    TRL wants its rollout function before it makes the model that an engine generates with, so the client comes
-    later, by `play_with`.
+    `client` plays them; `on_batch` is told of each.
     """
 
     def __init__(
@@ -93,10 +92,12 @@ class Batches:
         grpo: GRPOConfig,
         ranks: Ranks,
         loop: RolloutLoop,
+        client: RolloutClient,
         settings: BatchSettings | None = None,
         rewards: Sequence[Reward] = REWARD_FUNCTIONS,
         adaptive: AdaptiveWeights | None = None,
         guided: GuidedStarts | None = None,
+        on_batch: OnBatch = lambda _step, _records: None,
     ) -> None:
         self._dataset = dataset
         self._order = order
@@ -105,28 +106,23 @@ class Batches:
         self._weights = weights_of(rewards, grpo.reward_weights)
         self._adaptive = adaptive
         self._guided = guided
-        self.rewards = rewards
+        self._rewards = rewards
         self._ranks = ranks
         self._loop = loop
         self._settings = settings or BatchSettings()
-        self._client: RolloutClient | None = None
-        self._failures: FailureWindow
+        self._client = client
+        self._failures = FailureWindow(client.max_failure_share)
         self.waits: Mapping[Phase, float] = {}
         """What the episodes of the last batch waited for, in seconds; of several ranks, the slowest one's."""
         self.decided: Sequence[bool] = []
         """Of each row of this rank in the last batch, whether correctness differs within its group."""
-        self._on_batch: OnBatch | None = None
+        self._on_batch = on_batch
         self._next: int | None = None
         self._begun: dict[int, Future[_Played]] = {}
         self._rows: list[Episode] = []
         self._scale_rewards = grpo.scale_rewards
         self.token_advantages: list[list[float]] | None = None
         """Of the last batch's rows: what each completion token's advantage has beside its episode's; None: nothing."""
-
-    def play_with(self, client: RolloutClient, on_batch: OnBatch | None) -> None:
-        """Play with `client`, and tell `on_batch` of each batch."""
-        self._client, self._on_batch = client, on_batch
-        self._failures = FailureWindow(client.max_failure_share)
 
     def prepare(self, trainer: GRPOTrainer) -> list[list[dict[str, str]]]:
         """Play the batch that `trainer` is about to train on, if it is not played yet; return its rows' prompts.
@@ -165,7 +161,7 @@ class Batches:
         size = self._shape.generations
         groups = [self._rows[first : first + size] for first in range(0, len(self._rows), size)]
         totals = [
-            [sum(turn_rewards(each, self.rewards, weights)) for each in group if not each.failed] for group in groups
+            [sum(turn_rewards(each, self._rewards, weights)) for each in group if not each.failed] for group in groups
         ]
         of_batch = [total for rank in self._ranks.gather([totals]) for group in rank for total in group]
         rows = []
@@ -174,7 +170,7 @@ class Batches:
             if self._scale_rewards != "none":
                 compared = of_group if self._scale_rewards == "group" else of_batch
                 scale = (stdev(compared) if len(compared) > 1 else 0.0) + SCALE_FLOOR
-            for episode, turns in zip(group, turn_advantages(group, self.rewards, weights), strict=True):
+            for episode, turns in zip(group, turn_advantages(group, self._rewards, weights), strict=True):
                 rows.append([turns[turn] / scale if turns else 0.0 for turn in episode.row.turn_ids])
         return rows
 
@@ -189,35 +185,29 @@ class Batches:
             return batch
         return max(batch, self._shape.first_batch(min(step + staleness + 1, steps)) - 1)
 
-    def _playing(self) -> RolloutClient:
-        if self._client is None:
-            raise RuntimeError("a batch was asked for before play_with")
-        return self._client
-
     def _begin(self, batch: int) -> Future[_Played]:
         whole = ceil(self._shape.rows * self._ranks.count / self._shape.generations)
         # Drawn here, at a point that every run comes to in the same state, and not when the loop gets to it.
         ids = self._order.draw(batch, whole)
         if not self._settings.judges:
-            return self._loop.start(self._play_all(self._playing(), batch, ids, whole))
+            return self._loop.start(self._play_all(batch, ids, whole))
         give = None if self._guided is None else self._guided.of(batch)
-        return self._loop.start(self._play_judged(self._playing(), batch, ids, whole, self._weights_of(batch), give))
+        return self._loop.start(self._play_judged(batch, ids, whole, self._weights_of(batch), give))
 
     def _weights_of(self, batch: int) -> Sequence[float]:
         return self._weights if self._adaptive is None else self._adaptive.of(batch)
 
-    async def _play_all(self, client: RolloutClient, batch: int, ids: Sequence[str], whole: int) -> _Played:
+    async def _play_all(self, batch: int, ids: Sequence[str], whole: int) -> _Played:
         """Play this rank's rows of the first `whole` questions."""
         began = time.perf_counter()
         first = self._ranks.index * self._shape.rows
         rows = [ids[row // self._shape.generations] for row in range(first, first + self._shape.rows)]
         requests = [self._request(batch, row, question_id) for row, question_id in enumerate(rows)]
-        episodes = await client.play(requests, failures=self._failures_of_batch(client))
+        episodes = await self._client.play(requests, failures=self._failures_of_batch())
         return _Played(episodes, None, [], began, time.perf_counter())
 
     async def _play_judged(
         self,
-        client: RolloutClient,
         batch: int,
         ids: Sequence[str],
         whole: int,
@@ -245,21 +235,21 @@ class Batches:
             return [replace(request, given=given) for request in members]
 
         played = size * self._settings.rollout_downsampling
-        failures = self._failures_of_batch(client)
-        groups = await play_groups(client, draw, count, len(drawn) - count, failures, guide)
+        failures = self._failures_of_batch()
+        groups = await play_groups(self._client, draw, count, len(drawn) - count, failures, guide)
         rows: list[Episode] = []
         left_out: list[Episode] = []
         for group in groups.kept:
-            chosen = set(most_spread(total_rewards(group.episodes, self.rewards, weights), size))
+            chosen = set(most_spread(total_rewards(group.episodes, self._rewards, weights), size))
             for place, episode in enumerate(group.episodes):
                 (rows if place in chosen else left_out).append(episode)
         others = [*left_out, *(episode for group in groups.replaced for episode in group.episodes)]
         return _Played(rows, groups, others, began, time.perf_counter())
 
-    def _failures_of_batch(self, client: RolloutClient) -> Failures:
+    def _failures_of_batch(self) -> Failures:
         """Those of a batch of all ranks."""
         rows = self._shape.rows * self._settings.rollout_downsampling
-        return Failures(rows * self._ranks.count, client.max_failure_share)
+        return Failures(rows * self._ranks.count, self._client.max_failure_share)
 
     def _request(self, batch: int, row: int, question_id: str) -> EpisodeRequest:
         """The request of a rank's row. Those beyond the batch's own are in groups that replace others."""
@@ -282,7 +272,7 @@ class Batches:
         """Check the batch of all ranks, learn from it, and have this rank's episodes logged."""
         step, size = trainer.state.global_step, self._shape.generations
         everything = [*played.rows, *played.others]
-        for reward in self.rewards:
+        for reward in self._rewards:
             reward(episode=everything)
         records = [record(episode, with_versions=True) for episode in everything]
         whole = of_all_ranks(self._ranks.gather([self._part(played, records)]), size)
@@ -297,7 +287,7 @@ class Batches:
         if self._adaptive is not None:
             weights = self._adaptive.of(batch)
             trainer.reward_weights = torch.tensor(weights, dtype=torch.float32)
-            names = [reward.name for reward in self.rewards]
+            names = [reward.name for reward in self._rewards]
             metrics |= {f"reward_weights/{name}": weight for name, weight in zip(names, weights, strict=True)}
             self._adaptive.observe(
                 batch,
@@ -314,9 +304,8 @@ class Batches:
         # TRL averages them until its next log, with its own: the run's log and every tracker get both.
         for name, value in metrics.items():
             trainer._metrics["train"][name].append(value)
-        if self._on_batch is not None:
-            # The trainer logs a step under the number it has after its update.
-            self._on_batch(step + 1, records)
+        # The trainer logs a step under the number it has after its update.
+        self._on_batch(step + 1, records)
 
     def _part(self, played: _Played, records: Sequence[EpisodeRecord]) -> BatchRecords:
         """Return what this rank exchanges of a batch."""

@@ -159,18 +159,18 @@ def batches_of(
     adaptive: AdaptiveWeights | None = None,
     guided: Any = None,
 ) -> Batches:
-    batches = Batches(
+    return Batches(
         AnyQuestion(),  # type: ignore[arg-type]
         order or Dealt(),
         grpo or config(),
         ranks or Ranks(),
         loop,
+        script,
         filled,
         adaptive=adaptive,
         guided=guided,
+        on_batch=lambda step, episodes: None if told is None else told.append((step, list(episodes))),
     )
-    batches.play_with(script, None if told is None else lambda step, episodes: told.append((step, list(episodes))))
-    return batches
 
 
 def questions_of(prompts: Sequence[Sequence[dict[str, str]]]) -> list[str]:
@@ -363,15 +363,15 @@ def test_nothing_is_older_than_allowed_and_no_group_is_lost_or_doubled(data: st.
         trained: list[list[str]] = []
         script = Slow(outcome_of)
         loop = RolloutLoop()
-        batches = batches_of(script, loop, filled=BatchSettings(staleness, refill))
+        told: list[Told] = []
+        batches = batches_of(script, loop, filled=BatchSettings(staleness, refill), told=told)
         for step in range(steps):
             if step in stopping:
                 loop.close()  # whatever is in flight is gone
                 loop = RolloutLoop()
-                batches = batches_of(script, loop, filled=BatchSettings(staleness, refill))
+                batches = batches_of(script, loop, filled=BatchSettings(staleness, refill), told=told)
             pushed = step
-            told: list[Told] = []
-            batches.play_with(script, lambda step, episodes, told=told: told.append((step, list(episodes))))  # type: ignore[misc, arg-type]
+            told.clear()
             prompts = batches.prepare(trainer_at(step, steps))
             rows = batches(prompts, trainer_at(step))
             assert len(rows["prompt_ids"]) == 4
@@ -631,9 +631,16 @@ def real_batches(
     pets: Dataset, client: RolloutClient, loop: RolloutLoop, told: list[Told], rows: int = 4, ranks: Ranks | None = None
 ) -> Batches:
     order = EpochOrder([q.question_id for q in pets.questions], 0)
-    batches = Batches(pets, order, config(rows=rows), ranks or Ranks(), loop)
-    batches.play_with(client, lambda step, episodes: told.append((step, list(episodes))))
-    return batches
+    ranks = ranks or Ranks()
+    return Batches(
+        pets,
+        order,
+        config(rows=rows),
+        ranks,
+        loop,
+        client,
+        on_batch=lambda step, episodes: told.append((step, list(episodes))),
+    )
 
 
 def test_real_episodes_become_the_rows_that_trl_reads(
