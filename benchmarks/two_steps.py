@@ -108,7 +108,7 @@ def measure(config: Mapping[str, Any], args: argparse.Namespace, folder: Path) -
     with servers(config, model, folder, args.server_gpu) as (found, server):
         flags = run_flags(args.config, model, folder / "run", found)
         run, model_config = parse_train([*flags, "--dry_run", "true"])
-        longest = dry_run(run, run, model_config, Console(file=sys.stderr))
+        longest = dry_run(run, model_config, Console(file=sys.stderr))
         status = cli.main(["train", *flags])
         if status:
             raise SystemExit(status)

@@ -372,7 +372,7 @@ class _Checks:
         config, model = parse_train([*argv, *flags], self._play)
         self._pass_on(model, stage, Ranks.of(config), SavedPlay.of(config.play_settings()))
         if self._plans:
-            dry_run(config, config, model, self._console, probe=not stand_in)
+            dry_run(config, model, self._console, probe=not stand_in)
         else:
             require_questions(_questions(config, config.data), config)
 

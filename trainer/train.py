@@ -87,7 +87,7 @@ def train(argv: Sequence[str], stopping: StopSignals) -> Ranks:
     ranks.log_on_rank_0()
     console = Console(quiet=not ranks.is_main)
     if config.dry_run:
-        dry_run(config, config, model_config, console)
+        dry_run(config, model_config, console)
         return ranks
     with memory_errors(config, "this run does not fit"), writes_in_one_line(config.output_dir), writing_into(config):
         _train(config, model_config, ranks, console, stopping)
@@ -198,7 +198,7 @@ def _train(
         trainer.train_on(batches, policy, evaluate_on_the_way)
         if log is not None:
             trainer.add_callback(log)
-            trainer.add_callback(HealthMonitor(folder, RunInfo.of(config, config, ranks.count), say))
+            trainer.add_callback(HealthMonitor(folder, RunInfo.of(config, ranks.count), say))
         trainer.add_callback(StopAfterStep(stopping))
         states = []
         if adaptive is not None:

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
-from trl import GRPOConfig, ModelConfig, get_peft_config
+from trl import ModelConfig, get_peft_config
 
 from env_server.data.loading import load_dataset
 from env_server.dataset import Dataset, Question, Split
@@ -41,10 +41,11 @@ from inference.weight_files import check_shapes, check_weights
 from inference.weights.device_facts import Sender, WorkerFacts, allocator_settings, ask, facts_here, has_vllm
 from trainer.chat.format import ChatFormat, ChatSettings
 from trainer.chat.prompts import first_message
-from trainer.config import SQLEnvArguments, token_of
+from trainer.config import token_of
 from trainer.engines import choose_weight_sync, is_served, server_command, server_urls
 from trainer.eval.run_files import RunFolder
 from trainer.export.hub import Destination
+from trainer.flags.configs import SQLEnvConfig
 from trainer.models import base_config, load_tokenizer
 from trainer.out_of_memory import smaller_batch
 from trainer.policy import resolve_policy
@@ -68,16 +69,14 @@ class DryRunError(SQLEnvError):
     """The run cannot work; the text holds a sentence for each problem."""
 
 
-def dry_run(
-    arguments: SQLEnvArguments, grpo: GRPOConfig, model_config: ModelConfig, console: Console, *, probe: bool = True
-) -> float:
+def dry_run(config: SQLEnvConfig, model_config: ModelConfig, console: Console, *, probe: bool = True) -> float:
     """Check everything and print the plan; returns the bytes of memory that training needs. Raises DryRunError.
 
     `probe`: a GPU that is here measures them; False for a policy that has no weights yet.
     """
-    preflight = _Preflight(arguments, grpo, model_config, probe)
+    preflight = _Preflight(config, model_config, probe)
     preflight.check()
-    table = Table(title=f"sqlenv train, {grpo.output_dir}", show_header=False, title_justify="left")
+    table = Table(title=f"sqlenv train, {config.output_dir}", show_header=False, title_justify="left")
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for row in preflight.rows:
@@ -92,12 +91,11 @@ def dry_run(
 class _Preflight:
     """The checks, in the order in which a run would meet what they look for."""
 
-    def __init__(self, arguments: SQLEnvArguments, grpo: GRPOConfig, model_config: ModelConfig, probe: bool) -> None:
-        self._arguments = arguments
-        self._grpo = grpo
+    def __init__(self, config: SQLEnvConfig, model_config: ModelConfig, probe: bool) -> None:
+        self._config = config
         self._model_config = model_config
-        self._answer_mode = AnswerMode(arguments.answer_mode)
-        self._gpu_here = torch.cuda.is_available() and not grpo.use_cpu
+        self._answer_mode = AnswerMode(config.answer_mode)
+        self._gpu_here = torch.cuda.is_available() and not config.use_cpu
         self._probe = probe and self._gpu_here
         self.rows: list[tuple[str, Text]] = []
         self.problems: list[str] = []
@@ -129,7 +127,7 @@ class _Preflight:
         with self.checking("model"):
             config, adapter = self._check_model()
         with self.checking("tokenizer"):
-            tokenizer = load_tokenizer(self._model_config, trust_remote_code=self._grpo.trust_remote_code)
+            tokenizer = load_tokenizer(self._model_config, trust_remote_code=self._config.trust_remote_code)
             self._check_vocabulary(tokenizer, config)
         if dataset is not None:
             with self.checking("environments"):
@@ -138,7 +136,7 @@ class _Preflight:
         if dataset is not None and tokenizer is not None and observation is not None:
             with self.checking("template"):
                 prompt = self._check_template(dataset, tokenizer, observation, config)
-        if self._grpo.use_vllm:
+        if self._config.use_vllm:
             with self.checking("inference"):
                 self._check_servers(config, adapter, prompt)
         else:
@@ -154,9 +152,9 @@ class _Preflight:
                 self._check_memory(config, adapter, tokenizer, prompt, probe=self._probe and not self.problems)
 
     def _check_output(self) -> None:
-        path = Path(self._grpo.output_dir)
-        if self._grpo.resume_from_checkpoint:
-            checkpoint = Path(str(self._grpo.resume_from_checkpoint))
+        path = Path(self._config.output_dir)
+        if self._config.resume_from_checkpoint:
+            checkpoint = Path(str(self._config.resume_from_checkpoint))
             RunFolder.open(path)
             if not (checkpoint / "trainer_state.json").is_file():
                 raise DryRunError(f"--resume_from_checkpoint {checkpoint} is not a checkpoint of a run")
@@ -168,30 +166,30 @@ class _Preflight:
         self.say("output", f"{path}, {shutil.disk_usage(parent).free / GIB:,.0f} GiB free")
 
     def _check_hub(self) -> None:
-        destination = Destination.of(self._grpo)
+        destination = Destination.of(self._config)
         if destination is not None:
             destination.check_token()
             self.say("hub", f"the policy will be pushed to {destination.repo}; the token is valid")
 
     def _check_data(self) -> Dataset:
-        dataset = load_dataset(self._arguments.data, answer_mode=self._answer_mode)
+        dataset = load_dataset(self._config.data, answer_mode=self._answer_mode)
         train, held_out = self._asked(dataset), dataset.select(Split.EVAL)
         self.say(
             "data",
-            f"{self._arguments.data}, {self._answer_mode.value} mode: {_extent(train)} to train on, "
+            f"{self._config.data}, {self._answer_mode.value} mode: {_extent(train)} to train on, "
             f"{_extent(held_out)} to evaluate on",
         )
-        require_questions(train, self._grpo)
-        try_rewards(rewards_of(self._arguments.reward_functions), dataset, self._answer_mode)
+        require_questions(train, self._config)
+        try_rewards(rewards_of(self._config.reward_functions), dataset, self._answer_mode)
         return dataset
 
     def _asked(self, dataset: Dataset) -> list[Question]:
-        return QuestionFilter.of(self._arguments).asked(dataset, self._arguments.data)
+        return QuestionFilter.of(self._config).asked(dataset, self._config.data)
 
     def _check_model(self) -> tuple[PretrainedConfig, PeftConfig | None]:
         name = str(self._model_config.model_name_or_path)
         policy = resolve_policy(name, self._model_config.model_revision)
-        config = base_config(policy, trust_remote_code=self._grpo.trust_remote_code)
+        config = base_config(policy, trust_remote_code=self._config.trust_remote_code)
         folder = Path(policy.base.location)
         if folder.is_dir() and not any(any(folder.glob(pattern)) for pattern in WEIGHT_FILES):
             raise DryRunError(f"{folder} has a config and no weights ({', '.join(WEIGHT_FILES)})")
@@ -203,13 +201,13 @@ class _Preflight:
         elif self._model_config.use_peft:
             adapter = get_peft_config(self._model_config)
         if folder.is_dir():
-            tensors = meta_model(config, self._grpo.trust_remote_code).state_dict()
+            tensors = meta_model(config, self._config.trust_remote_code).state_dict()
             expected = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
             check_shapes(check_weights(folder), expected, str(folder))
         trained = "all weights" if adapter is None else f"LoRA of rank {getattr(adapter, 'r', '?')}"
         bits = quantized_bits(self._model_config)
         precision = f"{self._model_config.dtype or 'float32'}{f', {bits} bits' if bits else ''}"
-        computes = "bfloat16" if self._grpo.bf16 else "float16" if self._grpo.fp16 else "no mixed precision"
+        computes = "bfloat16" if self._config.bf16 else "float16" if self._config.fp16 else "no mixed precision"
         self.say("model", f"{name} ({config.model_type}), {trained}, {precision}, {computes}")
         return config, adapter
 
@@ -221,7 +219,7 @@ class _Preflight:
             )
 
     def _check_environments(self, dataset: Dataset) -> SQLObservation:
-        arguments = self._arguments
+        arguments = self._config
         token = token_of(arguments.env_token)
         environments = open_environments(arguments.env_server, token, dataset, arguments.environment, self._answer_mode)
         longest = max(self._asked(dataset), key=lambda question: len(question.text))
@@ -239,9 +237,9 @@ class _Preflight:
         observation: SQLObservation,
         config: PretrainedConfig | None,
     ) -> int:
-        arguments = self._arguments
+        arguments = self._config
         examples = Examples.play(dataset, arguments.few_shot, self._answer_mode, arguments.step_budget)
-        settings = ChatSettings.of(arguments, self._grpo.chat_template_kwargs)
+        settings = ChatSettings.of(arguments, self._config.chat_template_kwargs)
         chat = ChatFormat(tokenizer, settings, examples.conversations)
         for line in chat.lines:
             self.say("thinking", line)
@@ -258,15 +256,15 @@ class _Preflight:
 
     def _context(self, config: PretrainedConfig | None) -> int:
         if config is None:
-            return sum((self._grpo.max_completion_length, self._arguments.max_turn_length))
+            return sum((self._config.max_completion_length, self._config.max_turn_length))
         return int(config.get_text_config(decoder=True).max_position_embeddings)
 
     def _check_servers(self, config: PretrainedConfig | None, adapter: PeftConfig | None, prompt: int) -> None:
-        needed = min(self._context(config), prompt + self._grpo.max_completion_length)
+        needed = min(self._context(config), prompt + self._config.max_completion_length)
         name = resolve_policy(
             str(self._model_config.model_name_or_path), self._model_config.model_revision
         ).base.location
-        for url in every_server(server_urls(self._grpo)):
+        for url in every_server(server_urls(self._config)):
             with self.checking("inference"):
                 self.say("inference", asyncio.run(self._query(url, name, adapter, needed)))
 
@@ -279,7 +277,7 @@ class _Preflight:
             try:
                 await server.health(SERVER_S)
             except ReplicaUnavailableError as error:
-                command = server_command(name, self._arguments.weight_sync, rank)
+                command = server_command(name, self._config.weight_sync, rank)
                 raise DryRunError(f"{error}; start one with `{command}`") from error
             served = await server.served_model()
             nothing: Mapping[str, Any] = {}
@@ -298,15 +296,15 @@ class _Preflight:
 
     def _transport(self, adapter: PeftConfig | None, workers: Sequence[WorkerFacts]) -> WeightSyncMode | None:
         """Return the transport of the weights; None where it depends on a GPU that is not here."""
-        asked = self._arguments.weight_sync
-        if asked == "auto" and adapter is None and self._arguments.plans_gpu:
+        asked = self._config.weight_sync
+        if asked == "auto" and adapter is None and self._config.plans_gpu:
             return None
-        sender = Sender(self._gpu_here, has_vllm(), self._grpo.world_size, allocator_settings())
-        here = WorkerFacts() if sender.refusal(WeightSyncMode.NCCL) else facts_here(self._grpo.device)
+        sender = Sender(self._gpu_here, has_vllm(), self._config.world_size, allocator_settings())
+        here = WorkerFacts() if sender.refusal(WeightSyncMode.NCCL) else facts_here(self._config.device)
         return choose_weight_sync(asked, adapter is not None, sender, here, (workers,))
 
     def _say_steps(self, dataset: Dataset | None) -> None:
-        grpo = self._grpo
+        grpo = self._config
         episodes = grpo.per_device_train_batch_size * grpo.gradient_accumulation_steps * grpo.world_size
         questions = episodes // (grpo.num_generations * grpo.num_iterations)
         steps = grpo.max_steps
@@ -319,15 +317,15 @@ class _Preflight:
             f"{steps:,} of {questions} questions x {grpo.num_generations} episodes{ranks}; {episodes} episodes of at "
             f"most {tokens:,} tokens, {episodes * tokens:,} in all",
         )
-        rewards = rewards_of(self._arguments.reward_functions)
+        rewards = rewards_of(self._config.reward_functions)
         weights = zip(rewards, weights_of(rewards, grpo.reward_weights), strict=True)
         self.say(
             "learning",
             f"{grpo.loss_type}, rate {grpo.learning_rate:g} ({grpo.lr_scheduler_type.value}), beta {grpo.beta:g}, "
-            f"temperature {grpo.temperature:g}, {self._arguments.reward_weighting} reward weights "
+            f"temperature {grpo.temperature:g}, {self._config.reward_weighting} reward weights "
             f"({', '.join(f'{reward.name} {weight:g}' for reward, weight in weights)}), {grpo.optim.value}",
         )
-        self.say("evaluation", f"{self._arguments.eval_episodes} questions, before and after, greedily")
+        self.say("evaluation", f"{self._config.eval_episodes} questions, before and after, greedily")
 
     def _check_memory(
         self,
@@ -338,7 +336,7 @@ class _Preflight:
         *,
         probe: bool,
     ) -> None:
-        grpo, arguments = self._grpo, self._arguments
+        grpo = self._config
         width = min(self._context(config), prompt + grpo.max_completion_length)
         evaluated = arguments.eval_episodes if arguments.eval_episodes >= 0 else arguments.max_concurrency
         batch = max(grpo.per_device_train_batch_size * grpo.steps_per_generation, evaluated)
@@ -347,7 +345,7 @@ class _Preflight:
             *(config, adapter, grpo, self._model_config),
             prompt=prompt,
             width=width,
-            generating=0 if grpo.use_vllm else min(arguments.max_concurrency, batch),
+            generating=0 if grpo.use_vllm else min(grpo.max_concurrency, batch),
             on_gpu=on_gpu,
         )
         self.memory = peak(parts)
@@ -382,7 +380,7 @@ class _Preflight:
 
     def _measure(self, tokenizer: PreTrainedTokenizerBase, prompt: int, width: int) -> tuple[int, float]:
         try:
-            return measure(self._grpo, self._model_config, tokenizer, prompt, width)
+            return measure(self._config, self._model_config, tokenizer, prompt, width)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise

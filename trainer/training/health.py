@@ -18,10 +18,9 @@ from statistics import fmean, linear_regression, median
 from typing import Any, TypeGuard
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from trl import GRPOConfig
 
-from trainer.config import SQLEnvArguments
 from trainer.eval.run_files import Alert, RunFolder
+from trainer.flags.configs import SQLEnvConfig
 from trainer.training.batch_shape import BatchShape
 
 Rows = Sequence[Mapping[str, float | None]]
@@ -146,11 +145,11 @@ class RunInfo:
     """Rewards of early and late steps are: neither the questions nor the weights follow what the policy can do."""
 
     @classmethod
-    def of(cls, arguments: SQLEnvArguments, grpo: GRPOConfig, ranks: int) -> RunInfo:
+    def of(cls, config: SQLEnvConfig, ranks: int) -> RunInfo:
         """What the flags say."""
-        shape = BatchShape.of(grpo)
-        comparable = arguments.reward_weighting == "fixed"
-        return cls(shape.rows * shape.batches_per_step * ranks, grpo.fp16, comparable)
+        shape = BatchShape.of(config)
+        comparable = config.reward_weighting == "fixed"
+        return cls(shape.rows * shape.batches_per_step * ranks, config.fp16, comparable)
 
 
 def run_checks(rows: Rows, run: RunInfo) -> list[tuple[Check, str]]:

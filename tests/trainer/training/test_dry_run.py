@@ -245,10 +245,10 @@ def test_a_gpu_that_is_here_is_measured(
         FakeGPU(measured).put_in(patch)
         if status:
             with pytest.raises(DryRunError, match=re.escape(words)):
-                dry_run.dry_run(grpo, grpo, model, console)
+                dry_run.dry_run(grpo, model, console)
             return
-        needed = dry_run.dry_run(grpo, grpo, model, console)
-        estimated = dry_run.dry_run(grpo, grpo, model, console, probe=False)
+        needed = dry_run.dry_run(grpo, model, console)
+        estimated = dry_run.dry_run(grpo, model, console, probe=False)
     assert isinstance(measured, tuple)
     assert needed == measured[1] != estimated
     assert words in console.file.getvalue()  # type: ignore[attr-defined]

@@ -292,4 +292,4 @@ def test_an_alert_is_shown_once_and_kept_also_when_the_run_is_resumed(tmp_path: 
 )
 def test_the_flags_say_how_metrics_are_read(flags: tuple[str, ...], ranks: int, expected: RunInfo) -> None:
     config, _ = parse_train(["--model_name_or_path", "x", "--use_cpu", "true", "--bf16", "false", *flags])
-    assert RunInfo.of(config, config, ranks) == expected
+    assert RunInfo.of(config, ranks) == expected
