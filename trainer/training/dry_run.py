@@ -338,9 +338,9 @@ class _Preflight:
     ) -> None:
         grpo = self._config
         width = min(self._context(config), prompt + grpo.max_completion_length)
-        evaluated = arguments.eval_episodes if arguments.eval_episodes >= 0 else arguments.max_concurrency
+        evaluated = grpo.eval_episodes if grpo.eval_episodes >= 0 else grpo.max_concurrency
         batch = max(grpo.per_device_train_batch_size * grpo.steps_per_generation, evaluated)
-        on_gpu = self._gpu_here or arguments.plans_gpu
+        on_gpu = self._gpu_here or grpo.plans_gpu
         parts = estimate(
             *(config, adapter, grpo, self._model_config),
             prompt=prompt,
@@ -351,7 +351,7 @@ class _Preflight:
         self.memory = peak(parts)
         how = ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items() if size)
         how = f"estimated for the longest rows ({how}; training and generation take turns)"
-        if arguments.plans_gpu:
+        if grpo.plans_gpu:
             self.say("memory", f"about {self.memory / GIB:.1f} GiB of a GPU (there is none here), {how}")
             return
         with self.checking("disk"):
