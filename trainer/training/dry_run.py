@@ -25,7 +25,7 @@ from peft import PeftConfig
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from transformers import PretrainedConfig, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedTokenizerBase, SchedulerType
 from trl import ModelConfig, get_peft_config
 
 from env_server.data.loading import load_dataset
@@ -321,7 +321,7 @@ class _Preflight:
         weights = zip(rewards, weights_of(rewards, grpo.reward_weights), strict=True)
         self.say(
             "learning",
-            f"{grpo.loss_type}, rate {grpo.learning_rate:g} ({grpo.lr_scheduler_type.value}), beta {grpo.beta:g}, "
+            f"{grpo.loss_type}, rate {grpo.learning_rate:g} ({SchedulerType(grpo.lr_scheduler_type).value}), beta {grpo.beta:g}, "
             f"temperature {grpo.temperature:g}, {self._config.reward_weighting} reward weights "
             f"({', '.join(f'{reward.name} {weight:g}' for reward, weight in weights)}), {grpo.optim.value}",
         )
