@@ -321,8 +321,8 @@ class _Preflight:
         weights = zip(rewards, weights_of(rewards, grpo.reward_weights), strict=True)
         self.say(
             "learning",
-            f"{grpo.loss_type}, rate {grpo.learning_rate:g} ({SchedulerType(grpo.lr_scheduler_type).value}), beta {grpo.beta:g}, "
-            f"temperature {grpo.temperature:g}, {self._config.reward_weighting} reward weights "
+            f"{grpo.loss_type}, rate {grpo.learning_rate:g} ({SchedulerType(grpo.lr_scheduler_type).value}), "
+            f"beta {grpo.beta:g}, temperature {grpo.temperature:g}, {self._config.reward_weighting} reward weights "
             f"({', '.join(f'{reward.name} {weight:g}' for reward, weight in weights)}), {grpo.optim.value}",
         )
         self.say("evaluation", f"{self._config.eval_episodes} questions, before and after, greedily")
