@@ -85,8 +85,11 @@ class SQLEnvWorker:
     vllm_config: Any
     weight_transfer_engine: Any
     _sqlenv_update: Update | None = None
-    _sqlenv_zeros: Update | None = None
-    """An update that makes all weights zero, from its announcement until other weights are here."""
+    _sqlenv_probing: Update | None = None
+    """An update that makes all weights one number, from its announcement until other weights are here."""
+    _sqlenv_constant = 0.0
+    _sqlenv_padding: dict[str, Any]
+    """Which rows of each parameter held nothing but zeros before that."""
     _sqlenv_run = ""
     """The training run whose group this worker is in."""
     _sqlenv_process = ""
@@ -105,7 +108,8 @@ class SQLEnvWorker:
         from vllm.model_executor.layers import vocab_parallel_embedding as vocabulary  # type: ignore[import-not-found]
 
         try:
-            self.reload_weights(weights_path=weights_path)  # type: ignore[attr-defined]  # the worker's
+            with self._sqlenv_empty_is_nan():
+                self.reload_weights(weights_path=weights_path)  # type: ignore[attr-defined]  # the worker's
             for module in self.model_runner.get_model().modules():
                 if isinstance(module, vocabulary.ParallelLMHead):
                     method = module.quant_method
@@ -117,34 +121,49 @@ class SQLEnvWorker:
             raise
         self._sqlenv_updated()
 
-    def sqlenv_expect_zeros(self, deadline_s: float) -> None:
-        """Announce an update that makes all weights zero, to see that none stays behind, and one that ends that."""
-        if self._sqlenv_zeros is not None:
-            self._sqlenv_zeros.end()
-        self._sqlenv_zeros = Update("", deadline_s)
+    def sqlenv_expect_constant(self, constant: float, deadline_s: float) -> None:
+        """Announce an update that makes all weights one number, to see which stay behind, and one that ends that."""
+        if self._sqlenv_probing is not None:
+            self._sqlenv_probing.end()
+        self._sqlenv_padding = {name: rows == 0 for name, rows, _ in self._sqlenv_rows()}
+        self._sqlenv_constant = constant
+        self._sqlenv_probing = Update("", deadline_s)
 
-    def sqlenv_nonzero_weights(self) -> list[str]:
-        """Return what this worker computes with that is not zero, after an update that should have made it so.
+    def sqlenv_missing_weights(self) -> list[str]:
+        """Return what this worker computes with that is not that number, after the update.
 
-        A linear layer of vLLM's CPU engine keeps nothing but a packed copy of its weights, so each layer is also asked
-        for its output.
+        Rows that held nothing but zeros before may be padding, which no update reaches. Nothing is known of quantised
+        weights.
+        """
+        if self._sqlenv_probing is not None:
+            self._sqlenv_probing.has_changed = True
+        if self.vllm_config.model_config.quantization is not None:
+            return []
+        found = []
+        for name, rows, width in self._sqlenv_rows():
+            padding = (rows == 0) & self._sqlenv_padding[name]
+            whole = width * self._sqlenv_constant
+            if not (padding | ((rows - whole).abs() < whole / 256)).all():
+                found.append(name)
+        return found
+
+    def _sqlenv_rows(self) -> Iterator[tuple[str, Any, int]]:
+        """Yield the sums of a parameter's rows, and how long a row is.
+
+        A linear layer of vLLM's CPU engine keeps nothing but a packed copy of its weights, which is asked for them.
         """
         import torch
 
-        found = []
         for name, module in self.model_runner.get_model().named_modules():
-            found += [f"{name}.{own}" for own, tensor in module.named_parameters(recurse=False) if tensor.any()]
-            apply = getattr(getattr(module, "quant_method", None), "apply", None)
+            for own, tensor in module.named_parameters(recurse=False):
+                if tensor.numel() and tensor.is_floating_point():
+                    rows = tensor.detach().reshape(len(tensor), -1) if tensor.ndim else tensor.detach().reshape(1, 1)
+                    yield f"{name}.{own}", rows.sum(-1, dtype=torch.float32), rows.shape[1]
             weight = getattr(module, "weight", None)
             width = getattr(module, "input_size_per_partition", getattr(module, "embedding_dim", None))
-            if apply is None or weight is None or width is None or not hasattr(module, "cpu_linear"):
-                continue
-            output = apply(module, torch.ones(1, width, dtype=weight.dtype, device=weight.device))
-            parts = getattr(module, "output_partition_sizes", None) or [output.shape[-1]]
-            for index, part in enumerate(output.split(parts, dim=-1)):
-                if part.any() and f"{name}.weight" not in found:
-                    found.append(f"{name}.weight" + (f"[{index}]" if len(parts) > 1 else ""))
-        return found
+            if hasattr(module, "cpu_linear") and weight is not None and width is not None:
+                ones = torch.ones(1, width, dtype=weight.dtype)
+                yield f"{name}.weight (packed)", module.quant_method.apply(module, ones)[0].float(), width
 
     def sqlenv_adapted_modules(self) -> list[str]:
         """Return the modules that the adapter which was loaded last changes, by their names in a checkpoint."""
@@ -208,12 +227,14 @@ class SQLEnvWorker:
     def sqlenv_start_update(self) -> None:
         """Get ready for new weights."""
         self._sqlenv_announced().has_changed = True
-        self.start_weight_update()  # type: ignore[attr-defined]  # the worker's
+        with self._sqlenv_empty_is_nan():
+            self.start_weight_update()  # type: ignore[attr-defined]  # the worker's
 
     def sqlenv_receive_weights(self, update_info: dict[str, Any]) -> None:
         """Take all of the weights, or a part."""
         self._sqlenv_announced()
-        self.update_weights(update_info)  # type: ignore[attr-defined]  # the worker's
+        with self._sqlenv_empty_is_nan():
+            self.update_weights(update_info)  # type: ignore[attr-defined]  # the worker's
 
     def sqlenv_finish_update(self) -> None:
         """Compute with the new weights from now on."""
@@ -223,21 +244,39 @@ class SQLEnvWorker:
         self._sqlenv_update = None
         self._sqlenv_updated()
 
-    def _sqlenv_updated(self) -> None:
-        """Note that an update is whole: the announced one of zeros, or the one that follows it."""
-        if self._sqlenv_zeros is None:
+    @contextmanager
+    def _sqlenv_empty_is_nan(self) -> Iterator[None]:
+        """While the number is awaited, let new memory hold NaN: it may be another tensor's old one, full of the number.
+
+        vLLM loads the parts of a merged layer into such memory.
+        """
+        import torch
+
+        before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+        if self._sqlenv_probing is None or self._sqlenv_probing.has_changed or before[0]:
+            yield
             return
-        if self._sqlenv_zeros.has_changed:
-            self._sqlenv_zeros.end()
-            self._sqlenv_zeros = None
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+    def _sqlenv_updated(self) -> None:
+        """Note that an update is whole: the announced one, or the one that follows it."""
+        if self._sqlenv_probing is None:
+            return
+        if self._sqlenv_probing.has_changed:
+            self._sqlenv_probing.end()
+            self._sqlenv_probing = None
         else:
-            self._sqlenv_zeros.has_changed = True
+            self._sqlenv_probing.has_changed = True
 
     def sqlenv_give_up_update(self, run: str = "") -> None:
         """Forget the update that this run announced, or a reload that failed; ends the server if weights changed."""
-        if self._sqlenv_zeros is not None:
-            self._sqlenv_zeros.give_up()
-            self._sqlenv_zeros = None
+        if self._sqlenv_probing is not None:
+            self._sqlenv_probing.give_up()
+            self._sqlenv_probing = None
         if self._sqlenv_update is not None and self._sqlenv_update.run == run:
             self._sqlenv_update.give_up()
             self._sqlenv_update = None

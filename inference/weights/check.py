@@ -1,8 +1,9 @@
 """What shows that the servers generate with the trainer's weights.
 
-1. **Every tensor arrives.** The first push sends zeros, over the same path as every other: whatever a server then
-   computes with that is not zero, its transport left behind, and is named (`in_vllm`). An adapter is checked by the
-   modules that it reached instead. Exact, for every tensor of every tensor-parallel rank.
+1. **Every tensor arrives.** The first push puts one number in the place of every weight, over the same path as every
+   other: whatever a server then computes with that is not that number, its transport left behind, and is named
+   (`in_vllm`). An adapter is checked by the modules that it reached instead. Exact, for every tensor of every
+   tensor-parallel rank.
 2. **The values are right.** After each push a server generates a few tokens, and its logprobs of them are compared with
    the trainer's own. How far two implementations of one policy are apart depends on the model and its dtype, so later
    gaps are measured by the first: a warning at GROWTH times that (`strict`: an error), an error beyond LARGEST_GAP and
@@ -23,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from inference.hf.engine import evaluating
 from inference.vllm.api import NotVLLMError, ReplicaError, VLLMServer
 from inference.weights.gather import reshard
-from inference.weights.transport import WeightSyncError
+from inference.weights.transport import CONSTANT, WeightSyncError
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ LARGEST_GAP = 1.0
 """In nats: importance ratios of e and more."""
 
 MOST_NAMED = 3
-_EXPECT = "sqlenv_expect_zeros"
+_EXPECT = "sqlenv_expect_constant"
 
 Logprobs = Callable[[tuple[int, ...], tuple[int, ...], float], Tensor]
 """The trainer's logprobs of tokens after a prompt, at a temperature; shape (tokens,), as it computes them for the
@@ -74,10 +75,12 @@ def gap(ours: Sequence[float], theirs: Sequence[float]) -> float:
     return math.sqrt(math.fsum((a - b) ** 2 for a, b in zip(ours, theirs, strict=True)) / len(ours))
 
 
-async def expect_zeros(server: VLLMServer, deadline_s: float) -> None:
-    """Announce zeros: unless other weights follow within the deadline, the server ends. Raises EngineError."""
+async def expect_constant(server: VLLMServer, deadline_s: float) -> None:
+    """Announce CONSTANT: unless other weights follow within the deadline, the server ends. Raises EngineError."""
     try:
-        await server.post("/collective_rpc", json={"method": _EXPECT, "kwargs": {"deadline_s": deadline_s}})
+        await server.post(
+            "/collective_rpc", json={"method": _EXPECT, "kwargs": {"constant": CONSTANT, "deadline_s": deadline_s}}
+        )
     except ReplicaError as error:
         if _EXPECT not in str(error):
             raise
@@ -85,8 +88,8 @@ async def expect_zeros(server: VLLMServer, deadline_s: float) -> None:
 
 
 async def left_behind(server: VLLMServer) -> list[str]:
-    """Return what is not zero in a server, by vLLM's names, a few at most. Raises EngineError."""
-    found = sorted(await ask_workers(server, "sqlenv_nonzero_weights"))
+    """Return what is not CONSTANT in a server, by vLLM's names, a few at most. Raises EngineError."""
+    found = sorted(await ask_workers(server, "sqlenv_missing_weights"))
     return found if len(found) <= MOST_NAMED else [*found[:MOST_NAMED], f"{len(found) - MOST_NAMED} more"]
 
 

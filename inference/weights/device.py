@@ -39,7 +39,7 @@ from inference.weights.device_facts import (
     is_here,
 )
 from inference.weights.device_transfer import Transfer, abort
-from inference.weights.transport import SERVER_S, WeightSyncError, give_up_update
+from inference.weights.transport import CONSTANT, SERVER_S, WeightSyncError, give_up_update
 
 BUFFER_BYTES = 256 * 2**20
 """Of the GPU, for a chunk of the weights; a larger tensor makes it larger."""
@@ -119,16 +119,16 @@ class DeviceTransport:
         self._weights: dict[str, torch.Tensor] = {}
         self._groups: dict[str, _Group] = {}
 
-    def prepare(self, version: int, dtype: torch.dtype | None = None, *, zeros: bool = False) -> None:
+    def prepare(self, version: int, dtype: torch.dtype | None = None, *, constant: bool = False) -> None:
         """Copy the weights."""
         # They may alias the parameters, and a server may come back when the optimiser is at work.
         self._weights = {
             name: tensor.to("cpu", dtype if tensor.is_floating_point() else None, copy=True)
             for name, tensor in self._gather().items()
         }
-        if zeros:
+        if constant:
             for tensor in self._weights.values():
-                tensor.zero_()
+                tensor.fill_(CONSTANT)
 
     async def send(self, server: VLLMServer) -> None:
         """Bring a server to the weights that were prepared last. Raises EngineError."""

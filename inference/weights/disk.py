@@ -18,7 +18,7 @@ import torch
 
 from inference.vllm.api import ReplicaUnavailableError, VLLMServer
 from inference.weights.gather import write_checkpoint
-from inference.weights.transport import WeightSyncError, give_up_update
+from inference.weights.transport import CONSTANT, WeightSyncError, give_up_update
 
 OWN_METHOD = "sqlenv_reload_weights"
 """Of our extension of vLLM's worker (`in_vllm`)."""
@@ -40,11 +40,11 @@ class DiskTransport:
         self._count = 0
         self._is_main = is_main
 
-    def prepare(self, version: int, dtype: torch.dtype | None = None, *, zeros: bool = False) -> None:
+    def prepare(self, version: int, dtype: torch.dtype | None = None, *, constant: bool = False) -> None:
         """Write a checkpoint. Raises WeightSyncError."""
         weights = self._gather()
-        if zeros:
-            weights = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
+        if constant:
+            weights = {name: torch.full_like(tensor, CONSTANT) for name, tensor in weights.items()}
         # A version may be prepared twice, and a server may still be reading the first one.
         path = self._folder / f"v{version:06d}-{self._count}"
         self._count += 1

@@ -69,7 +69,7 @@ class LoraTransport:
         self._checked: set[str] = set()
         """Servers that were asked which modules an adapter reached."""
 
-    def prepare(self, version: int, dtype: torch.dtype | None = None, *, zeros: bool = False) -> None:
+    def prepare(self, version: int, dtype: torch.dtype | None = None, *, constant: bool = False) -> None:
         """Write the adapter. Raises WeightSyncError, also when vLLM cannot serve such an adapter."""
         weights, config = self._gather()
         if found := unserved_settings(config.to_dict()):

@@ -11,7 +11,7 @@ Promises:
   the next push does it.
 - No server generates with earlier weights while another has the new ones: one that fails is left out until it has
   been brought up to date. When all fail, the push waits for one to come back, then gives up with one message.
-- The first push is preceded by one of zeros, which shows that the transport brings every tensor: see `check`.
+- The first push is preceded by one of a constant, which shows that the transport brings every tensor: see `check`.
 - After each push, the server's logprobs are compared with the trainer's. There is no training on weights that a server
   does not have: WeightSyncError says what differs.
 - Every push has a deadline.
@@ -40,7 +40,7 @@ from inference.weights.check import (
     GapMonitor,
     Logprobs,
     Sample,
-    expect_zeros,
+    expect_constant,
     gap,
     left_behind,
 )
@@ -104,9 +104,9 @@ class WeightPusher:
         self._model_name = ""
         self._dtype: torch.dtype | None = None
         """Of all the servers' parameters; None until they have told, and where they have several."""
-        self._must_send_zeros = check is not SyncCheck.OFF and transport.sends_all_weights
-        self._zeros = False
-        """This push is of zeros."""
+        self._must_send_constant = check is not SyncCheck.OFF and transport.sends_all_weights
+        self._constant = False
+        """This push is of the constant."""
         self.last_seconds = 0.0
         """Of the last push."""
         self.last_gap: float | None = None
@@ -119,9 +119,9 @@ class WeightPusher:
         `version` is stamped on every later completion.
         """
         began = time.perf_counter()
-        if self._must_send_zeros:
-            self._push(version, "zeros", zeros=True)
-            self._must_send_zeros = False
+        if self._must_send_constant:
+            self._push(version, "constant", constant=True)
+            self._must_send_constant = False
         self._push(version, str(version))
         self.last_seconds = time.perf_counter() - began
 
@@ -148,12 +148,12 @@ class WeightPusher:
                     self._compare(sample)
                 self._samples.append(sample)
 
-    def _push(self, version: int, label: str, *, zeros: bool = False) -> None:
+    def _push(self, version: int, label: str, *, constant: bool = False) -> None:
         """Push to all servers. Raises WeightSyncError."""
         if self._ranks.is_main and self._dtype is None:
             self._dtype = self._loop.run(self._common_dtype())
-        self._zeros = zeros
-        self._transport.prepare(version, self._dtype, zeros=zeros)
+        self._constant = constant
+        self._transport.prepare(version, self._dtype, constant=constant)
         self._loop.run(self._engine.hold())
         try:
             # Every rank has come to rest before any gets past this.
@@ -221,7 +221,7 @@ class WeightPusher:
             # Another rank has brought it up to date.
             server.model = self._model_name or server.model
         replica.model, replica.version = server.model, self._version
-        if self._zeros:
+        if self._constant:
             return None
         tokens = min(PROBE_TOKENS, replica.max_model_len - len(self._probe))
         sampling = Sampling(max(1, tokens), PROBE_TEMPERATURE)
@@ -233,12 +233,12 @@ class WeightPusher:
         async with self._paused(server):
             # Until they are there, the server has the weights of no version: nobody may take it for one that has.
             await server.set_weight_version(f"{self._stamp} unfinished")
-            if self._zeros:
-                await expect_zeros(server, 3 * self._timeout_s)
+            if self._constant:
+                await expect_constant(server, 3 * self._timeout_s)
             await self._transport.send(server)
-            if self._zeros and (left := await left_behind(server)):
+            if self._constant and (left := await left_behind(server)):
                 await give_up_update(server)
-                raise self._mismatch(server.url, f"it keeps what it had of {', '.join(left)}")
+                raise self._mismatch(server.url, f"it does not take {', '.join(left)}")
             await server.reset_prefix_cache()
             await server.set_weight_version(self._stamp)
 

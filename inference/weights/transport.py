@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from inference.vllm.api import VLLMServer
 
+CONSTANT = 0.75
+"""What the check of the first push puts in the place of every weight; a norm that nobody trained is 1."""
 SERVER_S = 120.0
 """For one server to take the weights and generate the probe."""
 GIVE_UP_S = 5.0
@@ -38,11 +40,11 @@ class Transport(Protocol):
     sends_all_weights: bool
     """And not an adapter alone."""
 
-    def prepare(self, version: int, dtype: torch.dtype | None = None, *, zeros: bool = False) -> None:
+    def prepare(self, version: int, dtype: torch.dtype | None = None, *, constant: bool = False) -> None:
         """Make the trainer's weights of now ready to be sent. Every rank calls it. Raises WeightSyncError.
 
         `dtype` is that of all the servers' parameters: the weights are rounded to it here as they would be there.
-        `zeros` puts zeros in the place of every element.
+        `constant` puts CONSTANT in the place of every element.
         """
 
     async def send(self, server: VLLMServer) -> None:

@@ -356,7 +356,6 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(
         ((), "--model_name_or_path"),
         (("--model_name_or_path", "x", "--use_vllm", "true", "--vllm_mode", "colocate"), "--vllm_mode"),
         (("--model_name_or_path", "/no/such/policy"), "/no/such/policy"),
-        (("--model_name_or_path", "x", "--answer_mode", "shout"), "--answer_mode"),
         (("--model_name_or_path", "x", "--max_completion_length", "0"), "--max_completion_length"),
         (("--model_name_or_path", "x", "--num_generations", "1"), "generations"),
         (("--config", "/no/such/config.yaml"), "/no/such/config.yaml"),

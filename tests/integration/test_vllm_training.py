@@ -180,7 +180,6 @@ def test_two_ranks_share_one_server(well: VLLMHandle, forks: ForkServer, tmp_pat
     [
         (("--vllm_mode", "colocate"), "start `sqlenv inference"),
         (("--vllm_server_base_url", "localhost:8000"), "http://host:8001"),
-        (("--weight_sync", "pigeon"), "--weight_sync must be one of"),
         (("--weight_sync", "lora"), "--use_peft"),
         (("--weight_sync", "nccl"), "the trainer has none"),
     ],

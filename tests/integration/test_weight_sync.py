@@ -209,12 +209,12 @@ def leaving_behind(model: Qwen3ForCausalLM, name: str, folder: Path) -> DiskTran
 def test_a_tensor_that_a_server_does_not_take_is_named_before_training(
     tensor: str, named: str, model: Qwen3ForCausalLM, vllm_forks: ForkServer, tmp_path: Path
 ) -> None:
-    """Even when what it keeps of the old weights is what the new ones are; and no server is left with zeros."""
+    """Even when what it keeps of the old weights is what the new ones are; and no server is left with the constant."""
     model.save_pretrained(tmp_path / "model")
     AutoTokenizer.from_pretrained(BASE_CHECKPOINT).save_pretrained(tmp_path / "model")
     with vllm_server(vllm_forks, tmp_path / "model", tmp_path) as server:
         pushing = Pushing(model, [server.url], tmp_path, transport=leaving_behind(model, tensor, tmp_path / "weights"))
-        with pytest.raises(WeightSyncError, match=re.escape(f"it keeps what it had of {named}")):
+        with pytest.raises(WeightSyncError, match=re.escape(f"it does not take {named}")):
             pushing.pusher.push(0)
         until(lambda: not server.is_running)
 
@@ -223,8 +223,8 @@ def test_a_folder_that_the_server_does_not_see_is_named(
     model: Qwen3ForCausalLM, server: VLLMHandle, tmp_path: Path
 ) -> None:
     class Unseen(DiskTransport):
-        def prepare(self, version: int, dtype: torch.dtype | None = None, *, zeros: bool = False) -> None:
-            super().prepare(version, dtype, zeros=zeros)
+        def prepare(self, version: int, dtype: torch.dtype | None = None, *, constant: bool = False) -> None:
+            super().prepare(version, dtype, constant=constant)
             shutil.rmtree(self._written[-1])
 
     transport = Unseen(lambda: full_weights(model, Accelerator(cpu=True)), tmp_path / "weights")
@@ -269,7 +269,7 @@ def test_weights_that_never_arrive_are_given_up_in_time(
     transport = Stuck(lambda: full_weights(model, Accelerator(cpu=True)), tmp_path / "stuck")
     transport.freeze = server.freeze if frozen else None
     hasty = VLLMSettings(server_timeout_s=0.5, health_timeout_s=5.0)
-    # Without zeros: a server that got them, and nothing after them, ends.
+    # Without the constant: a server that got it, and nothing after it, ends.
     pushing = Pushing(
         model, [server.url], tmp_path, transport=transport, settings=hasty, timeout_s=1.0, check=SyncCheck.OFF
     )
@@ -331,7 +331,7 @@ def test_a_tied_model_works_and_a_half_loaded_one_is_found_out(
     assert json.loads((tmp_path / "tied" / "config.json").read_text())["tie_word_embeddings"] is True
     with vllm_server(vllm_forks, tmp_path / "tied", tmp_path) as server:
         plain = PlainReload(lambda: full_weights(model, Accelerator(cpu=True)), tmp_path / "plain")
-        with pytest.raises(WeightSyncError, match=r"it keeps what it had of lm_head.weight"):
+        with pytest.raises(WeightSyncError, match=r"it does not take lm_head.weight"):
             Pushing(model, [server.url], tmp_path, transport=plain).pusher.push(0)
         until(lambda: not server.is_running)
         server.start()

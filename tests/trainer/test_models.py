@@ -116,7 +116,9 @@ def test_where_the_base_is_not_to_be_had_a_folder_can_be_named(
     elsewhere = shutil.copytree(adapter, tmp_path / "elsewhere")
     config = elsewhere / "adapter_config.json"
     config.write_text(config.read_text().replace(str(base), "nobody/has-it"))
-    with pytest.raises(PolicyError, match=rf"\(write the folder or .* as base_model_name_or_path in {config}\)$"):
+    with pytest.raises(
+        PolicyError, match=rf"\(put a copy of the base into .*, or .* as base_model_name_or_path in {config}\)$"
+    ):
         load_policy(str(elsewhere))
 
 

@@ -278,6 +278,7 @@ async def test_full_servers_pass_sessions_on_and_the_next_release_is_used(
     for connection, _ in opened:
         pool.release(connection)
     await pool.aclose()
+    await asyncio.to_thread(servers[0].wait_until, lambda: servers[0].sessions == 0)
     first, _ = await full.open(reset, TIMEOUT_S)
     waiting = asyncio.create_task(full.open(reset, TIMEOUT_S))
     opened_before = servers[0].opened

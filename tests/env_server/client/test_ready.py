@@ -102,7 +102,7 @@ def test_an_inference_server_is_recognised(models: bytes, text: str) -> None:
 
 def test_what_is_no_http_and_no_answer_in_time() -> None:
     with pytest.raises(ProtocolError, match="is not HTTP"):
-        asyncio.run(answering({b"/ready": b"220 mail.example ESMTP\r\n"}))
+        asyncio.run(answering({b"/ready": b"220 mail.example ESMTP\r\n\r\n"}))
     with pytest.raises(DeadlineError, match=r"no answer to GET /ready in 0\.2 s"):
         asyncio.run(answering({}, 0.2))
 

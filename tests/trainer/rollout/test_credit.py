@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from env_server.types import ActionType, RewardComponents
 from trainer.rollout.credit import turn_advantages, turn_rewards
 from trainer.rollout.episodes import Episode, Outcome, TokenRow, Turn
-from trainer.rollout.rewards import REWARD_FUNCTIONS, REWARDS, total_reward
+from trainer.rollout.rewards import REWARD_FUNCTIONS, total_reward
 
-ALL = tuple(REWARDS.values())
 CORRECT_ONLY = (1.0, 0.0, 0.0, 0.0)
 
 
@@ -24,7 +23,7 @@ def turn(text: str, operational: float = 0.0, progress: float = 0.0, parseable: 
 
 def episode(outcome: Outcome, *turns: Turn) -> Episode:
     row = TokenRow([], [], [], [], [])
-    return Episode("e", "q", "db", "?", "easy", "f", outcome, turns, row, gold_sql="SELECT a FROM t WHERE b = 1")
+    return Episode("e", "q", "db", "?", "easy", "f", outcome, turns, row)
 
 
 def test_the_advantages_of_a_tree_worked_out_by_hand() -> None:
@@ -60,13 +59,13 @@ EPISODES = st.builds(
     st.sampled_from([Outcome.CORRECT, Outcome.WRONG, Outcome.OUT_OF_BUDGET, Outcome.FAILED]),
     st.lists(TURNS, min_size=1, max_size=5),
 )
-WEIGHTS = st.tuples(*[st.floats(-2, 2)] * 5)
+WEIGHTS = st.tuples(*[st.floats(-2, 2)] * 4)
 
 
 @given(EPISODES.filter(lambda each: each.outcome is not Outcome.FAILED), WEIGHTS)
 def test_the_rewards_of_turns_add_up_to_what_grpo_is_given(played: Episode, weights: tuple[float, ...]) -> None:
-    whole = total_reward(played, ALL, weights)
-    assert sum(turn_rewards(played, ALL, weights)) == pytest.approx(whole, abs=1e-9)
+    whole = total_reward(played, REWARD_FUNCTIONS, weights)
+    assert sum(turn_rewards(played, REWARD_FUNCTIONS, weights)) == pytest.approx(whole, abs=1e-9)
 
 
 @given(st.lists(EPISODES, min_size=1, max_size=6), WEIGHTS, st.floats(0, 1))
@@ -74,7 +73,7 @@ def test_the_advantages_of_a_state_cancel_out(
     group: list[Episode], weights: tuple[float, ...], discount: float
 ) -> None:
     by_state = defaultdict(list)
-    advantages = turn_advantages(group, ALL, weights, discount)
+    advantages = turn_advantages(group, REWARD_FUNCTIONS, weights, discount)
     for each, values in zip(group, advantages, strict=True):
         assert len(values) == len(each.turns)
         for number, value in enumerate(values):
@@ -87,7 +86,7 @@ def test_without_a_discount_the_first_turn_has_the_episodes_own_advantage(
     group: list[Episode], weights: tuple[float, ...]
 ) -> None:
     played = [each for each in group if each.turns]
-    totals = [sum(turn_rewards(each, ALL, weights)) for each in played]
-    advantages = [values[0] for values in turn_advantages(group, ALL, weights, 1.0) if values]
+    totals = [sum(turn_rewards(each, REWARD_FUNCTIONS, weights)) for each in played]
+    advantages = [values[0] for values in turn_advantages(group, REWARD_FUNCTIONS, weights, 1.0) if values]
     mean = sum(totals) / len(totals) if totals else 0.0
     assert advantages == pytest.approx([total - mean for total in totals], abs=1e-9)

@@ -247,7 +247,7 @@ def test_what_was_trained_is_saved_whatever_the_generation_settings(
         flags = [*flags, "--use_peft", "true", "--lora_r", "4"]
     base = ["--model_name_or_path", str(policy), "--output_dir", str(run), "--max_steps", "1"]
     assert cli.main([command, *base, *flags]) == 0
-    saved = run / "model" if command == "train" else run
+    saved = run / "model"
     for folder in (saved, run / "checkpoint-1"):
         assert any(folder.glob("*.safetensors"))
         assert (folder / SETTINGS_FILE).is_file()
