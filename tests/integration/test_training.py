@@ -286,16 +286,15 @@ def test_an_adapter_trains_token_exactly(train: Run) -> None:
     assert not (folder.path / "model" / "model.safetensors").exists()
 
 
-def test_guided_starts_train_token_exactly_and_a_run_that_resumes_gives_the_same_steps(
-    train: Run, tmp_path: Path
-) -> None:
+def test_guided_starts_are_not_trained_and_a_run_that_resumes_gives_the_same_steps(train: Run, tmp_path: Path) -> None:
     flags = ("--model_name_or_path", str(BASE_CHECKPOINT), "--max_turn_length", "48", "--max_completion_length", "640")
     guided = ("--guided_starts", "true", "--difficulty", "medium", "--eval_episodes", "0", "--save_steps", "1")
     every_step = ("--save_strategy", "steps", "--save_total_limit", "9", "--num_generations", "8")
-    rows = ("--per_device_train_batch_size", "32", "--learning_rate", "2e-4", *every_step)
+    # The last bits of the engine's logprobs depend on which episodes it decodes together, and so on the clock.
+    uncorrected = ("--vllm_importance_sampling_correction", "false")
+    rows = ("--per_device_train_batch_size", "32", "--learning_rate", "2e-4", *uncorrected, *every_step)
     whole = train(*flags, *guided, *rows)
     steps, episodes = whole.metrics(), [row.record for row in whole.episodes()]
-    assert all(token_exact(row) for row in steps)
     assert max(row["rollout/guided_share"] for row in steps) > 0
     for row in steps:
         unguided = [r for r in whole.episodes() if r.step == row["step"] and not r.record.given_steps]
