@@ -26,6 +26,9 @@ from inference.engine import EngineError, FinishReason, Sampling
 NEW_PROCESS = "default"
 """The weight version of a server that nobody has pushed to."""
 
+WORKERS = "/collective_rpc"
+"""Where the methods of a server's workers are called."""
+
 OPENENV_HEALTH = {"status": "healthy"}
 """What environment servers answer to GET /health, where vLLM answers with nothing."""
 
@@ -252,6 +255,15 @@ class VLLMServer:
         if not isinstance(found, kind):
             raise NotVLLMError(self.url, path, f"no {name}: {_shown(reply)}")
         return found
+
+    async def call_workers(self, method: str, *, timeout_s: float | None = None, **arguments: object) -> list[Any]:
+        """Call a method of each of the server's workers; return what each returned. Raises ReplicaError."""
+        call = {"method": method, "kwargs": arguments}
+        return self.worker_results(await self.post(WORKERS, call, timeout_s=timeout_s))
+
+    def worker_results(self, reply: object) -> list[Any]:
+        """Return what each worker returned, of a reply to a call of them. Raises NotVLLMError."""
+        return self._part(WORKERS, reply, "results", list)
 
     async def get(self, path: str) -> Any:
         """GET, and return the reply's JSON, or its text. Raises ReplicaError."""

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from inference.hf.engine import evaluating
-from inference.vllm.api import NotVLLMError, ReplicaError, VLLMServer
+from inference.vllm.api import ReplicaError, VLLMServer
 from inference.weights.gather import reshard
 from inference.weights.transport import CONSTANT, WeightSyncError
 
@@ -78,9 +78,7 @@ def gap(ours: Sequence[float], theirs: Sequence[float]) -> float:
 async def expect_constant(server: VLLMServer, deadline_s: float) -> None:
     """Announce CONSTANT: unless other weights follow within the deadline, the server ends. Raises EngineError."""
     try:
-        await server.post(
-            "/collective_rpc", json={"method": _EXPECT, "kwargs": {"constant": CONSTANT, "deadline_s": deadline_s}}
-        )
+        await server.call_workers(_EXPECT, constant=CONSTANT, deadline_s=deadline_s)
     except ReplicaError as error:
         if _EXPECT not in str(error):
             raise
@@ -89,17 +87,8 @@ async def expect_constant(server: VLLMServer, deadline_s: float) -> None:
 
 async def left_behind(server: VLLMServer) -> list[str]:
     """Return what is not CONSTANT in a server, by vLLM's names, a few at most. Raises EngineError."""
-    found = sorted(await ask_workers(server, "sqlenv_missing_weights"))
+    found = sorted({name for worker in await server.call_workers("sqlenv_missing_weights") for name in worker})
     return found if len(found) <= MOST_NAMED else [*found[:MOST_NAMED], f"{len(found) - MOST_NAMED} more"]
-
-
-async def ask_workers(server: VLLMServer, method: str) -> set[str]:
-    """Return all names that the server's workers answer with. Raises EngineError."""
-    answer = await server.post("/collective_rpc", json={"method": method})
-    results = answer.get("results") if isinstance(answer, dict) else None
-    if not isinstance(results, list):
-        raise NotVLLMError(server.url, "/collective_rpc", f"no results: {answer}")
-    return {name for worker in results for name in worker}
 
 
 class GapMonitor:

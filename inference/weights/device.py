@@ -162,8 +162,8 @@ class DeviceTransport:
         self._weights = {}
 
     async def _announce(self, server: VLLMServer) -> tuple[WorkerFacts, ...]:
-        call = {"method": _ANNOUNCE, "kwargs": {"run": self._run, "deadline_s": self._timeout_s}}
-        return WorkerFacts.read(server.url, await server.post("/collective_rpc", json=call))
+        told = await server.call_workers(_ANNOUNCE, run=self._run, deadline_s=self._timeout_s)
+        return WorkerFacts.read(server.url, told)
 
     def _drop(self, url: str) -> None:
         if (group := self._groups.pop(url, None)) is not None:

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 import torch
 
-from inference.vllm.api import NotVLLMError, ReplicaRejectedError, ReplicaUnavailableError, VLLMServer
+from inference.vllm.api import WORKERS, NotVLLMError, ReplicaRejectedError, ReplicaUnavailableError, VLLMServer
 
 FACTS = "sqlenv_facts"
 EXPANDABLE = "expandable_segments:True"
@@ -48,29 +48,28 @@ class WorkerFacts:
     weights: str = ""
 
     @classmethod
-    def read(cls, url: str, reply: object) -> tuple[WorkerFacts, ...]:
-        """Return what `/collective_rpc` of `url` answered for each worker; what is not known here is left out.
-
-        Raises NotVLLMError.
-        """
-        results = reply.get("results") if isinstance(reply, dict) else None
-        if not isinstance(results, list) or not all(isinstance(one, dict) for one in results):
-            raise NotVLLMError(url, "/collective_rpc", f"no results: {reply}")
+    def read(cls, url: str, told: Sequence[object]) -> tuple[WorkerFacts, ...]:
+        """Return the facts that the workers of `url` told; what is not known here is left out. Raises NotVLLMError."""
         known = {field.name for field in fields(cls)}
-        return tuple(cls(**{name: str(one[name]) for name in known & one.keys()}) for one in results)
+        workers = []
+        for one in told:
+            if not isinstance(one, dict):
+                raise NotVLLMError(url, WORKERS, f"no facts: {one}")
+            workers.append(cls(**{name: str(one[name]) for name in known & one.keys()}))
+        return tuple(workers)
 
 
 async def ask(server: VLLMServer) -> tuple[WorkerFacts, ...]:
     """Return the facts of a server's workers; none where `sqlenv inference` did not start it. Raises ReplicaError."""
     try:
-        reply = await server.post("/collective_rpc", json={"method": FACTS})
+        reply = await server.post(WORKERS, {"method": FACTS})
     except ReplicaRejectedError:  # its development endpoints are closed
         return ()
     except ReplicaUnavailableError as error:
         if FACTS in str(error):
             return ()
         raise
-    return WorkerFacts.read(server.url, reply)
+    return WorkerFacts.read(server.url, server.worker_results(reply))
 
 
 def facts_here(device: torch.device) -> WorkerFacts:

@@ -110,9 +110,7 @@ class Transfer:
 
     def _call(self, method: str, **arguments: Any) -> None:
         self._check()
-        self._wait_for(
-            self._server.post("/collective_rpc", {"method": method, "kwargs": arguments}, timeout_s=self._timeout_s)
-        )
+        self._wait_for(self._server.call_workers(method, timeout_s=self._timeout_s, **arguments))
 
     def _wait_for(self, call: Any) -> Any:
         try:

@@ -75,8 +75,7 @@ class DiskTransport:
             await self._explain(server, error)
 
     async def _reload(self, server: VLLMServer, method: str = OWN_METHOD) -> None:
-        call = {"method": method, "kwargs": {"weights_path": str(self._written[-1])}}
-        await server.post("/collective_rpc", json=call)
+        await server.call_workers(method, weights_path=str(self._written[-1]))
 
     async def _explain(self, server: VLLMServer, error: ReplicaUnavailableError) -> NoReturn:
         """Raise the error of a server that is not well, and WeightSyncError where it is: trying again will not help."""

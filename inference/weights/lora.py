@@ -26,7 +26,6 @@ from peft import LoraConfig
 
 from inference.adapters import unserved_settings
 from inference.vllm.api import ReplicaError, ReplicaRejectedError, VLLMServer
-from inference.weights.check import ask_workers
 from inference.weights.gather import write_adapter
 from inference.weights.transport import WeightSyncError
 
@@ -111,7 +110,7 @@ class LoraTransport:
 
     async def _check(self, server: VLLMServer) -> None:
         """Raise WeightSyncError when the server does not compute with a part of the adapter."""
-        reached = await ask_workers(server, "sqlenv_adapted_modules")
+        reached = {name for worker in await server.call_workers("sqlenv_adapted_modules") for name in worker}
         missing = sorted(self._modules - reached)
         # As many under other names: vLLM has its own for some architectures.
         if missing and len(reached) < len(self._modules):

@@ -60,6 +60,5 @@ async def give_up_update(server: VLLMServer, run: str = "") -> None:
     The update is the one that `run` announced, or a reload. Requests that are sent to the server afterwards meet whole
     weights, or no server.
     """
-    call = {"method": "sqlenv_give_up_update", "kwargs": {"run": run}}
     with suppress(EngineError):  # it may be gone, or not be ours
-        await server.post("/collective_rpc", json=call, timeout_s=GIVE_UP_S)
+        await server.call_workers("sqlenv_give_up_update", timeout_s=GIVE_UP_S, run=run)
