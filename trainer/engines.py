@@ -70,7 +70,7 @@ from inference.weights.ranks import Ranks
 from inference.weights.transport import SyncCheck, Transport
 from trainer.chat.format import ChatFormat
 from trainer.config import ConfigError, SQLEnvArguments
-from trainer.models import tokenizer_of
+from trainer.models import load_policy, tokenizer_of
 from trainer.policy import PlaySettings, resolve_policy
 from trainer.ranks import require_whole_model
 from trainer.rollout.background import RolloutLoop
@@ -518,6 +518,33 @@ class ServedPolicy:
                     return known
             raise
         return name
+
+
+def open_to_play(
+    name: str,
+    vllm_urls: str | None,
+    chat_of: Callable[[PreTrainedTokenizerBase], ChatFormat],
+    settings_of: Callable[[int, ChatFormat], RolloutSettings],
+    say: Callable[[str], object],
+    *,
+    dtype: str | None = None,
+    trust_remote_code: bool = False,
+) -> tuple[HFEngine | VLLMEngine, ChatFormat, RolloutSettings, str | None]:
+    """An engine for a policy that is played and not trained: here, or on the servers of `vllm_urls`, asked now.
+
+    Beside it how the policy is spoken to, how its episodes are played in a context of so many tokens, and its dtype,
+    None where servers hold it. Raises SQLEnvError.
+    """
+    if vllm_urls is None:
+        of_weights = None if dtype is None else getattr(torch, dtype)
+        model, tokenizer = load_policy(name, dtype=of_weights, trust_remote_code=trust_remote_code, say=say)
+        chat = chat_of(tokenizer)
+        settings = settings_of(model.config.max_position_embeddings, chat)
+        engine = in_process_engine(model, tokenizer, chat, settings)
+        return engine, chat, settings, str(model.dtype).removeprefix("torch.")
+    served = ServedPolicy.load(name, trust_remote_code=trust_remote_code)
+    chat = chat_of(served.tokenizer)
+    return served.engine(vllm_urls, chat), chat, settings_of(served.context, chat), None
 
 
 def _name_by_contents(adapter: Adapter | None) -> str:

@@ -284,10 +284,7 @@ def _open_policy(
 
     Raises SQLEnvError.
     """
-    import torch
-
-    from trainer.engines import ServedPolicy, in_process_engine, token_budget
-    from trainer.models import load_policy
+    from trainer.engines import open_to_play, token_budget
 
     def settings(context: int, chat: ChatFormat) -> RolloutSettings:
         return RolloutSettings(
@@ -303,13 +300,7 @@ def _open_policy(
         told = args.custom_system_prompt or SYSTEM_PROMPT
         return ChatFormat(tokenizer, replace(chosen.chat, action_format=ActionFormat.TEXT, custom_system_prompt=told))
 
-    if not args.use_vllm:
-        dtype = args.dtype and getattr(torch, args.dtype)
-        model, tokenizer = load_policy(args.policy, dtype=dtype, trust_remote_code=args.trust_remote_code, say=say)
-        chat = chat_of(tokenizer)
-        room = settings(model.config.max_position_embeddings, chat)
-        return in_process_engine(model, tokenizer, chat, room), chat, room, str(model.dtype).removeprefix("torch.")
-    served = ServedPolicy.load(args.policy, trust_remote_code=args.trust_remote_code)
-    chat = chat_of(served.tokenizer)
-    engine = served.engine(args.vllm_server_base_url or VLLM_URL, chat)
-    return engine, chat, settings(served.context, chat), None
+    urls = (args.vllm_server_base_url or VLLM_URL) if args.use_vllm else None
+    return open_to_play(
+        args.policy, urls, chat_of, settings, say, dtype=args.dtype, trust_remote_code=args.trust_remote_code
+    )

@@ -33,9 +33,8 @@ from env_server.types import ActionType, AnswerMode
 from inference.engine import Engine
 from trainer.chat.format import ChatFormat
 from trainer.config import ConfigError
-from trainer.engines import ServedPolicy, in_process_engine, token_budget
+from trainer.engines import open_to_play, token_budget
 from trainer.eval.summaries import agreeing, rows_key, typed_key
-from trainer.models import load_policy
 from trainer.policy import PlaySettings, resolve_policy, saved_play, settle
 from trainer.rollout.client import RolloutClient, RolloutSettings, derive_seed, explore, request_for
 from trainer.rollout.environments import Environments, LocalEnvironments
@@ -105,31 +104,24 @@ def load_player(
     for line in settled.lines:
         say(line)
     examples = _examples(name, chosen)
-    if vllm_urls is None:
-        model, tokenizer = load_policy(name, trust_remote_code=trust_remote_code, say=say)
-        chat, chosen = _chat(tokenizer, chosen, examples, say)
-        settings = _settings(chosen, model.config.max_position_embeddings, chat, samples)
-        return PolicyPlayer(name, chosen, in_process_engine(model, tokenizer, chat, settings), chat, settings, samples)
-    served = ServedPolicy.load(name, trust_remote_code=trust_remote_code)
-    chat, chosen = _chat(served.tokenizer, chosen, examples, say)
-    settings = _settings(chosen, served.context, chat, samples)
-    return PolicyPlayer(name, chosen, served.engine(vllm_urls, chat), chat, settings, samples)
 
+    def chat_of(tokenizer: PreTrainedTokenizerBase) -> ChatFormat:
+        chat = ChatFormat(tokenizer, chosen.chat, examples.conversations)
+        for line in chat.lines:
+            say(line)
+        return chat
 
-def _chat(
-    tokenizer: PreTrainedTokenizerBase, chosen: PlaySettings, examples: Examples, say: Callable[[str], object]
-) -> tuple[ChatFormat, PlaySettings]:
-    """Return how the policy is spoken to, and the settings with the template's variables in force."""
-    chat = ChatFormat(tokenizer, chosen.chat, examples.conversations)
-    for line in chat.lines:
-        say(line)
-    return chat, replace(chosen, chat_template_kwargs=chat.settings.chat_template_kwargs)
+    def settings_of(context: int, chat: ChatFormat) -> RolloutSettings:
+        temperature = 0.0 if samples == 1 else SAMPLING_TEMPERATURE
+        budget = token_budget(chosen, context, chat)
+        return RolloutSettings(budget, temperature, MAX_CONCURRENCY, max_failure_share=1.0)
 
-
-def _settings(chosen: PlaySettings, context: int, chat: ChatFormat, samples: int) -> RolloutSettings:
-    temperature = 0.0 if samples == 1 else SAMPLING_TEMPERATURE
-    budget = token_budget(chosen, context, chat)
-    return RolloutSettings(budget, temperature, MAX_CONCURRENCY, max_failure_share=1.0)
+    engine, chat, settings, _ = open_to_play(
+        name, vllm_urls, chat_of, settings_of, say, trust_remote_code=trust_remote_code
+    )
+    # With the template's variables in force.
+    chosen = replace(chosen, chat_template_kwargs=chat.settings.chat_template_kwargs)
+    return PolicyPlayer(name, chosen, engine, chat, settings, samples)
 
 
 def _examples(name: str, chosen: PlaySettings) -> Examples:

@@ -219,14 +219,16 @@ class _Preflight:
             )
 
     def _check_environments(self, dataset: Dataset) -> SQLObservation:
-        arguments = self._config
-        token = token_of(arguments.env_token)
-        environments = open_environments(arguments.env_server, token, dataset, arguments.environment, self._answer_mode)
+        token = token_of(self._config.env_token)
+        environments = open_environments(
+            self._config.env_server, token, dataset, self._config.environment, self._answer_mode
+        )
         longest = max(self._asked(dataset), key=lambda question: len(question.text))
         with closing(environments), environments.blocking() as session:
             observation = session.reset(question_id=longest.question_id)
         self.say(
-            "environments", f"{arguments.env_server}, {arguments.step_budget} steps per episode; an episode was begun"
+            "environments",
+            f"{self._config.env_server}, {self._config.step_budget} steps per episode; an episode was begun",
         )
         return observation
 
@@ -237,14 +239,13 @@ class _Preflight:
         observation: SQLObservation,
         config: PretrainedConfig | None,
     ) -> int:
-        arguments = self._config
-        examples = Examples.play(dataset, arguments.few_shot, self._answer_mode, arguments.step_budget)
-        settings = ChatSettings.of(arguments, self._config.chat_template_kwargs)
+        examples = Examples.play(dataset, self._config.few_shot, self._answer_mode, self._config.step_budget)
+        settings = ChatSettings.of(self._config, self._config.chat_template_kwargs)
         chat = ChatFormat(tokenizer, settings, examples.conversations)
         for line in chat.lines:
             self.say("thinking", line)
         prompt = len(chat.prompt_ids(first_message(observation)))
-        turn = arguments.max_turn_length + chat.reasoning_length
+        turn = self._config.max_turn_length + chat.reasoning_length
         self.say("template", f"the prompt of the longest question is {prompt} tokens, a turn at most {turn}")
         context = self._context(config)
         if prompt + turn > context:
