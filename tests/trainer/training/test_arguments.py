@@ -19,7 +19,8 @@ from env_server.types import AnswerMode
 from inference.adapters import NamedPolicy
 from inference.launch.launcher import read_arguments
 from inference.precision import measure_precision
-from trainer.config import ActionFormat, ConfigError
+from tests.trainer.test_policy import OTHER
+from trainer.config import ConfigError
 from trainer.flags.configs import SQLEnvConfig, WarmupConfig
 from trainer.policy import WARMUP_NAMES, PlaySettings, resolve_policy
 from trainer.tiny import BASE_CHECKPOINT
@@ -286,21 +287,7 @@ def test_what_makes_no_sense_is_refused_with_what_does(adapter: NamedPolicy, giv
         implied_flags(adapter, given)
 
 
-SAVED = PlaySettings(
-    data="synthetic:3",
-    answer_mode=AnswerMode.SQL,
-    action_format=ActionFormat.TOOLS,
-    chat_template_kwargs={"enable_thinking": False},
-    custom_system_prompt="Explore.",
-    few_shot=2,
-    step_budget=6,
-    max_completion_length=192,
-    max_context_length=512,
-    max_turn_length=16,
-    max_thinking_length=64,
-    eval_episodes=8,
-    seed=3,
-)
+SAVED = replace(OTHER, data="synthetic:3")
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerBase
 from trl import GRPOConfig
 from trl.trainer.utils import RepeatSampler
 
@@ -22,7 +22,6 @@ from env_server.dataset import Dataset, Question
 from env_server.types import ActionType, RewardComponents, SQLAction
 from inference.engine import EngineError
 from inference.hf.engine import HFEngine
-from policies.tiny.tokenizer import build_tokenizer
 from tests.rank_state import rank_state
 from trainer.chat.format import ChatFormat
 from trainer.config import ConfigError
@@ -606,18 +605,6 @@ def test_groups_that_span_ranks_are_not_judged(filled: BatchSettings, flag: str)
     grpo.num_generations = 2  # as it may be on two ranks
     with pytest.raises(ConfigError, match=f"{flag} judges whole groups"):
         check_batches(grpo, filled)
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerBase:
-    return build_tokenizer(["How many cats are there pets owners"])
-
-
-@pytest.fixture(scope="module")
-def engine(tokenizer: PreTrainedTokenizerBase, random_policy: Callable[..., Qwen3ForCausalLM]) -> Iterator[HFEngine]:
-    engine = HFEngine(random_policy(tokenizer), stop_ids=[3], pad_id=0, linger_s=1e6)
-    yield engine
-    asyncio.run(engine.aclose())
 
 
 @pytest.fixture

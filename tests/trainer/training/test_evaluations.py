@@ -14,13 +14,12 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerBase
 
 from env_server.dataset import Dataset, Split
 from env_server.types import AnswerMode
 from inference.engine import Completion, Sampling, Session
 from inference.hf.engine import HFEngine
-from policies.tiny.tokenizer import build_tokenizer
 from trainer.chat.format import ChatFormat
 from trainer.eval.run_files import RunFolder
 from trainer.next_command import NextCommand
@@ -31,18 +30,6 @@ from trainer.rollout.environments import LocalEnvironments
 from trainer.rollout.transcript import TokenBudget
 from trainer.signals import StopSignals
 from trainer.training.evaluations import RunEvaluations
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerBase:
-    return build_tokenizer(["How many cats are there pets owners"])
-
-
-@pytest.fixture(scope="module")
-def engine(tokenizer: PreTrainedTokenizerBase, random_policy: Callable[..., Qwen3ForCausalLM]) -> Iterator[HFEngine]:
-    engine = HFEngine(random_policy(tokenizer), stop_ids=[3], pad_id=0, linger_s=1e6)
-    yield engine
-    asyncio.run(engine.aclose())
 
 
 class Meanwhile:
