@@ -1,6 +1,6 @@
 """`sqlenv` as a rank of a test: `rank_worker.py HOW RANK command...`.
 
-HOW is `watched`: RANK is "all", and each rank that saves the model leaves its weights' digest in the run's folder; or
+HOW is `watched`: RANK is "all", and each rank that saves the model leaves its weights' digest in its directory; or
 `bug`: that rank raises in its third rollout, the evaluation before training being the first, and the first episode of
 each rollout fails on the other; or `flaky`: it does on all; or `told`: that rank has the launcher stop all of them in
 its third rollout, and each leaves its exit status in the working directory.
@@ -36,7 +36,8 @@ def watch_saving() -> None:
         digest = sha256()
         for name, weight in self.accelerator.unwrap_model(self.model).state_dict().items():
             digest.update(name.encode() + weight.numpy().tobytes())
-        Path(self.args.output_dir, f"rank-{self.args.process_index}").write_text(digest.hexdigest())
+        # Not in the run's folder: the other rank may not have made it yet.
+        Path(f"rank-{self.args.process_index}").write_text(digest.hexdigest())
         save_model(self, *args, **kwargs)
 
     GRPOTrainer.save_model = watched
