@@ -45,7 +45,7 @@ TRAIN_PACKAGES = (
     "scipy",
     "jinja2",
     "httpx",
-    "h11",
+    "aiohttp",
 )
 """What the extra `train` installs; the environment works without."""
 SERVE_PACKAGES = ("fastapi", "starlette", "uvicorn", "uvloop", "pydantic_settings", "prometheus_client")

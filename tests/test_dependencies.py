@@ -210,7 +210,7 @@ with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
     cli.main([*sys.argv[1:], "--help"])
 print(*sys.modules)
 """
-SLOW = {*TRAINING, "scipy", "pandas", "httpx", "huggingface_hub", "safetensors"}
+SLOW = {*TRAINING, "scipy", "pandas", "httpx", "aiohttp", "huggingface_hub", "safetensors"}
 """What takes a fifth of a second and more to import."""
 
 

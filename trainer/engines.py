@@ -44,10 +44,9 @@ from inference.engine import Engine, EngineError
 from inference.hf.engine import HFEngine
 from inference.in_vllm.sqlenv_model import identity
 from inference.launch.plan import WeightSyncMode
-from inference.vllm.addresses import every_server
 from inference.vllm.api import NEW_PROCESS, ReplicaError, ReplicaRejectedError, VLLMServer
 from inference.vllm.engine import EngineUnavailableError, VLLMEngine, VLLMSettings, ask_all
-from inference.vllm.fleet import Replica, split_urls
+from inference.vllm.fleet import Replica, every_server, split_urls
 from inference.vllm.pressure import PressureGauge
 from inference.weights.check import token_logprobs
 from inference.weights.device import DeviceTransport

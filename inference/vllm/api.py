@@ -16,10 +16,11 @@ reachable by strangers. Written for vLLM 0.32.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import httpx
+import aiohttp
 
 from inference.engine import EngineError, FinishReason, Sampling
 
@@ -103,7 +104,7 @@ class VLLMServer:
     `model` is the name that requests ask for: the served model, or an adapter on it.
     """
 
-    def __init__(self, url: str, client: httpx.AsyncClient, model: str = "") -> None:
+    def __init__(self, url: str, client: aiohttp.ClientSession, model: str = "") -> None:
         self.url = url.rstrip("/")
         self.model = model
         self._client = client
@@ -150,7 +151,7 @@ class VLLMServer:
     ) -> ServerCompletion:
         """Generate until one of `stop_ids`, or as many tokens as asked for. Raises ReplicaError.
 
-        Unless `is_bounded`, the client's deadline is for the connection only, and the caller ends the call.
+        Unless `is_bounded`, the session's deadline is for the connection only, and the caller ends the call.
         """
         reply = await self._call(
             "POST",
@@ -179,7 +180,7 @@ class VLLMServer:
                 "skip_special_tokens": False,
                 "stream": False,
             },
-            timeout_s=None if is_bounded else httpx.Timeout(None, connect=self._client.timeout.connect),
+            timeout_s=None if is_bounded else math.inf,
         )
         return self._completion(reply, sampling, stop_ids)
 
@@ -285,36 +286,41 @@ class VLLMServer:
         path: str,
         body: object = None,
         params: dict[str, str] | None = None,
-        timeout_s: float | httpx.Timeout | None = None,
+        timeout_s: float | None = None,
     ) -> Any:
-        timeout = self._client.timeout if timeout_s is None else httpx.Timeout(timeout_s)
+        """Make a request and read its answer within the session's deadline, or `timeout_s`. Raises ReplicaError."""
+        usual = self._client.timeout
+        limit = usual.total if timeout_s is None else timeout_s
+        deadlines = aiohttp.ClientTimeout(None if limit == math.inf else limit, sock_connect=usual.sock_connect)
         try:
-            reply = await self._client.request(method, self.url + path, json=body, params=params, timeout=timeout)
-        except httpx.TimeoutException as error:
+            async with self._client.request(
+                method, self.url + path, json=body, params=params, timeout=deadlines, allow_redirects=False
+            ) as reply:
+                text = await reply.text(errors="replace")
+        except TimeoutError as error:
             raise ReplicaUnavailableError(self.url, f"no answer to {path} in time ({type(error).__name__})") from error
-        except (httpx.TransportError, httpx.InvalidURL) as error:
+        except (aiohttp.ClientError, OSError, ValueError) as error:
             raise ReplicaUnavailableError(self.url, f"{type(error).__name__}: {error}".rstrip(": ")) from error
-        if reply.status_code == 429 or reply.status_code >= 500:
-            text = f"{path} answered {reply.status_code}: {_complaint(reply)}"
-            raise ReplicaUnavailableError(self.url, text, busy=reply.status_code in _BUSY, answered=True)
-        if 300 <= reply.status_code < 400:
+        if reply.status == 429 or reply.status >= 500:
+            complaint = f"{path} answered {reply.status}: {_complaint(text)}"
+            raise ReplicaUnavailableError(self.url, complaint, busy=reply.status in _BUSY, answered=True)
+        if 300 <= reply.status < 400:
             raise NotVLLMError(self.url, path, f"a redirect to {reply.headers.get('Location', 'nowhere')}")
-        if reply.status_code >= 400:
+        if reply.status >= 400:
             hint = ""
-            if reply.status_code == 404 and not path.startswith("/v1/"):
+            if reply.status == 404 and not path.startswith("/v1/"):
                 hint = "; was the server started by `sqlenv inference`, or with VLLM_SERVER_DEV_MODE=1?"
-            raise ReplicaRejectedError(self.url, f"{path} answered {reply.status_code}: {_complaint(reply)}{hint}")
+            raise ReplicaRejectedError(self.url, f"{path} answered {reply.status}: {_complaint(text)}{hint}")
         try:
-            return reply.json()
-        except ValueError:  # also bytes that are no text
-            return reply.text
+            return json.loads(text)
+        except ValueError:
+            return text
 
 
-def _complaint(reply: httpx.Response) -> str:
+def _complaint(text: str) -> str:
     """The server's own words, in one line."""
-    text = reply.text
     try:
-        found = reply.json()
+        found = json.loads(text)
         error = found.get("error", found.get("detail", found))
         text = str(error.get("message", error) if isinstance(error, dict) else error)
     except (ValueError, AttributeError):

@@ -25,7 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Self, TypeVar
 
-import httpx
+import aiohttp
 
 from inference.engine import (
     Completion,
@@ -43,7 +43,6 @@ from inference.vllm.api import (
     ServerCompletion,
     VLLMServer,
 )
-from inference.vllm.connections import KeptConnections
 from inference.vllm.fleet import FIRST_PAUSE_S, Fleet, Replica, Wait, pause_s
 from inference.vllm.pressure import PressureGauge, computed_tokens
 
@@ -53,6 +52,8 @@ T = TypeVar("T")
 
 MAX_ATTEMPTS = 8
 """Of a request that servers answer with an error, before it is taken for the cause."""
+KEPT_S = 3.0
+"""For an idle connection: shorter than vLLM's 5 s, which then never closes one under a request."""
 LOOK_SHARE = 0.25
 """Of a request's deadline, between two looks at what its server has computed: with many ranks, they add up."""
 
@@ -80,10 +81,12 @@ class VLLMSettings:
     log_waits: bool = True
     """Whether requests that wait for a server are reported; of many ranks, one is enough."""
 
-    def client(self) -> httpx.AsyncClient:
+    def client(self) -> aiohttp.ClientSession:
         """Return a client with these deadlines, for the running loop; the caller closes it."""
-        deadlines = httpx.Timeout(self.request_timeout_s, connect=self.connect_timeout_s)
-        return httpx.AsyncClient(timeout=deadlines, transport=KeptConnections(), trust_env=False)
+        deadlines = aiohttp.ClientTimeout(self.request_timeout_s, sock_connect=self.connect_timeout_s)
+        # As many connections as requests in flight.
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_S)
+        return aiohttp.ClientSession(connector=connector, timeout=deadlines)
 
 
 def keep_waiting(wait: Wait, reasons: str, goal: str = "was ready") -> None:
@@ -268,7 +271,7 @@ class _LoopState:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
-        await self._client.aclose()
+        await self._client.close()
 
     def look(self) -> None:
         """Have requests that wait for a server, and the watch, look at the fleet anew."""

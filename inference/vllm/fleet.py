@@ -1,4 +1,4 @@
-"""Which of several inference servers gets a request: a state machine without I/O.
+"""The inference servers of a run: which ones there are, and which one gets a request; a state machine without I/O.
 
 A replica is ready when it answers and holds the current weights. When a call fails it is down; it is tried again after
 a pause that doubles, and becomes ready only when somebody who brought it to the current weights says so (`joined`).
@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Sequence
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -34,6 +36,38 @@ def split_urls(text: str) -> tuple[str, ...]:
     if not urls:
         raise ValueError("no server is named; write http://host:8001, several separated by commas")
     return urls
+
+
+Resolve = Callable[[str, int], Sequence[tuple[socket.AddressFamily, str]]]
+"""Returns the addresses of a host and port. Raises OSError."""
+
+
+def look_up(host: str, port: int) -> list[tuple[socket.AddressFamily, str]]:
+    """Ask the system's resolver. Raises OSError."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [(family, str(address[0])) for family, _, _, _, address in found]
+
+
+def every_server(urls: Sequence[str], resolve: Resolve = look_up) -> tuple[str, ...]:
+    """Return a URL for each address where a host has several of one kind; others as they are.
+
+    So `docker compose up --scale inference=2` and headless services make them: each server needs the weights.
+
+    An https URL stays, since the certificate is for the name; so does a name that cannot be resolved yet, as of a
+    server that is still to come.
+    """
+    found: list[str] = []
+    for url in urls:
+        parts = urlsplit(url)
+        addresses: set[tuple[socket.AddressFamily, str]] = set()
+        if parts.scheme == "http" and parts.hostname:
+            with suppress(OSError):
+                addresses = set(resolve(parts.hostname, parts.port or 80))
+        ipv4 = sorted(address for family, address in addresses if family == socket.AF_INET)
+        ipv6 = sorted(f"[{address}]" for family, address in addresses if family == socket.AF_INET6)
+        several = next((kind for kind in (ipv4, ipv6) if len(kind) > 1), None)
+        found += [f"http://{each}:{parts.port or 80}" for each in several] if several else [url]
+    return tuple(dict.fromkeys(found))
 
 
 def pause_s(failures: int, jitter: float) -> float:

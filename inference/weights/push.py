@@ -26,7 +26,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
-import httpx
+import aiohttp
 import torch
 from torch import nn
 
@@ -204,7 +204,7 @@ class WeightPusher:
                 keep_waiting(wait, fleet.reasons(), "took the weights")
                 await asyncio.sleep(LOOK_S)
 
-    async def _try(self, client: httpx.AsyncClient, replica: Replica) -> None:
+    async def _try(self, client: aiohttp.ClientSession, replica: Replica) -> None:
         try:
             await self._engine.bring_up(VLLMServer(replica.url, client), replica)
         except ReplicaUnavailableError:

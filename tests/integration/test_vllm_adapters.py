@@ -11,7 +11,6 @@ import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 import pytest_asyncio
 import torch
@@ -24,6 +23,7 @@ from benchmarks.server_process import reserved_ports
 from inference.engine import Sampling
 from inference.launch.plan import WeightSyncMode
 from inference.vllm.api import ReplicaRejectedError, VLLMServer
+from inference.vllm.engine import VLLMSettings
 from inference.weights.gather import adapter_weights
 from inference.weights.lora import KEPT, LoraTransport
 from inference.weights.transport import WeightSyncError
@@ -80,7 +80,7 @@ def unmarked(server: VLLMHandle) -> Iterator[None]:
 
 @pytest_asyncio.fixture
 async def api(server: VLLMHandle) -> AsyncIterator[VLLMServer]:
-    async with httpx.AsyncClient(timeout=60.0) as client:
+    async with VLLMSettings(request_timeout_s=60.0).client() as client:
         yield VLLMServer(server.url, client)
 
 

@@ -140,7 +140,7 @@ def test_the_prefix_cache_does_not_outlive_the_weights(
 
 
 async def complete(url: str, prompt: tuple[int, ...], tokens: int) -> ServerCompletion:
-    async with httpx.AsyncClient(timeout=START_S) as client:
+    async with VLLMSettings(request_timeout_s=START_S).client() as client:
         server = VLLMServer(url, client)
         server.model = (await server.served_model()).name
         return await server.complete(prompt, Sampling(tokens), seed=1, stop_ids=())

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import httpx
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from inference.adapters import Adapter, ModelRef, NamedPolicy
 from inference.vllm.api import ReplicaError, VLLMServer
+from inference.vllm.engine import VLLMSettings
 from inference.vllm.fleet import Replica
 from policies.tiny.tokenizer import build_tokenizer
 from trainer.engines import ServedPolicy, ServedPolicyError, _name_by_contents
@@ -24,18 +26,23 @@ class Server:
         self.takes_adapters = takes_adapters
         self.loads = 0
 
-    def __call__(self, request: httpx.Request) -> httpx.Response:
-        if request.url.path == "/v1/models":
-            cards = [{"id": "base", "max_model_len": 512, "parent": None}]
-            cards += [{"id": name, "root": root, "parent": "base"} for name, root in self.adapters.items()]
-            return httpx.Response(200, json={"data": cards})
-        assert request.url.path == "/v1/load_lora_adapter"
-        if not self.takes_adapters:
-            return httpx.Response(404, json={"detail": "Not Found"})
-        call = json.loads(request.content)
+    async def models(self, _: web.Request) -> web.Response:
+        cards = [{"id": "base", "max_model_len": 512, "parent": None}]
+        cards += [{"id": name, "root": root, "parent": "base"} for name, root in self.adapters.items()]
+        return web.json_response({"data": cards})
+
+    async def load(self, request: web.Request) -> web.Response:
+        call = await request.json()
         self.adapters[call["lora_name"]] = call["lora_path"]
         self.loads += 1
-        return httpx.Response(200, text="Success")
+        return web.Response(text="Success")
+
+    def app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_get("/v1/models", self.models)
+        if self.takes_adapters:
+            app.router.add_post("/v1/load_lora_adapter", self.load)
+        return app
 
 
 @pytest.fixture
@@ -49,8 +56,9 @@ async def name_at(server: Server, folder: Path) -> str:
     adapter = Adapter(ModelRef(str(folder)), {"r": 8})
     policy = NamedPolicy(str(folder), ModelRef("base"), adapter, ModelRef("base"))
     served = ServedPolicy(policy, build_tokenizer([]), 512, 300, _name_by_contents(adapter))
-    async with httpx.AsyncClient(transport=httpx.MockTransport(server)) as client:
-        here, replica = VLLMServer("http://server", client), Replica("http://server")
+    async with TestServer(server.app()) as running, VLLMSettings().client() as client:
+        url = str(running.make_url(""))
+        here, replica = VLLMServer(url, client), Replica(url)
         await served._ask_for_it(here, replica)
         assert here.model == replica.model
         return here.model

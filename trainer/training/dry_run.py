@@ -19,7 +19,6 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-import httpx
 import torch
 from peft import PeftConfig
 from rich.console import Console
@@ -35,8 +34,9 @@ from env_server.types import AnswerMode, SQLObservation
 from inference.engine import EngineError
 from inference.launch.plan import WeightSyncMode
 from inference.out_of_memory import is_out_of_memory, release
-from inference.vllm.addresses import every_server
 from inference.vllm.api import ReplicaError, ReplicaUnavailableError, VLLMServer
+from inference.vllm.engine import VLLMSettings
+from inference.vllm.fleet import every_server
 from inference.weight_files import check_shapes, check_weights
 from inference.weights.device_facts import Sender, WorkerFacts, allocator_settings, ask, facts_here, has_vllm
 from trainer.chat.format import ChatFormat, ChatSettings
@@ -272,8 +272,7 @@ class _Preflight:
     async def _query(self, url: str, name: str, adapter: PeftConfig | None, needed: int) -> str:
         """What a server reports about itself. Raises DryRunError, ReplicaError."""
         rank = getattr(adapter, "r", 0)
-        timeout = httpx.Timeout(SERVER_S, connect=5.0)
-        async with httpx.AsyncClient(timeout=timeout, trust_env=False) as client:
+        async with VLLMSettings(request_timeout_s=SERVER_S).client() as client:
             server = VLLMServer(url, client)
             try:
                 await server.health(SERVER_S)

@@ -6,13 +6,12 @@ import asyncio
 import gc
 from typing import NoReturn
 
-import httpx
 import pytest
 
 from env_server.dataset import Dataset
 from inference.engine import FinishReason, Sampling
 from inference.vllm.api import NotVLLMError, ReplicaRejectedError, ServerCompletion, VLLMServer
-from inference.vllm.engine import VLLMEngine
+from inference.vllm.engine import VLLMEngine, VLLMSettings
 from inference.weights.device_facts import ask
 from tests.env_server.conftest import RunningServer, settings
 from tests.not_vllm import BROKEN_MODEL, NOT_VLLM, STOP, Answer, Fault, answering
@@ -24,7 +23,7 @@ async def test_an_environment_server_is_told_from_one_that_generates(
 ) -> None:
     server = RunningServer(settings(tmp_path_factory.mktemp("server"), token=token), pets)
     try:
-        async with httpx.AsyncClient(trust_env=False) as client:
+        async with VLLMSettings().client() as client:
             with pytest.raises(ReplicaRejectedError, match="an environment server of `sqlenv serve`, which --env"):
                 await VLLMServer(server.http, client).served_model()
     finally:
@@ -33,7 +32,7 @@ async def test_an_environment_server_is_told_from_one_that_generates(
 
 async def completed(url: str) -> ServerCompletion:
     """Ask as a client does: what is served, then for a completion."""
-    async with httpx.AsyncClient(trust_env=False) as client:
+    async with VLLMSettings().client() as client:
         server = VLLMServer(url, client)
         server.model = (await server.served_model()).name
         return await server.complete((5, 6), Sampling(4), seed=1, stop_ids=(STOP,))
@@ -94,6 +93,6 @@ async def test_workers_that_tell_nothing_readable_are_not_vllms() -> None:
     for reply in (b"[]", b'{"results": 1}', b'{"results": [1]}', b"<html>"):
         fault = Fault("/collective_rpc", lambda _, reply=reply: Answer(reply))  # type: ignore[misc]
         with answering("m", fault) as url:
-            async with httpx.AsyncClient(trust_env=False) as client:
+            async with VLLMSettings().client() as client:
                 with pytest.raises(NotVLLMError):
                     await ask(VLLMServer(url, client))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import socket
 
 import pytest
 from hypothesis import given
@@ -16,10 +17,18 @@ from inference.vllm.fleet import (
     Fleet,
     Replica,
     Wait,
+    every_server,
+    look_up,
     pause_s,
     split_urls,
 )
 
+V4, V6 = socket.AF_INET, socket.AF_INET6
+NAMES = {
+    "inference": [(V4, "10.0.0.3"), (V4, "10.0.0.2"), (V4, "10.0.0.2")],
+    "six": [(V6, "fd00::2"), (V6, "fd00::1")],
+    "both": [(V4, "10.0.0.9"), (V6, "fd00::9")],
+}
 URLS = ("http://a:1", "http://b:2", "http://c:3")
 
 
@@ -173,3 +182,28 @@ class FleetMachine(RuleBasedStateMachine):
 
 
 TestFleetMachine = FleetMachine.TestCase
+
+
+@pytest.mark.parametrize(
+    ("urls", "servers"),
+    [
+        (["http://inference:8000", "http://10.0.0.2:8000"], ("http://10.0.0.2:8000", "http://10.0.0.3:8000")),
+        (["http://six"], ("http://[fd00::1]:80", "http://[fd00::2]:80")),
+        # A name with one address of each kind is one machine; a certificate is for the name; one may be still to come.
+        (["http://both:8000"], ("http://both:8000",)),
+        (["https://inference:8000"], ("https://inference:8000",)),
+        (["http://later:8000", "http://both:1"], ("http://later:8000", "http://both:1")),
+    ],
+)
+def test_a_name_with_several_addresses_is_several_servers(urls: list[str], servers: tuple[str, ...]) -> None:
+    def resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, str]]:
+        if host in NAMES or host == "10.0.0.2":
+            return NAMES.get(host, [(V4, host)])
+        raise socket.gaierror("there is no such name")
+
+    assert every_server(urls, resolve) == servers
+
+
+def test_the_system_resolves() -> None:
+    assert (V4, "127.0.0.1") in look_up("localhost", 80)
+    assert every_server(["http://127.0.0.1:8000"]) == ("http://127.0.0.1:8000",)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 from collections.abc import Mapping
 from typing import Any
 
-import httpx
 import pytest
 
 from inference.vllm.api import ReplicaUnavailableError, VLLMServer
+from inference.vllm.engine import VLLMSettings
 from inference.weights.device_facts import (
     Sender,
     WorkerFacts,
@@ -21,6 +22,7 @@ from inference.weights.device_facts import (
     interfaces_towards,
     is_here,
 )
+from tests.not_vllm import Answer, Fault, answering
 
 HERE = WorkerFacts(gpu="GPU-a", nccl="2.28.9")
 
@@ -87,16 +89,17 @@ def test_what_trainer_and_server_do_not_have_in_common_is_named(name: str, there
     ],
 )
 async def test_a_server_says_what_it_is_if_we_started_it(status: int, answer: object, known: int) -> None:
-    transport = httpx.MockTransport(lambda _: httpx.Response(status, json=answer))
-    async with httpx.AsyncClient(transport=transport) as client:
-        assert await ask(VLLMServer("http://server", client)) == (WorkerFacts("p", gpu="GPU-b"),) * known
+    fault = Fault("/collective_rpc", lambda _: Answer(json.dumps(answer).encode(), status))
+    with answering("m", fault) as url:
+        async with VLLMSettings().client() as client:
+            assert await ask(VLLMServer(url, client)) == (WorkerFacts("p", gpu="GPU-b"),) * known
 
 
 async def test_a_server_that_cannot_answer_now_is_asked_again_later() -> None:
-    transport = httpx.MockTransport(lambda _: httpx.Response(503, text="starting"))
-    async with httpx.AsyncClient(transport=transport) as client:
-        with pytest.raises(ReplicaUnavailableError):
-            await ask(VLLMServer("http://server", client))
+    with answering("m", Fault("/collective_rpc", lambda _: Answer(b"starting", 503))) as url:
+        async with VLLMSettings().client() as client:
+            with pytest.raises(ReplicaUnavailableError):
+                await ask(VLLMServer(url, client))
 
 
 def test_only_this_machines_addresses_are_here() -> None:

@@ -87,11 +87,11 @@ class StoreWorker(SQLEnvWorker):  # type: ignore[misc]
 
 def push(url: str, scale: float, deadline_s: float, how: str) -> str:
     """Push as a trainer does; returns what went wrong."""
-    import httpx
     from safetensors.torch import load_file
 
     from inference.engine import EngineError
     from inference.vllm.api import VLLMServer
+    from inference.vllm.engine import VLLMSettings
     from inference.weights import device as device_module
     from inference.weights.device_facts import Sender, WorkerFacts
     from inference.weights.device_transfer import Transfer
@@ -122,7 +122,7 @@ def push(url: str, scale: float, deadline_s: float, how: str) -> str:
     async def send() -> None:
         transport = device_module.DeviceTransport("nccl", lambda: weights, torch.device("cpu", 0), deadline_s)
         transport.prepare(0)
-        async with httpx.AsyncClient(timeout=60.0, trust_env=False) as client, asyncio.timeout(deadline_s):
+        async with VLLMSettings(request_timeout_s=60.0).client() as client, asyncio.timeout(deadline_s):
             await transport.send(VLLMServer(url, client))
 
     try:

@@ -224,7 +224,7 @@ def test_no_refusal_needs_torch(words: list[str], tmp_path: Path, monkeypatch: p
     assert not set(done.stdout.split()) & HEAVY
 
 
-HEAVY = {*TRAINING, "scipy", "httpx", "huggingface_hub"}
+HEAVY = {*TRAINING, "scipy", "httpx", "aiohttp", "huggingface_hub"}
 SAYS_FIRST = """
 import sys, importlib.abc
 class NoTorch(importlib.abc.MetaPathFinder):
