@@ -28,12 +28,7 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
 )
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOConfig, ModelConfig, SFTConfig
 from trl.trainer.utils import create_model_from_path
 
@@ -41,7 +36,7 @@ from inference.adapters import NamedPolicy, width_of
 from inference.missing import hint
 from inference.precision import measure_precision
 from inference.weight_files import WeightFileError, check_weights
-from trainer.policy import PlaySettings, PolicyError, resolve_policy
+from trainer.policy import PolicyError, resolve_policy
 
 ADAPTER_NAME = "default"
 """What PEFT and TRL call the adapter that is trained."""
@@ -233,16 +228,3 @@ def keep_gradients(model: nn.Module, model_config: ModelConfig) -> None:
     for layer in model.modules():
         if isinstance(layer, Linear4bit):
             layer.support_avx512bf16_for_cpu = False
-
-
-class SavePlaySettings(TrainerCallback):  # type: ignore[misc]  # transformers carries no types
-    """Writes the file into each checkpoint."""
-
-    def __init__(self, settings: PlaySettings) -> None:
-        self._settings = settings
-
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """A checkpoint was saved."""
-        folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
-        if state.is_world_process_zero and folder.is_dir():
-            self._settings.save(folder)

@@ -38,7 +38,7 @@ from trainer.export.checkpoint import publish
 from trainer.export.hub import Destination
 from trainer.flags.configs import SQLEnvConfig, context_advice
 from trainer.grpo import SQLEnvTrainer, build_trainer, stop_at_turns_ends
-from trainer.models import SavePlaySettings, load_tokenizer
+from trainer.models import load_tokenizer
 from trainer.next_command import NextCommand, what_next
 from trainer.out_of_memory import memory_errors
 from trainer.ranks import Ranks, abort_together
@@ -52,20 +52,18 @@ from trainer.rollout.players import Examples
 from trainer.rollout.rewards import rewards_of, try_rewards, weights_of
 from trainer.signals import StopAfterStep, StopSignals
 from trainer.tiny import BASE_NOTES
+from trainer.training.adaptive import AdaptiveWeights, GuidedStarts
 from trainer.training.arguments import parse_train
 from trainer.training.batch_shape import BatchSettings, BatchShape
 from trainer.training.batches import Batches
+from trainer.training.checkpointing import Saved, SaveStates, policy_kept, writes_in_one_line
 from trainer.training.dry_run import dry_run
 from trainer.training.evaluating import EvaluateAtStart
 from trainer.training.evaluations import RunEvaluations
-from trainer.training.guided_starts import GuidedStarts
 from trainer.training.health import HealthMonitor, RunInfo
 from trainer.training.provenance import provenance
 from trainer.training.questions import EpochOrder, QuestionFilter, require_questions
-from trainer.training.reward_weights import AdaptiveWeights
 from trainer.training.run_log import RunLog, episode_lines
-from trainer.training.saving import policy_kept, require_saved_in, writes_in_one_line
-from trainer.training.stateful import Saved, SaveStates
 from trainer.training.trackers import writing_into
 
 
@@ -205,9 +203,8 @@ def _train(
             states.append(Saved(adaptive, "reward_weights.json", "--reward_weighting adaptive"))
         if guided is not None:
             states.append(Saved(guided, "guided_starts.json", "--guided_starts"))
-        trainer.add_callback(SaveStates(*states))
-        trainer.add_callback(SavePlaySettings(play))  # the last one: it marks a checkpoint as whole
         trainer.add_callback(EvaluateAtStart(evaluations))
+        trainer.add_callback(SaveStates(play, states))
 
         # Evaluate, train, evaluate.
         def evaluate(label: str, name: str) -> EvaluationSummary | None:
@@ -233,7 +230,7 @@ def _train(
             trainer.train(resume_from_checkpoint=config.resume_from_checkpoint)
         if stopping.stopped_after is not None:
             return
-        require_saved_in(path, ranks.broadcast(save()))
+        save()
         if stopping.end_training(path, config.data):
             return
         is_best = config.load_best_model_at_end and trainer.state.best_model_checkpoint is not None

@@ -7,7 +7,6 @@ take. Given an adapter, it goes on training that one.
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +30,6 @@ from transformers import (
     TrainingArguments,
 )
 from transformers.trainer_pt_utils import get_length_grouped_indices
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config, get_quantization_config
 
 from env_server.types import AnswerMode
@@ -44,7 +42,6 @@ from trainer.eval.output_folder import left_nothing, remove_on_failure
 from trainer.flags.configs import WarmupConfig
 from trainer.logprobs import IGNORED, trimmed
 from trainer.models import (
-    SavePlaySettings,
     init_kwargs,
     keep_gradients,
     load_base,
@@ -57,9 +54,14 @@ from trainer.policy import resolve_policy
 from trainer.ranks import Ranks, abort_together
 from trainer.signals import StopAfterStep, StopSignals
 from trainer.training.arguments import parse_warmup
-from trainer.training.checkpointing import CheckpointingTrainer
+from trainer.training.checkpointing import (
+    CheckpointingTrainer,
+    Saved,
+    SaveStates,
+    policy_kept,
+    writes_in_one_line,
+)
 from trainer.training.questions import QuestionFilter
-from trainer.training.saving import policy_kept, require_saved_in, writes_in_one_line
 
 MINUTES_FILE = "minutes.json"
 """What a checkpoint keeps of a deadline: the minutes that training has had."""
@@ -82,21 +84,20 @@ class Deadline(TrainerCallback):  # type: ignore[misc]  # transformers carries n
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Start the clock, or go on with that of the checkpoint."""
-        file = Path(args.resume_from_checkpoint or "nowhere", MINUTES_FILE)
-        earlier = json.loads(file.read_bytes())["minutes"] if file.is_file() else 0.0
-        self._started = time.monotonic() - 60 * earlier
+        """Start the clock; a checkpoint is loaded after it."""
+        self._started = time.monotonic()
 
     def minutes_left(self) -> float:
         """Until this rank's clock has had its minutes; never negative."""
         return max(0.0, self._seconds - (time.monotonic() - self._started)) / 60
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """A checkpoint was saved."""
-        folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
-        if state.is_world_process_zero and folder.is_dir():
-            minutes = (time.monotonic() - self._started) / 60
-            (folder / MINUTES_FILE).write_text(json.dumps({"minutes": minutes}), encoding="utf-8")
+    def state_dict(self) -> dict[str, Any]:
+        """See `Stateful`."""
+        return {"minutes": (time.monotonic() - self._started) / 60}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `Stateful`."""
+        self._started = time.monotonic() - 60 * state["minutes"]
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Ask the trainer to stop when the time is over."""
@@ -235,12 +236,11 @@ def _warm_up(
         train_dataset=HubDataset.from_list(rows),
         processing_class=tokenizer,
         peft_config=None if continued else get_peft_config(model_config),
-        # The last one marks a checkpoint as whole.
         callbacks=[
-            *([deadline] if deadline is not None else []),
+            *([] if deadline is None else [deadline]),
             ProgressLine(console, deadline),
             StopAfterStep(stopping),
-            SavePlaySettings(play),
+            SaveStates(play, [] if deadline is None else [Saved(deadline, MINUTES_FILE, flags=None)]),
         ],
     )
     trainer.remove_callback(PrinterCallback)
@@ -258,7 +258,7 @@ def _warm_up(
     if stopping.stopped_after is not None:
         return
     stopping.conclude()
-    require_saved_in(target, ranks.broadcast(save()))
+    save()
     if trainer.state.global_step >= trainer.state.max_steps:  # after a deadline, --max_minutes may be raised
         trainer.save_state()  # it says that the run is finished; see `trainer.eval.output_folder`
     console.print(f"policy  {target}", highlight=False, soft_wrap=True)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +11,6 @@ import pytest
 from env_server.types import AnswerMode
 from inference.adapters import ModelRef
 from trainer.config import ActionFormat
-from trainer.models import SavePlaySettings
 from trainer.policy import (
     SETTINGS_FILE,
     WARMUP_NAMES,
@@ -133,12 +130,3 @@ def test_settings_that_a_command_does_not_take_over_are_the_default() -> None:
 def test_another_system_prompt_is_said() -> None:
     _, line = settle("p", SavedPlay(OTHER, "You are a pirate."), {}).lines
     assert "system prompt" in line
-
-
-def test_each_checkpoint_gets_the_file(tmp_path: Path) -> None:
-    (tmp_path / "checkpoint-2").mkdir()
-    callback = SavePlaySettings(OTHER)
-    callback.on_save(
-        SimpleNamespace(output_dir=str(tmp_path)), SimpleNamespace(global_step=2, is_world_process_zero=True), None
-    )
-    assert json.loads((tmp_path / "checkpoint-2" / SETTINGS_FILE).read_text())["max_turn_length"] == 16

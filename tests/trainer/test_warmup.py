@@ -188,23 +188,20 @@ def test_a_deadline_stops_the_trainer(elapsed: float, stops: bool, monkeypatch: 
     assert control.should_training_stop is stops
 
 
-def test_minutes_count_over_all_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_minutes_count_over_all_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(monotonic=lambda: 1_000.0)
     monkeypatch.setattr(trainer.warmup, "time", clock)
-    checkpoint = tmp_path / "checkpoint-3"
-    checkpoint.mkdir()
-    arguments: Any = SimpleNamespace(output_dir=str(tmp_path), resume_from_checkpoint=None)
     deadline, control = Deadline(1.5, Ranks()), TrainerControl()
-    deadline.on_train_begin(arguments, TrainerState(), control)
+    deadline.on_train_begin(BEGINS, TrainerState(), control)
     clock.monotonic = lambda: 1_060.0
-    deadline.on_save(arguments, TrainerState(global_step=3), control)
+    kept = deadline.state_dict()
     clock.monotonic = lambda: 5_000.0  # what was done after the checkpoint is lost
-    arguments.resume_from_checkpoint = str(checkpoint)
     again = Deadline(1.5, Ranks())
-    again.on_train_begin(arguments, TrainerState(), control)
+    again.on_train_begin(BEGINS, TrainerState(), control)
+    again.load_state_dict(kept)
     for seconds, stops in ((29.0, False), (30.0, True)):
         clock.monotonic = lambda seconds=seconds: 5_000.0 + seconds
-        again.on_step_end(arguments, TrainerState(), control)
+        again.on_step_end(BEGINS, TrainerState(), control)
         assert control.should_training_stop is stops
 
 

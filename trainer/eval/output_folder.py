@@ -96,7 +96,7 @@ def final_state(folder: Path) -> dict[str, Any] | None:
 def last_checkpoint(folder: Path) -> Path | None:
     """Return the newest complete checkpoint of a run; one that a killed process left half is skipped."""
     steps = {path: path.name.removeprefix(CHECKPOINT) for path in folder.glob(f"{CHECKPOINT}*")}
-    # The file is the last that a checkpoint gets; see `trainer.models`.
+    # The file is the last that a checkpoint gets; see `trainer.training.checkpointing`.
     complete = [path for path, step in steps.items() if step.isdecimal() and (path / SETTINGS_FILE).is_file()]
     return max(complete, key=lambda path: int(steps[path]), default=None)
 

@@ -60,7 +60,7 @@ class BatchSettings:
     turn_advantages: bool = False
     """Whether turns have advantages of their own, beside their episode's (`trainer.rollout.credit`)."""
     guided_starts: bool = False
-    """Whether groups that are all wrong are played again with steps given (`trainer.training.guided_starts`)."""
+    """Whether groups that are all wrong are played again with steps given (`trainer.training.adaptive`)."""
 
     @classmethod
     def of(cls, arguments: SQLEnvArguments) -> BatchSettings:

@@ -40,6 +40,7 @@ from trainer.rollout.failures import Failures, FailureWindow
 from trainer.rollout.groups import PlayedGroups, most_spread, play_groups
 from trainer.rollout.rewards import REWARD_FUNCTIONS, Reward, total_reward, weights_of
 from trainer.rollout.timing import Phase, attribute
+from trainer.training.adaptive import AdaptiveWeights, Give, GuidedStarts
 from trainer.training.batch_shape import BatchSettings, BatchShape
 from trainer.training.batch_stats import (
     BatchRecords,
@@ -50,9 +51,7 @@ from trainer.training.batch_stats import (
     of_all_ranks,
     without_texts,
 )
-from trainer.training.guided_starts import Give, GuidedStarts
 from trainer.training.questions import EpochOrder
-from trainer.training.reward_weights import AdaptiveWeights
 
 SCALE_FLOOR = 1e-4
 """What TRL adds to the standard deviation that it divides advantages by."""

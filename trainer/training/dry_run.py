@@ -52,10 +52,10 @@ from trainer.policy import resolve_policy
 from trainer.rollout.environments import open_environments
 from trainer.rollout.players import Examples
 from trainer.rollout.rewards import rewards_of, try_rewards, weights_of
+from trainer.training.checkpointing import require_room
 from trainer.training.memory import GIB, estimate, main_memory, meta_model, peak, quantized_bits
 from trainer.training.probe import measure
 from trainer.training.questions import QuestionFilter, require_questions
-from trainer.training.saving import require_room
 
 SERVER_S = 60.0
 """For a server's answer; its settings take it seconds."""

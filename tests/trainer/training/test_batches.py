@@ -34,11 +34,11 @@ from trainer.rollout.episodes import Episode, EpisodeRecord, Outcome, TokenRow, 
 from trainer.rollout.failures import RolloutError
 from trainer.rollout.rewards import REWARD_FUNCTIONS
 from trainer.rollout.transcript import TokenBudget
+from trainer.training.adaptive import AdaptiveWeights
 from trainer.training.batch_shape import BatchSettings, BatchShape, check_batches
 from trainer.training.batch_stats import BatchRecords
 from trainer.training.batches import Batches, StaleError, prompt_of, total_rewards
 from trainer.training.questions import EpochOrder
-from trainer.training.reward_weights import AdaptiveWeights
 
 Told = tuple[int, list[EpisodeRecord]]
 

@@ -255,7 +255,7 @@ def test_a_gpu_that_is_here_is_measured(
 
 
 def test_a_disk_that_is_too_small_is_a_problem(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.training.saving.free_bytes", lambda _: 1_000)
+    monkeypatch.setattr("trainer.training.checkpointing.free_bytes", lambda _: 1_000)
     status, _, wrong = plan("--config", "configs/tiny.yaml", "--save_strategy", "steps")
     assert status == 2
     assert "--save_total_limit" in wrong
