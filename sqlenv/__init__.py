@@ -7,16 +7,17 @@
     print(env.query("SELECT name, spent FROM my ORDER BY spent DESC LIMIT 3"))
 
 `make` and `connect` return an `Environment` (`sqlenv.environment`). The other names are what its methods take and give.
-Importing this package loads nothing heavy; each name is imported when it is first used. The `sqlenv` command is
-`sqlenv.cli`.
+The `sqlenv` command is `sqlenv.cli`.
+
+Importing this package imports nothing else: each name is loaded when it is first used. For it lies both above and below
+the others. They all take `sqlenv.parser` and `sqlenv.progress`, which know none of them; the rest of this package knows
+them all. `tests/test_dependencies.py` holds it to that.
 """
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING
-
-from sqlenv.making import connect, make
 
 if TYPE_CHECKING:
     from env_server.data.loading import load_dataset
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from env_server.settings import EnvSettings, RewardSettings
     from env_server.types import AnswerMode, RewardComponents, SQLAction, SQLObservation, Verdict
     from sqlenv.environment import Environment
+    from sqlenv.making import connect, make
 
 __all__ = [
     "AnswerMode",
@@ -46,6 +48,7 @@ __all__ = [
 
 _MODULES = {
     "Environment": "sqlenv.environment",
+    **dict.fromkeys(("connect", "make"), "sqlenv.making"),
     "load_dataset": "env_server.data.loading",
     "SQLEnvError": "env_server.errors",
     **dict.fromkeys(("Dataset", "Question", "Split"), "env_server.dataset"),

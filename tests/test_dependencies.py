@@ -34,6 +34,9 @@ CORE = {
     "inference": (),
     "trainer": ("train", "stages"),
 }
+BELOW = ("parser", "progress")
+"""Of `sqlenv`, what all packages use. It knows none of them, nor the rest of `sqlenv`, which knows them all: a package
+of its own in all but name, which takes its place from whom it may import and not from a second folder to install."""
 BELONGS = {"grpo": "training"}
 """Modules beside the rooms that are part of one."""
 ALONE = {"client": ("top",)}
@@ -97,16 +100,24 @@ def room_of(module: str, modules: dict[str, Path]) -> str:
     return "core" if name in CORE[package] else "top"
 
 
-def imports_inside(package: str) -> dict[str, set[str]]:
-    """The modules of its own package that each module imports, anywhere in its source."""
-    modules = modules_of(package)
+def imported_modules(path: Path) -> dict[str, set[str]]:
+    """The modules that a file imports from, anywhere in its source, and the names."""
+    found: dict[str, set[str]] = {}
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            found.setdefault(str(node.module), set()).update(alias.name for alias in node.names)
+    return found
+
+
+def imports_inside(*packages: str) -> dict[str, set[str]]:
+    """The modules of these packages that each module of theirs imports, anywhere in its source."""
+    modules = {name: path for package in packages for name, path in modules_of(package).items()}
     found: dict[str, set[str]] = {}
     for module, path in modules.items():
         names = found.setdefault(module, set())
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and node.module in modules and node.module != package:
-                inner = {f"{node.module}.{alias.name}" for alias in node.names} & modules.keys()
-                names |= inner or {node.module}
+        for source, imported in imported_modules(path).items():
+            if source in modules and source not in packages:
+                names |= {f"{source}.{name}" for name in imported} & modules.keys() or {source}
     return found
 
 
@@ -120,17 +131,19 @@ def test_every_command_has_the_same_parser() -> None:
     assert not found, "sqlenv.parser.Parser says what was meant by a slip of the pen"
 
 
-def test_of_the_front_door_the_packages_know_the_parser_and_the_progress_alone() -> None:
+def test_the_other_packages_use_what_lies_below_them_in_sqlenv_and_nothing_above() -> None:
     used = {
-        node.module
+        module
         for package in ROOMS
         for path in (ROOT / package).rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] == "sqlenv"
+        for module in imported_modules(path)
+        if module.partition(".")[0] == "sqlenv"
     }
-    assert used == {"sqlenv.parser", "sqlenv.progress"}
-    loaded = loaded_by('import sys, sqlenv.parser; print(*{name.partition(".")[0] for name in sys.modules})')
-    assert not loaded & {"env_server", "inference", "trainer", "pydantic", "apsw"}
+    assert used == {f"sqlenv.{name}" for name in BELOW}
+    for name in BELOW:
+        loaded = loaded_by(f"import sys, sqlenv.{name}; print(*sys.modules)")
+        assert {each for each in loaded if each.partition(".")[0] == "sqlenv"} == {"sqlenv", f"sqlenv.{name}"}
+        assert not {each.partition(".")[0] for each in loaded} & {*ROOMS, "pydantic", "apsw"}
 
 
 @pytest.mark.parametrize("package", ROOMS)
@@ -149,9 +162,9 @@ def test_no_arrow_between_rooms_runs_back_up(package: str) -> None:
     assert not wrong
 
 
-@pytest.mark.parametrize("package", ROOMS)
-def test_no_module_imports_itself_by_way_of_others(package: str) -> None:
-    left = imports_inside(package)
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    """Over all packages at once, the imports inside functions included."""
+    left = imports_inside(*ROOMS, "sqlenv")
     while leaves := [module for module, others in left.items() if not others & left.keys()]:
         for module in leaves:
             del left[module]
