@@ -23,7 +23,7 @@ from tests.integration.chromium import chromium, complaints_of, needs_chromium
 from tests.trainer.viewer.runs import evaluate, evaluate_alone, make_run, make_turn, played, train
 from trainer.eval.run_files import Alert, RunFolder
 from trainer.report.report import write_report
-from trainer.viewer.index import LINES
+from trainer.viewer.library import LINES
 
 pytestmark = needs_chromium
 

@@ -1,21 +1,32 @@
-"""All that `sqlenv view` shows: the sources, the index of their episodes and their metrics, kept current by one thread.
+"""All that `sqlenv view` shows: runs and evaluations, their episodes and their metrics.
 
-Guarantees: a request is answered from what has been read and never waits for the rest; `state` says how far that is,
-and its `version` changes with the data. An error in one file is reported and affects no other.
+Episodes are in a temporary SQLite database: columns to filter by, a full-text index, and where each one is in its file,
+from which it is read when it is shown. Guarantees:
+
+1. `refresh` reads what was appended to each file, in complete lines. A file that shrank, as that of a resumed run, or
+   that was replaced is read again; one that is gone is forgotten.
+2. An error in one file is reported with its source and affects no other: a malformed line ends the reading of its file.
+3. What a user types is a value and never a part of a statement.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
+import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
+from itertools import count
 from pathlib import Path
-from threading import Event, Lock, Thread
-from typing import Any
+from threading import RLock
+from typing import Any, Literal
 
 import apsw
+from pydantic import BaseModel, Field
+from pydantic_core import from_json
 
 from env_server.data.loading import load_dataset
 from env_server.dataset import Dataset
@@ -23,7 +34,7 @@ from env_server.errors import SQLEnvError, UnknownQuestionError
 from env_server.settings import DisplaySettings
 from env_server.sql.display import format_cell
 from env_server.types import AnswerMode
-from trainer.eval.failure_kinds import FailureKind
+from trainer.eval.failure_kinds import FailureKind, failure_kind
 from trainer.eval.metrics import meaning
 from trainer.eval.run_files import Evaluation, RunFolder, differing, flags_of
 from trainer.eval.statistics import intervals_as_pairs
@@ -33,11 +44,10 @@ from trainer.report.replays import episode_view
 from trainer.report.sides import find_side
 from trainer.report.tables import comparison_rows, group_rows, verdict
 from trainer.rollout.episodes import EpisodeRecord, Outcome
-from trainer.viewer.index import Filter, Index
 from trainer.viewer.sources import TRAINING, Source, Sources
 
-LOOK_S = 1.0
-"""Between two looks at the files."""
+LINES = 2**32
+"""Numbers of episodes in one file: that of an episode is LINES times its file's, plus its line's from 0."""
 BARS = 40
 """Columns of the chart of failures."""
 SAME = 200
@@ -46,76 +56,104 @@ SHOWN_ROWS = 50
 """Rows of a gold answer that are shown."""
 RIGHT = "right"
 """Beside the kinds of failure: the episodes that are right."""
+LISTED = (
+    *("id", "file", "step", "question_id", "db_id", "question", "hardness", "family", "outcome", "kind", "reward"),
+    *("steps", "tokens", "prompt_tokens", "parse_rate"),
+)
+"""What a list of episodes shows of each."""
+FACETS = ("outcome", "kind", "db_id", "hardness")
+_COLUMNS = (*LISTED, "seq", "start", "size", "given_steps")
+_TABLES = f"""
+PRAGMA journal_mode = MEMORY; PRAGMA synchronous = OFF; PRAGMA cache_size = -100000;
+CREATE TABLE episodes (id INTEGER PRIMARY KEY, {", ".join(_COLUMNS[1:])});
+CREATE INDEX by_file ON episodes (file, step);
+CREATE INDEX by_question ON episodes (question_id);
+CREATE VIRTUAL TABLE words USING fts5(
+  text, content='', contentless_delete=1, tokenize="unicode61 remove_diacritics 2"
+);
+"""
+_INSERT = f"INSERT INTO episodes ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
 _UNGUIDED = "FROM episodes WHERE file = ? AND given_steps = 0"
+_TERM = re.compile(r'(-?)(?:"([^"]*)"|(\S+))')
 
 
 class UnknownError(SQLEnvError):
     """No source, file or episode has this name or number."""
 
 
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """A file of episodes in the index."""
+_ORDERS = {
+    "newest": "seq DESC",
+    "oldest": "seq",
+    "reward_down": "reward DESC, seq DESC",
+    "reward_up": "reward, seq DESC",
+    "steps_down": "steps DESC, seq DESC",
+    "tokens_down": "tokens DESC, seq DESC",
+}
+
+
+class Filter(BaseModel):
+    """Which episodes, in what order, and which part of the list; None and "" leave a condition out.
+
+    Of equals, the one that was read last comes first.
+    """
+
+    source: str = ""
+    label: str = ""
+    outcome: str = ""
+    kind: str = ""
+    """A kind of failure, or "any" for all that failed."""
+    db_id: str = ""
+    hardness: str = ""
+    question_id: str = ""
+    min_step: int | None = None
+    max_step: int | None = None
+    min_reward: float | None = None
+    max_reward: float | None = None
+    text: str = ""
+    order: Literal["newest", "oldest", "reward_down", "reward_up", "steps_down", "tokens_down"] = "newest"
+    offset: int = Field(default=0, ge=0, lt=2**62)
+    limit: int = Field(default=100, ge=0, le=500)
+
+
+@dataclass(slots=True)
+class EpisodeFile:
+    """A file of episodes, and how far it has been read."""
 
     number: int
+    path: Path
     source: Source
     label: str
+    inode: int = 0
+    offset: int = 0
+    lines: int = 0
+    error: str = ""
 
 
 class Library:
-    """What `sqlenv view` shows. `start` it once; all else but `catch_up` may be called by any thread."""
+    """What is shown; any thread may call anything."""
 
     def __init__(self, given: Sequence[Path]) -> None:
         """Raises SourceError when a path is neither a source nor a folder."""
         self._given = Sources(given)
-        self._index = Index()
-        self._sources = self._given.look()
-        self._busy = True
-        self._shown: dict[int, Shown] = {}
-        self._metrics_read: dict[Path, tuple[tuple[int, int], list[dict[str, float]]]] = {}
-        self._datasets: dict[tuple[str, str], Dataset | str] = {}
-        self._lock = Lock()
-        self._version = 0
-        self._trouble = ""
-        self._stop = Event()
-        self._thread = Thread(target=self._keep_up, name="viewer-index", daemon=True)
+        self.sources = self._given.look()
+        self._files: dict[Path, EpisodeFile] = {}
+        self._numbers, self._seq = count(1), count(1)
+        self._changes = 0
+        self._lock = RLock()
+        self._db = apsw.Connection("")  # a file of SQLite's own, which it deletes
+        self._db.execute(_TABLES).fetchall()
 
-    def start(self) -> None:
-        """Begin to keep up with the files."""
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stop."""
-        self._stop.set()
-        self._thread.join()
-
-    # --- keeping up ---
-
-    def catch_up(self) -> None:
-        """Read all that is new, or report why it cannot be read, such as a full disk: the next look tries again."""
-        self._busy = True
-        try:
-            self._sources = self._given.look()
-            for _ in self._index.update([path for source in self._sources for path in source.files()]):
-                self._look_up_files()
-                self._version += 1
-                if self._stop.is_set():
-                    return
-            self._look_up_files()
-            self._trouble = ""
-        except (OSError, apsw.Error) as error:
-            self._trouble = f"what is new cannot be read: {error}"
-        self._busy = False
-
-    def _keep_up(self) -> None:
-        while not self._stop.is_set():
-            self.catch_up()
-            self._stop.wait(LOOK_S)
-
-    def _look_up_files(self) -> None:
-        numbers = self._index.numbers()
-        files = [(source, path, label) for source in self._sources for path, label in source.files().items()]
-        self._shown = {numbers[p]: Shown(numbers[p], source, label) for source, p, label in files if p in numbers}
+    def refresh(self) -> None:
+        """Read what is new; other threads wait for it."""
+        with self._lock:
+            self.sources = self._given.look()
+            found = {path: (source, label) for source in self.sources for path, label in source.files().items()}
+            for path in self._files.keys() - found.keys():
+                self._forget(self._files.pop(path))
+            for path, (source, label) in found.items():
+                if path not in self._files:
+                    self._files[path] = EpisodeFile(next(self._numbers), path, source, label)
+                self._read_on(self._files[path])
 
     # --- what the page asks for ---
 
@@ -125,26 +163,21 @@ class Library:
         return {"kinds": kinds, "charts": list(CHARTS), "times": list(TIMES.items())}
 
     def state(self) -> dict[str, Any]:
-        """Return the sources with their evaluations and numbers of episodes, and how far their files are read."""
-        counts = dict(self._index.rows("SELECT file, COUNT(*) FROM episodes GROUP BY file"))
-        offsets, errors = self._index.offsets(), self._index.errors()
-        sizes = {path: _stat(path)[0] for source in self._sources for path in source.files()}
-        read = {path: size if path in errors else min(size, offsets.get(path, 0)) for path, size in sizes.items()}
-        logs = [_stat(path) for source in self._sources if source.run for path in _logs(source.run)]
-        return {
-            "version": f"{self._version}.{sum(counts.values())}.{hash(tuple(logs))}.{len(self._sources)}",
-            "trouble": self._trouble,
-            "indexing": self._busy and read != sizes,
-            "read": sum(read.values()),
-            "size": sum(sizes.values()),
-            "episodes": sum(counts.values()),
-            "sources": [self._about(source, counts, errors) for source in self._sources],
-        }
+        """Read what is new, and return the sources with their evaluations; `version` changes with any of it."""
+        with self._lock:
+            self.refresh()
+            counts = dict(self._rows("SELECT file, COUNT(*) FROM episodes GROUP BY file"))
+            logs = [_stat(path) for source in self.sources if source.run for path in _logs(source.run)]
+            return {
+                "version": f"{self._changes}.{hash(tuple(logs))}.{len(self.sources)}",
+                "episodes": sum(counts.values()),
+                "sources": [self._about(source, counts) for source in self.sources],
+            }
 
     def curves(self, source: str) -> dict[str, Any]:
         """Return the curves of a run. Raises UnknownError, or RunFolderError for a broken log."""
         found = self._source(source)
-        rows = self._metrics(found)
+        rows = _metrics(found)
         statement = f"SELECT step, db_id, outcome, COUNT(*) {_UNGUIDED} GROUP BY 1, 2, 3"
         counts = {(step, db_id, outcome): n for step, db_id, outcome, n in self._of_training(found, statement)}
         points, window = rolling_success(counts)
@@ -164,39 +197,48 @@ class Library:
         found = self._source(source)
         over = self._of_training(found, f"SELECT step, kind, outcome, COUNT(*) {_UNGUIDED} GROUP BY 1, 2, 3")
         statement = "SELECT COALESCE(kind, outcome), COUNT(*) FROM episodes WHERE file = ? GROUP BY 1"
-        files = [shown for shown in self._shown.values() if shown.source == found]
-        totals = [{"label": f.label, "counts": dict(self._index.rows(statement, (f.number,)))} for f in files]
+        totals = [{"label": f.label, "counts": dict(self._rows(statement, (f.number,)))} for f in self._files_of(found)]
         return {"over": failures_over(over), "totals": totals}
 
     def episodes(self, wanted: Filter) -> dict[str, Any]:
-        """Return a page of the wanted episodes, and how many there are; no source and no label means all."""
+        """Return a page of the wanted episodes, how many there are, and how many of each facet."""
         files = [
-            shown.number
-            for shown in self._shown.values()
-            if (not wanted.source or shown.source.name in wanted.source)
-            and (not wanted.label or shown.label in wanted.label)
+            file.number
+            for file in self._files.copy().values()
+            if wanted.source in ("", file.source.name) and wanted.label in ("", file.label)
         ]
-        found = self._index.search(files, wanted)
-        return {**found, "episodes": self._located(found["episodes"])}
+        where, values = _where(files, wanted)
+        ((total, right, reward),) = self._rows(
+            f"SELECT COUNT(*), COALESCE(SUM(outcome = 'correct'), 0), AVG(reward) {where}", values
+        )
+        facets = {}
+        for name in FACETS:  # of the episodes that the other conditions leave
+            others, known = _where(files, wanted.model_copy(update={name: ""}))
+            group = f"SELECT {name}, COUNT(*) {others} AND {name} IS NOT NULL GROUP BY 1 ORDER BY 2 DESC, 1"
+            facets[name] = dict(self._rows(group, known))
+        page = f"{where} ORDER BY {_ORDERS[wanted.order]} LIMIT :limit OFFSET :offset"
+        listed = self._listed(page, values | {"limit": wanted.limit, "offset": wanted.offset})
+        return {"total": total, "right": right, "reward": reward, "episodes": listed, "facets": facets}
 
     def episode(self, number: int) -> dict[str, Any]:
         """Return an episode turn by turn, and the other episodes of its question. Raises UnknownError."""
-        shown, step, record = self._record(number)
-        same = self._index.listed(
+        file, step, record = self._record(number)
+        same = self._listed(
             "FROM episodes WHERE question_id = :question_id AND db_id = :db_id AND question = :question "
             "ORDER BY step IS NOT NULL, step DESC, seq DESC LIMIT :limit",
             {name: getattr(record, name) for name in ("question_id", "db_id", "question")} | {"limit": SAME},
         )
-        where = {"id": number, "source": shown.source.name, "label": shown.label, "step": step}
-        return {**episode_view(record), **where, "same": self._located(same)}
+        where = {"id": number, "source": file.source.name, "label": file.label, "step": step}
+        return {**episode_view(record), **where, "same": same}
 
     def gold(self, number: int) -> dict[str, Any]:
         """Return the gold query and answer of an episode's question, or why there is none. Raises UnknownError."""
-        shown, _, record = self._record(number)
-        data, answer_mode = self._data_of(shown)
+        file, _, record = self._record(number)
+        data, answer_mode = _data_of(file)
         if not data:
             return {"why": "the data set is not known: it is written when the evaluation ends"}
-        dataset = self._dataset(data, answer_mode)
+        with self._lock:  # one thread loads, the others wait for it
+            dataset = _dataset(data, answer_mode)
         if isinstance(dataset, str):
             return {"why": dataset}
         try:
@@ -211,15 +253,17 @@ class Library:
 
     def compare(self, a: int, b: int) -> dict[str, Any]:
         """Compare two evaluations by the numbers of their files. Raises UnknownError, SideError or RunFolderError."""
-        files = [self._shown.get(number) for number in (a, b)]
-        names = [f"{f.source.path}:{f.label}" if f.source.run else str(f.source.path) for f in files if f is not None]
-        if len(names) < 2:
-            raise UnknownError(f"there is no file of episodes with the number {a if files[0] is None else b}")
+        files = [self._file(number) for number in (a, b)]
+        names = [f"{f.source.path}:{f.label}" if f.source.run else str(f.source.path) for f in files]
         comparison = compare_sides(*map(find_side, names))
         compared = asdict(comparison, dict_factory=intervals_as_pairs)
         rows = [row for rows in comparison_rows(comparison) for row in rows]
+        ids = "SELECT id FROM episodes WHERE file = ? AND question_id = ? AND outcome = ? AND steps = ? LIMIT 1"
         for flip in (*compared["gained"], *compared["lost"]):
-            flip["ids"] = [self._ending(n, flip["question_id"], flip[side]) for n, side in ((a, "a"), (b, "b"))]
+            endings = [
+                (n, flip["question_id"], flip[side]["outcome"], flip[side]["steps"]) for n, side in ((a, "a"), (b, "b"))
+            ]
+            flip["ids"] = [found[0][0] if (found := self._rows(ids, ending)) else None for ending in endings]
         return {
             "verdict": verdict(comparison),
             "rows": [asdict(row, dict_factory=intervals_as_pairs) for row in rows],
@@ -229,14 +273,13 @@ class Library:
 
     def differences(self, a: str, b: str) -> list[dict[str, Any]]:
         """Return the flags that two runs were started with differently. Raises UnknownError."""
-        return [asdict(one) for one in differing(*(flags_of(self._config(self._source(name))) for name in (a, b)))]
+        return [asdict(one) for one in differing(*(flags_of(_config(self._source(name))) for name in (a, b)))]
 
     # --- one thing ---
 
-    def _about(self, source: Source, counts: dict[int, int], errors: dict[Path, str]) -> dict[str, Any]:
-        files = [shown for shown in self._shown.values() if shown.source == source]
-        paths = source.files()
-        trouble = [f"{path.name}: {errors[path]}" for path in paths if path in errors]
+    def _about(self, source: Source, counts: Mapping[int, int]) -> dict[str, Any]:
+        files = self._files_of(source)
+        trouble = [f"{file.path.name}: {file.error}" for file in files if file.error]
         about: dict[str, Any] = {
             "name": source.name,
             "path": str(source.path),
@@ -247,7 +290,7 @@ class Library:
             "trouble": trouble,
             "step": None,
             "max_steps": None,
-            "written": max((_stat(path)[1] / 1e9 for path in paths), default=0.0),
+            "written": max((_stat(file.path)[1] / 1e9 for file in files), default=0.0),
         }
         try:
             about["evaluations"] = [_evaluation(e) for e in source.evaluations()]
@@ -256,72 +299,102 @@ class Library:
                 config = source.run.config()
                 about["max_steps"] = config.get("grpo", {}).get("max_steps")
                 about["facts"] = _facts(config)
-                rows = self._metrics(source)
+                rows = _metrics(source)
                 about["step"] = int(rows[-1]["step"]) if rows else None
         except (SQLEnvError, OSError) as error:
             trouble.append(str(error))
         return about
 
     def _source(self, name: str) -> Source:
-        for source in self._sources:
+        for source in self.sources:
             if source.name == name:
                 return source
         raise UnknownError(f"there is no run or evaluation {name!r} here")
 
-    def _record(self, number: int) -> tuple[Shown, int | None, EpisodeRecord]:
-        found = self._index.record(number)
-        if found is None or found[0] not in self._shown:
-            raise UnknownError(f"there is no episode with the number {number}; its file may have been replaced")
-        return self._shown[found[0]], found[1], found[2]
+    def _file(self, number: int) -> EpisodeFile:
+        for file in self._files.copy().values():
+            if file.number == number:
+                return file
+        raise UnknownError(f"there is no file of episodes with the number {number}")
 
-    def _located(self, listed: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Say of listed episodes where they are from; those of a file that is no longer there are left out."""
-        shown = self._shown
-        found = [(one, shown[one["file"]]) for one in listed if one["file"] in shown]
-        return [{**one, "source": file.source.name, "label": file.label} for one, file in found]
+    def _files_of(self, source: Source) -> list[EpisodeFile]:
+        return [self._files[path] for path in source.files() if path in self._files]
+
+    def _record(self, number: int) -> tuple[EpisodeFile, int | None, EpisodeRecord]:
+        """Read an episode, with its training step. Raises UnknownError."""
+        found = self._rows("SELECT start, size FROM episodes WHERE id = ?", (number,))
+        try:
+            file = self._file(number // LINES)
+            with file.path.open("rb") as opened:
+                opened.seek(found[0][0])
+                return file, *_parse(opened.read(found[0][1]))
+        except (IndexError, OSError, ValueError, UnknownError) as error:
+            message = f"there is no episode with the number {number}; its file may have been replaced"
+            raise UnknownError(message) from error
 
     def _of_training(self, source: Source, statement: str) -> list[tuple[Any, ...]]:
-        files = [f.number for f in self._shown.values() if f.source == source and f.label == TRAINING and source.run]
-        return self._index.rows(statement, files) if files else []
+        files = [file.number for file in self._files_of(source) if source.run and file.label == TRAINING]
+        return self._rows(statement, files) if files else []
 
-    def _config(self, source: Source) -> dict[str, Any]:
-        return source.run.config() if source.run is not None else {}
+    # --- the database ---
 
-    def _metrics(self, source: Source) -> list[dict[str, float]]:
-        """The metrics of a run, read again when the log has changed."""
-        if source.run is None:
-            return []
-        now = _stat(source.run.metrics_path)
-        then, rows = self._metrics_read.get(source.path, (None, []))
-        if now != then:
-            rows = source.run.metrics()
-            self._metrics_read[source.path] = now, rows
-        return rows
-
-    def _data_of(self, shown: Shown) -> tuple[str, str]:
-        """The data set and the answer mode of a file's questions."""
-        if shown.label == TRAINING and shown.source.run is not None:
-            flags = self._config(shown.source).get("sqlenv", {})
-            return str(flags.get("data", "")), str(flags.get("answer_mode", "value"))
-        found = [e for e in shown.source.evaluations() if e.label == shown.label or shown.source.run is None]
-        return (found[0].data, found[0].answer_mode) if found else ("", "value")
-
-    def _dataset(self, data: str, answer_mode: str) -> Dataset | str:
-        """The data set, or why it cannot be loaded; one thread loads, the others wait for it."""
+    def _rows(self, statement: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
         with self._lock:
-            key = (data, answer_mode)
-            if key not in self._datasets:
-                try:
-                    self._datasets[key] = load_dataset(data, answer_mode=AnswerMode(answer_mode))
-                except (SQLEnvError, OSError, ValueError) as error:
-                    self._datasets[key] = f"the data set {data} cannot be read here: {error}"
-            return self._datasets[key]
+            return list(self._db.execute(statement, values))
 
-    def _ending(self, file: int, question_id: str, ending: dict[str, Any]) -> int | None:
-        """The number of an episode of a question that ended in a certain way."""
-        statement = "SELECT id FROM episodes WHERE file = ? AND question_id = ? AND outcome = ? AND steps = ? LIMIT 1"
-        found = self._index.rows(statement, (file, question_id, ending["outcome"], ending["steps"]))
-        return found[0][0] if found else None
+    def _listed(self, clauses: str, values: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return what a list shows of the episodes that a statement from FROM on selects."""
+        files = {file.number: file for file in self._files.copy().values()}
+        rows = self._rows(f"SELECT {', '.join(LISTED)} {clauses}", values)
+        listed = [dict(zip(LISTED, row, strict=True)) for row in rows]
+        return [{**one, "source": (file := files[one["file"]]).source.name, "label": file.label} for one in listed]
+
+    def _read_on(self, file: EpisodeFile) -> None:
+        """Read what is new in a file."""
+        try:
+            with file.path.open("rb") as opened:
+                stat = os.fstat(opened.fileno())
+                if stat.st_ino != file.inode or stat.st_size < file.offset:
+                    self._forget(file)
+                    file.inode, file.offset, file.lines, file.error = stat.st_ino, 0, 0, ""
+                if file.error or stat.st_size == file.offset:
+                    return
+                opened.seek(file.offset)
+                with self._db:
+                    file.offset, file.lines, file.error = self._insert(file, opened)
+            self._changes += 1
+        except FileNotFoundError:
+            return
+        except (OSError, apsw.Error) as error:
+            file.inode = 0  # the next look tries again
+            file.error = getattr(error, "strerror", None) or str(error)
+
+    def _insert(self, file: EpisodeFile, lines: Iterator[bytes]) -> tuple[int, int, str]:
+        """Insert episodes; return where in the file the next one will be, its line's number, and what is malformed."""
+        start, number = file.offset, file.lines
+        for line in lines:
+            if not line.endswith(b"\n"):  # half a line, which is still being written
+                break
+            try:
+                step, record = _parse(line)
+                kind = _kind(record)
+            except ValueError as error:
+                return start, number, f"byte {start}: {error}"
+            known = {"id": file.number * LINES + number, "file": file.number, "step": step, "kind": kind}
+            known |= {"seq": next(self._seq), "start": start, "size": len(line)}
+            row = [known[name] if name in known else getattr(record, name) for name in _COLUMNS]
+            self._db.execute(_INSERT, row)
+            self._db.execute("INSERT INTO words (rowid, text) VALUES (?, ?)", (known["id"], _text(record)))
+            start, number = start + len(line), number + 1
+        return start, number, ""
+
+    def _forget(self, file: EpisodeFile) -> None:
+        with self._db:
+            self._db.execute(
+                "DELETE FROM words WHERE rowid IN (SELECT id FROM episodes WHERE file = ?)", (file.number,)
+            )
+            self._db.execute("DELETE FROM episodes WHERE file = ?", (file.number,))
+        self._changes += 1
 
 
 def failures_over(counts: Sequence[tuple[int, str | None, str, int]]) -> list[dict[str, Any]]:
@@ -341,6 +414,71 @@ def failures_over(counts: Sequence[tuple[int, str | None, str, int]]) -> list[di
         {"first": (start := first + place * width), "last": min(start + width - 1, last), "counts": bars[place]}
         for place in sorted(bars)
     ]
+
+
+def match_of(text: str) -> str:
+    """Return a search as an expression of the full-text index; "" when it holds no word.
+
+    Words are prefixes, and all must occur; what is in quotes must occur as it is, a word after a minus must not.
+    """
+    wanted: list[str] = []
+    unwanted: list[str] = []
+    for minus, quoted, word in _TERM.findall(text.replace("\0", " ")):  # a statement ends at a zero byte
+        if re.search(r"\w", quoted or word):
+            phrase = '"' + (quoted or word).replace('"', '""') + '"'
+            (unwanted if minus else wanted).append(phrase if quoted else f"{phrase} *")
+    if not wanted:
+        return ""
+    both = " AND ".join(wanted)
+    return f"({both}) NOT ({' OR '.join(unwanted)})" if unwanted else both
+
+
+def _where(files: Sequence[int], wanted: Filter) -> tuple[str, dict[str, Any]]:
+    """Return the part of a statement from FROM to the end of WHERE, with its values."""
+    parts = [f"file IN ({', '.join(map(str, files))})"]
+    given = {name: getattr(wanted, name) for name in (*FACETS, "question_id")}
+    if wanted.kind == "any":
+        parts.append("kind IS NOT NULL")
+        given["kind"] = ""
+    values: dict[str, Any] = {name: value for name, value in given.items() if value}
+    parts += [f"{name} = :{name}" for name in values]
+    for column in ("step", "reward"):
+        for end, sign in (("min", ">="), ("max", "<=")):
+            if (bound := getattr(wanted, f"{end}_{column}")) is not None:
+                parts.append(f"{column} {sign} :{end}_{column}")
+                values[f"{end}_{column}"] = bound
+    if match := match_of(wanted.text):
+        parts.append("id IN (SELECT rowid FROM words WHERE words MATCH :match)")
+        values["match"] = match
+    elif wanted.text.strip():
+        parts.append("0")  # punctuation alone is in no index
+    return f"FROM episodes WHERE {' AND '.join(parts)}", values
+
+
+def _parse(line: bytes) -> tuple[int | None, EpisodeRecord]:
+    """Parse a line of a file of episodes: the training step, where it has one, and the record. Raises ValueError."""
+    row = from_json(line)
+    if not isinstance(row, dict):
+        raise ValueError("a line is a JSON object")
+    step = row.pop("step", None)
+    try:
+        return step, EpisodeRecord(**row)
+    except TypeError as error:
+        raise ValueError(f"this is no episode: {error}") from error
+
+
+def _kind(record: EpisodeRecord) -> str | None:
+    """Why an episode failed. Raises ValueError where its turns cannot be read."""
+    try:
+        return failure_kind(record)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"a turn of episode {record.episode_id} cannot be read: {error!r}") from error
+
+
+def _text(record: EpisodeRecord) -> str:
+    """What the search covers."""
+    about = (record.question, record.question_id, record.db_id, record.failure)
+    return "\n".join((*about, *(turn[part] for turn in record.turns for part in ("text", "result", "error"))))
 
 
 def _evaluation(evaluation: Evaluation) -> dict[str, Any]:
@@ -368,6 +506,38 @@ def _facts(config: dict[str, Any]) -> list[tuple[str, str]]:
     }
     known = {name: value for name, value in named.items() if value is not None}
     return [(name, value if isinstance(value, str) else json.dumps(value)) for name, value in known.items()]
+
+
+def _config(source: Source) -> dict[str, Any]:
+    return source.run.config() if source.run is not None else {}
+
+
+def _metrics(source: Source) -> list[dict[str, float]]:
+    """The metrics of a run, read again when the log has changed."""
+    return [] if source.run is None else _read_metrics(source.path, _stat(source.run.metrics_path))
+
+
+@lru_cache(maxsize=32)
+def _read_metrics(run: Path, _: tuple[int, int]) -> list[dict[str, float]]:
+    return RunFolder(run).metrics()
+
+
+def _data_of(file: EpisodeFile) -> tuple[str, str]:
+    """The data set and the answer mode of a file's questions."""
+    if file.label == TRAINING and file.source.run is not None:
+        flags = _config(file.source).get("sqlenv", {})
+        return str(flags.get("data", "")), str(flags.get("answer_mode", "value"))
+    found = [e for e in file.source.evaluations() if e.label == file.label or file.source.run is None]
+    return (found[0].data, found[0].answer_mode) if found else ("", "value")
+
+
+@lru_cache
+def _dataset(data: str, answer_mode: str) -> Dataset | str:
+    """The data set, or why it cannot be loaded."""
+    try:
+        return load_dataset(data, answer_mode=AnswerMode(answer_mode))
+    except (SQLEnvError, OSError, ValueError) as error:
+        return f"the data set {data} cannot be read here: {error}"
 
 
 def _logs(run: RunFolder) -> list[Path]:

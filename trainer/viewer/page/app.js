@@ -1,7 +1,7 @@
 // The page: where one is, and what is there to see.
 
 import { html, render, useEffect, useState } from "./vendor/htm-preact.module.js";
-import { Trouble, count, link, percent, useAddress, useData, usePolledState } from "./core.js";
+import { Trouble, count, link, useAddress, useData, usePolledState } from "./core.js";
 import { ComparePage } from "./compare.js";
 import { CurvesPage } from "./curves.js";
 import { EpisodePage } from "./episode.js";
@@ -26,7 +26,8 @@ function View() {
       <${Theme} />
     </header>
     <main>
-      <${Trouble} error=${error ?? words.error ?? (state?.trouble || null)} />
+      <${Trouble} error=${error ?? words.error} />
+      ${!ready && error === null && html`<p class="panel">Reading the episodes.</p>`}
       ${ready && (state.sources.length === 0 ? html`<p class="panel">Nothing to see yet: no run has begun in what was
         given. It will appear here when one does.</p>` : html`<${Page} address=${address} state=${state} words=${words.data} />`)}
     </main>`;
@@ -44,9 +45,8 @@ function Page({ address, state, words }) {
   }
 }
 
-// What is read so far, or what the newest run does.
+// How many episodes there are, and what runs that are being written do.
 function standing(state) {
-  if (state.indexing) return `reading: ${percent(state.size === 0 ? 1 : state.read / state.size)}, ${count(state.episodes)} episodes so far`;
   const live = state.sources.filter((one) => one.step !== null && Date.now() / 1000 - one.written < 60);
   const running = live.map((one) => `${one.name} at step ${one.step}${one.max_steps > 0 ? ` of ${one.max_steps}` : ""}`);
   return [`${count(state.episodes)} episodes`, ...running].join(" · ");

@@ -73,7 +73,7 @@ export function useData(path, version) {
   return { data: found.data, error: found.path === path ? found.error : null, stale: found.path !== path };
 }
 
-// Look at the state again and again: every other second, more often while much is read, never in a hidden tab.
+// Look at the state again and again: every other second, never in a hidden tab.
 export function usePolledState() {
   const [found, setFound] = useState({ state: null, error: null });
   useEffect(() => {
@@ -81,19 +81,17 @@ export function usePolledState() {
     let over = false;
     const look = async () => {
       clearTimeout(timer);
-      let pause = 2000;
       if (!document.hidden) {
         try {
           const state = await get("api/state");
           if (over) return;
           setFound({ state, error: null });
-          if (state.indexing) pause = 400;
         } catch (error) {
           if (over) return;
           setFound((before) => ({ ...before, error: error.message }));
         }
       }
-      timer = setTimeout(look, pause);
+      timer = setTimeout(look, 2000);
     };
     look();
     document.addEventListener("visibilitychange", look);
