@@ -19,7 +19,7 @@ from inference.launch.plan import Device
 
 TINY = "trainer/tiny/base"
 MODEL = "Qwen/Qwen3-0.6B"
-SYNCS = ("disk", "lora", "ipc", "nccl")
+SYNCS = ("disk", "lora", "nccl")
 DTYPES = ("float32", "bfloat16")
 CONTEXT = 4_096
 """Of an episode, in tokens; Qwen3's own 40,960 do not fit beside a trainer."""
@@ -115,7 +115,7 @@ def _policy_rows(machine: Machine, label: str, policy: str, needs: Needs) -> Ite
         for dtype in DTYPES:
             push = ("benchmarks.weight_sync", "--policy", policy, "--transports", sync, "--dtype", dtype)
             apart = sync == "nccl"
-            gpus = {"disk": 0, "lora": 0, "ipc": 1, "nccl": 2}[sync]
+            gpus = 2 if apart else 0
             own = f"--max_model_len {CONTEXT}" if machine.gpus else ""
             where = (f"--server_gpu={machine.second_gpu}",) if apart else ()
             yield Row(
@@ -145,7 +145,7 @@ def _config_rows(machine: Machine, path: Path, small_model: str | None) -> Itera
     needs = replace(
         needs,
         vllm=served,
-        vllm_here=config.get("weight_sync") in ("ipc", "nccl"),
+        vllm_here=config.get("weight_sync") == "nccl",
         bfloat16=bool(config.get("bf16")),
         bitsandbytes=bool(config.get("load_in_4bit")),
     )

@@ -44,7 +44,7 @@ RATIO = "sampling/importance_sampling_ratio"
 
 def server_flags(config: Mapping[str, Any], model: str, *, gpu: bool, own_gpu: bool) -> list[str]:
     """What `sqlenv inference` is told, so that its server fits the run; `own_gpu`: the trainer uses another."""
-    sync = config.get("weight_sync") or ("lora" if config.get("use_peft") else "ipc" if gpu and not own_gpu else "disk")
+    sync = config.get("weight_sync") or ("lora" if config.get("use_peft") else "disk")
     found = ["--model", model, "--weight_sync", sync]
     if sync == "lora":
         found += ["--max_lora_rank", str(config.get("lora_r", 16))]

@@ -1,6 +1,6 @@
 """How long does a push of the weights take, by each transport, and how many bytes does it move?
 
-    python benchmarks/weight_sync.py [--policy DIR] [--transports disk lora nccl ipc] [--dtype bfloat16] [--rounds N]
+    python benchmarks/weight_sync.py [--policy DIR] [--transports disk lora nccl] [--dtype bfloat16] [--rounds N]
 
 One JSON line: for each transport the seconds of a push with its comparison, the bytes that were written or sent, and
 the gap in logprobs after the first push (nats). Each gets its own server (`sqlenv inference --weight_sync NAME`). What
@@ -17,7 +17,6 @@ import tempfile
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Literal
 
 import torch
 from accelerate import Accelerator
@@ -32,10 +31,10 @@ from benchmarks.server_process import ServerProcess
 from inference.engine import EngineError
 from inference.vllm.engine import VLLMEngine
 from inference.weights.check import token_logprobs
-from inference.weights.device import DeviceTransport
 from inference.weights.disk import DiskTransport
 from inference.weights.gather import adapter_weights, full_weights
 from inference.weights.lora import LoraTransport
+from inference.weights.nccl import NCCLTransport
 from inference.weights.push import WeightPusher
 from inference.weights.transport import Transport
 from trainer.chat.renderer import ChatRenderer
@@ -51,13 +50,12 @@ def make_transport(name: str, model: nn.Module, accelerator: Accelerator, folder
         return LoraTransport(lambda: adapter_weights(model, accelerator), folder)
     if name == "disk":
         return DiskTransport(lambda: full_weights(model, accelerator), folder)
-    device: Literal["nccl", "ipc"] = "nccl" if name == "nccl" else "ipc"
-    return DeviceTransport(device, lambda: full_weights(model, accelerator), accelerator.device, TIMEOUT_S, 1)
+    return NCCLTransport(lambda: full_weights(model, accelerator), accelerator.device, TIMEOUT_S)
 
 
 def sent_bytes(transport: Transport, folder: Path) -> int:
     """Return the bytes of weights that the last push wrote, or sent."""
-    if isinstance(transport, DeviceTransport):
+    if isinstance(transport, NCCLTransport):
         return sum(tensor.nbytes for tensor in transport._weights.values())
     last = max(folder.iterdir(), key=lambda path: path.stat().st_mtime)
     return sum(file.stat().st_size for file in last.glob("*.safetensors"))
@@ -128,7 +126,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--policy", default=str(BASE_CHECKPOINT), help="a checkpoint's folder")
-    parser.add_argument("--transports", nargs="+", default=["disk", "lora", "nccl", "ipc"])
+    parser.add_argument("--transports", nargs="+", default=["disk", "lora", "nccl"])
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), help="on both sides (default: the policy's own)")
     parser.add_argument("--server_dtype", choices=("bfloat16", "float32"), help="the server's (default: --dtype)")

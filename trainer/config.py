@@ -214,7 +214,7 @@ class SQLEnvArguments(EpisodeArguments):
         default="auto",
         metadata={
             "help": "With --use_vllm, how servers get the weights: 'disk' (a folder that both sides see; works "
-            "everywhere), 'lora' (the adapter alone), 'nccl' (other GPUs or hosts), 'ipc' (the same GPU), or 'auto'.",
+            "everywhere), 'lora' (the adapter alone), 'nccl' (other GPUs or hosts), or 'auto'.",
             "choices": WEIGHT_SYNCS,
         },
     )

@@ -44,26 +44,22 @@ from inference.engine import Engine, EngineError
 from inference.hf.engine import HFEngine
 from inference.in_vllm.sqlenv_model import identity
 from inference.launch.plan import WeightSyncMode
-from inference.vllm.api import NEW_PROCESS, ReplicaError, ReplicaRejectedError, VLLMServer
+from inference.vllm.api import NEW_PROCESS, ReplicaError, ReplicaRejectedError, VLLMServer, WorkerFacts
 from inference.vllm.engine import EngineUnavailableError, VLLMEngine, VLLMSettings, ask_all
 from inference.vllm.fleet import Replica, every_server, split_urls
 from inference.vllm.pressure import PressureGauge
 from inference.weights.check import token_logprobs
-from inference.weights.device import DeviceTransport
-from inference.weights.device_facts import (
-    Sender,
-    WorkerFacts,
-    allocator_settings,
-    ask,
-    disagreement,
-    facts_here,
-    has_vllm,
-    interfaces_towards,
-    same_contents,
-)
 from inference.weights.disk import DiskTransport
 from inference.weights.gather import adapter_weights, full_weights
 from inference.weights.lora import LoraTransport
+from inference.weights.nccl import (
+    NCCLTransport,
+    facts_here,
+    has_vllm,
+    interfaces_towards,
+    why_not_between,
+    why_not_from,
+)
 from inference.weights.push import WeightPusher
 from inference.weights.ranks import Ranks
 from inference.weights.transport import SyncCheck, Transport
@@ -256,10 +252,9 @@ def check_vllm_flags(arguments: SQLEnvArguments, grpo: GRPOConfig, model_config:
     transport = arguments.weight_sync
     if transport == "lora" and not model_config.use_peft:
         raise ConfigError("--weight_sync lora pushes adapters, and this run trains none; add --use_peft")
-    if transport in ("nccl", "ipc") and not arguments.plans_gpu:  # else it is not this machine that will train
+    if transport == "nccl" and not arguments.plans_gpu:  # else it is not this machine that will train
         has_cuda = torch.cuda.is_available() and not grpo.use_cpu
-        here = Sender(has_cuda, has_vllm(), grpo.world_size, allocator_settings())
-        if reason := here.refusal(transport):
+        if reason := why_not_from(has_cuda, has_vllm()):
             raise ConfigError(reason)
 
 
@@ -353,27 +348,21 @@ def _transport(setup: RolloutSetup, engine: VLLMEngine) -> Transport:
 
     adapter = isinstance(accelerator.unwrap_model(trainer.model), PeftModel)
     folder = Path(arguments.weight_sync_dir or Path(trainer.args.output_dir) / "weights")
-    has_cuda = accelerator.device.type == "cuda"
-    here = Sender(has_cuda, has_vllm(), accelerator.num_processes, allocator_settings())
     facts = WorkerFacts()
     servers: Sequence[Sequence[WorkerFacts]] = ()
-    if arguments.weight_sync == "auto" and not adapter and not here.refusal(WeightSyncMode.NCCL):
+    has_cuda = accelerator.device.type == "cuda"
+    if arguments.weight_sync == "auto" and not adapter and not why_not_from(has_cuda, has_vllm()):
         facts, servers = facts_here(accelerator.device), _facts_of_servers(engine, setup)
-    match choose_weight_sync(arguments.weight_sync, adapter, here, facts, servers):
+    match choose_weight_sync(arguments.weight_sync, adapter, facts, servers):
         case WeightSyncMode.LORA:
             return LoraTransport(lambda: adapter_weights(model(), accelerator), folder)
-        case WeightSyncMode.NCCL | WeightSyncMode.IPC as mode:
+        case WeightSyncMode.NCCL:
             if accelerator.num_processes == 1 and (
                 interfaces := interfaces_towards([replica.url for replica in engine.fleet.replicas])
             ):
                 # Before NCCL first looks. Several ranks have NCCL at work already, perhaps between other hosts.
                 os.environ.setdefault("NCCL_SOCKET_IFNAME", interfaces)
-            return DeviceTransport(
-                "nccl" if mode is WeightSyncMode.NCCL else "ipc",
-                lambda: full_weights(model(), accelerator),
-                accelerator.device,
-                ranks=accelerator.num_processes,
-            )
+            return NCCLTransport(lambda: full_weights(model(), accelerator), accelerator.device)
         case _:
             return DiskTransport(
                 lambda: full_weights(model(), accelerator), folder, is_main=accelerator.is_main_process
@@ -383,7 +372,7 @@ def _transport(setup: RolloutSetup, engine: VLLMEngine) -> Transport:
 def _facts_of_servers(engine: VLLMEngine, setup: RolloutSetup) -> Sequence[Sequence[WorkerFacts]]:
     """Return what the servers' workers say of themselves, on every rank. Raises InferenceError."""
     urls = [replica.url for replica in engine.fleet.replicas]
-    return _on_main(setup.ranks, lambda: setup.loop.run(ask_all(urls, engine.settings, ask)))
+    return _on_main(setup.ranks, lambda: setup.loop.run(ask_all(urls, engine.settings, VLLMServer.facts)))
 
 
 def _on_main(ranks: Ranks, ask: Callable[[], T]) -> T:
@@ -401,22 +390,19 @@ def _on_main(ranks: Ranks, ask: Callable[[], T]) -> T:
 
 
 def choose_weight_sync(
-    asked: str, adapter: bool, sender: Sender, here: WorkerFacts, servers: Sequence[Sequence[WorkerFacts]]
+    asked: str, adapter: bool, here: WorkerFacts, servers: Sequence[Sequence[WorkerFacts]]
 ) -> WeightSyncMode:
     """Return the transport of the weights from `here` to servers whose workers say this of themselves.
 
-    `auto`: adapters alone where there are any; from GPU to GPU where all servers were prepared for the same transport
-    and it can work, so `ipc` from the GPU that they are on and `nccl` from another one; else by disk, which always
-    works.
+    `auto`: adapters alone where there are any; over NCCL where all servers were prepared for it and are on other GPUs;
+    else by disk, which always works.
     """
     if asked != "auto":
         return WeightSyncMode(asked)
     if adapter:
         return WeightSyncMode.LORA
-    for mode in (WeightSyncMode.IPC, WeightSyncMode.NCCL):
-        if not sender.refusal(mode) and servers and not any(disagreement(mode, here, each) for each in servers):
-            return mode
-    return WeightSyncMode.DISK
+    can = here.gpu and servers and not any(why_not_between(here, each) for each in servers)
+    return WeightSyncMode.NCCL if can else WeightSyncMode.DISK
 
 
 ADAPTER_FILE = "adapter_model.safetensors"
@@ -478,7 +464,7 @@ class ServedPolicy:
             await server.health(VLLMSettings().health_timeout_s)
             served = (await server.served_model()).name
             version = await _weight_version(server)
-            workers = await ask(server)
+            workers = await server.facts()
         except ReplicaError as error:
             raise ServedPolicyError(f"{error}; {remedy}") from error
         if not is_served(self.policy.base.location, served, workers, self.policy.base.revision):
@@ -570,7 +556,7 @@ def is_served(location: str, served: str, workers: Sequence[WorkerFacts], revisi
     if same_model(served, location):
         return True
     ours = WorkerFacts(**identity(location, revision))
-    return bool(workers) and all(same_contents(ours, worker) for worker in workers)
+    return bool(workers) and all(ours.has_same_model(worker) for worker in workers)
 
 
 def same_model(one: str, other: str) -> bool:

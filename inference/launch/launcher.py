@@ -34,8 +34,8 @@ examples:
   sqlenv inference --model Qwen/Qwen3-0.6B --share_gpu --weight_sync lora --max_lora_rank 32 --max_model_len 4096
   sqlenv train --config configs/qwen3-0.6b.yaml --use_vllm true
 
-  # one GPU of 80 GiB; all weights are trained, and are passed within the GPU
-  sqlenv inference --model Qwen/Qwen3-1.7B --share_gpu --weight_sync ipc --max_model_len 5120
+  # one GPU of 80 GiB; all weights are trained, and go through a folder in memory
+  sqlenv inference --model Qwen/Qwen3-1.7B --share_gpu --max_model_len 5120
   sqlenv train --config configs/full-80gb.yaml
 
   # two GPUs of 48 GiB: the server on the second one, all weights over NCCL
@@ -130,7 +130,7 @@ def _parser() -> Parser:
         choices=(AUTO, *WeightSyncMode),
         default=AUTO,
         help="what the trainer will send weights with. disk takes every checkpoint. auto: lora for an adapter, disk on "
-        "a CPU, ipc with --share_gpu, else nccl",
+        "a CPU and with --share_gpu, else nccl",
     )
     add("--share_gpu", action="store_true", help="the trainer uses the same GPU: leave it most of the memory")
     add("--gpu_memory_utilization", type=float, metavar="SHARE", help="default: 0.9, with --share_gpu 0.3")

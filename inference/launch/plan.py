@@ -78,7 +78,6 @@ class WeightSyncMode(StrEnum):
     DISK = "disk"
     LORA = "lora"
     NCCL = "nccl"
-    IPC = "ipc"
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,9 +190,8 @@ def advice(settings: LaunchSettings, model: ModelFacts, machine: Machine) -> str
 def _usual_weight_sync(settings: LaunchSettings, model: ModelFacts) -> WeightSyncMode:
     if model.adapter is not None:
         return WeightSyncMode.LORA
-    if settings.device is Device.CPU:
-        return WeightSyncMode.DISK
-    return WeightSyncMode.IPC if settings.share_gpu else WeightSyncMode.NCCL
+    # NCCL refuses two processes on one GPU.
+    return WeightSyncMode.DISK if settings.device is Device.CPU or settings.share_gpu else WeightSyncMode.NCCL
 
 
 def _check_adapter(settings: LaunchSettings, model: ModelFacts, adapter: Adapter) -> None:
@@ -217,11 +215,6 @@ def _check_network(settings: LaunchSettings) -> None:
         raise LaunchError(f"--port {settings.port}: {settings.replicas} TCP ports from there on are needed")
     if _is_loopback(settings.host):
         return
-    if settings.weight_sync is WeightSyncMode.IPC:
-        raise LaunchError(
-            f"--host {settings.host}: weight sync ipc is for a trainer on this machine, and its server runs whatever "
-            "code it is sent. Leave --host at 127.0.0.1, or use --weight_sync nccl"
-        )
     if not settings.trusted_network:
         raise LaunchError(
             f"--host {settings.host} can be reached from other machines, and anyone who can connect to the server can "
@@ -238,8 +231,8 @@ def _check_device(settings: LaunchSettings, machine: Machine) -> None:
             f"The one for {settings.device}: {remedy}; then name its interpreter with --python"
         )
     if settings.device is Device.CPU:
-        if settings.weight_sync in (WeightSyncMode.NCCL, WeightSyncMode.IPC):
-            raise LaunchError(f"--weight_sync {settings.weight_sync} moves weights between GPUs; on a CPU use disk")
+        if settings.weight_sync is WeightSyncMode.NCCL:
+            raise LaunchError("--weight_sync nccl moves weights between GPUs; on a CPU use disk")
         if settings.share_gpu:
             raise LaunchError("--share_gpu is for GPUs, and the device is cpu")
     elif len(machine.gpus) < settings.replicas * (each := gpus_per_replica(settings.extra)):
@@ -301,7 +294,7 @@ def _arguments(settings: LaunchSettings, model: ModelFacts, machine: Machine, in
             path = str(Path(location).resolve()) if Path(location).is_dir() else location
             # As JSON, since a name may hold what separates the two in the short form.
             found += ["--lora-modules", json.dumps({"name": settings.model, "path": path})]
-    elif settings.weight_sync is not WeightSyncMode.DISK:
+    elif settings.weight_sync is WeightSyncMode.NCCL:
         found += ["--weight-transfer-config", json.dumps({"backend": settings.weight_sync})]
     return (*found, *settings.extra)
 
@@ -360,9 +353,6 @@ def _environment(settings: LaunchSettings, model: ModelFacts, machine: Machine, 
         found["TRITON_F32_DEFAULT"] = "ieee"
     if settings.weight_sync is WeightSyncMode.LORA:
         found["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
-    if settings.weight_sync is WeightSyncMode.IPC:
-        # A handle to GPU memory has no other form than a pickle; `_check` keeps this to the loopback interface.
-        found["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
     return found
 
 

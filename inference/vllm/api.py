@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 import aiohttp
@@ -27,6 +28,7 @@ from inference.engine import EngineError, FinishReason, Sampling
 NEW_PROCESS = "default"
 """The weight version of a server that nobody has pushed to."""
 
+_FACTS = "sqlenv_facts"
 WORKERS = "/collective_rpc"
 """Where the methods of a server's workers are called."""
 
@@ -96,6 +98,29 @@ class ServerCompletion:
     logprobs: tuple[float, ...]
     finish_reason: FinishReason
     fingerprint: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFacts:
+    """One process that holds a model on a GPU: a worker of a server, or the trainer's main process.
+
+    `transfer` is the transport that the server was prepared for, `gpu` a UUID, `nccl` the version of the library that
+    vLLM loads, `process` a name that no other process has had, `dtype` the one of all its parameters.
+    `config` and `weights` are digests of what `location` holds. "" where there is none, or it is not known.
+    """
+
+    process: str = ""
+    transfer: str = ""
+    gpu: str = ""
+    nccl: str = ""
+    dtype: str = ""
+    location: str = ""
+    config: str = ""
+    weights: str = ""
+
+    def has_same_model(self, other: WorkerFacts) -> bool:
+        """Whether both hold the same model, as far as that is known of both."""
+        return bool(self.config and self.weights) and (self.config, self.weights) == (other.config, other.weights)
 
 
 class VLLMServer:
@@ -257,13 +282,35 @@ class VLLMServer:
             raise NotVLLMError(self.url, path, f"no {name}: {_shown(reply)}")
         return found
 
+    async def facts(self) -> tuple[WorkerFacts, ...]:
+        """Return what the server's workers say of themselves; nothing where `sqlenv inference` did not start it.
+
+        Raises ReplicaError.
+        """
+        try:
+            return self.worker_facts(await self.call_workers(_FACTS))
+        except NotVLLMError:
+            raise
+        except ReplicaRejectedError:  # its development endpoints are closed
+            return ()
+        except ReplicaUnavailableError as error:
+            if _FACTS in str(error):
+                return ()
+            raise
+
+    def worker_facts(self, told: Sequence[object]) -> tuple[WorkerFacts, ...]:
+        """Return the facts that workers told; what is not known here is left out. Raises NotVLLMError."""
+        known = {field.name for field in fields(WorkerFacts)}
+        workers = []
+        for one in told:
+            if not isinstance(one, dict):
+                raise NotVLLMError(self.url, WORKERS, f"no facts: {one}")
+            workers.append(WorkerFacts(**{name: str(one[name]) for name in known & one.keys()}))
+        return tuple(workers)
+
     async def call_workers(self, method: str, *, timeout_s: float | None = None, **arguments: object) -> list[Any]:
         """Call a method of each of the server's workers; return what each returned. Raises ReplicaError."""
-        call = {"method": method, "kwargs": arguments}
-        return self.worker_results(await self.post(WORKERS, call, timeout_s=timeout_s))
-
-    def worker_results(self, reply: object) -> list[Any]:
-        """Return what each worker returned, of a reply to a call of them. Raises NotVLLMError."""
+        reply = await self.post(WORKERS, {"method": method, "kwargs": arguments}, timeout_s=timeout_s)
         return self._part(WORKERS, reply, "results", list)
 
     async def get(self, path: str) -> Any:

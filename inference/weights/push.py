@@ -44,7 +44,6 @@ from inference.weights.check import (
     gap,
     left_behind,
 )
-from inference.weights.device_facts import ask
 from inference.weights.gather import is_shared_out
 from inference.weights.ranks import Loop, OneRank, OwnLoop, Ranks
 from inference.weights.transport import SERVER_S, SyncCheck, Transport, WeightSyncError, give_up_update
@@ -139,8 +138,8 @@ class WeightPusher:
                     sample = await self._bring(server, replica)
             except TimeoutError:
                 text = (
-                    f"it did not take the weights within {self._timeout_s:g} s (a faster --weight_sync_dir helps, or "
-                    "--weight_sync nccl)"
+                    f"it did not take the weights within {self._timeout_s:g} s (a faster --weight_sync_dir helps, such "
+                    "as one in /dev/shm, or --weight_sync nccl)"
                 )
                 raise ReplicaUnavailableError(server.url, text) from None
             if sample is not None:
@@ -183,7 +182,7 @@ class WeightPusher:
         settings = self._engine.settings
         async with self._engine.settings.client() as client:
             asked = [
-                asyncio.wait_for(ask(VLLMServer(replica.url, client)), settings.health_timeout_s)
+                asyncio.wait_for(VLLMServer(replica.url, client).facts(), settings.health_timeout_s)
                 for replica in self._engine.fleet.replicas
             ]
             found = await asyncio.gather(*asked, return_exceptions=True)

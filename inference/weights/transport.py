@@ -34,7 +34,7 @@ class WeightSyncError(EngineError):
 
 
 class Transport(Protocol):
-    """How weights get to a server. `disk`, `lora`, `nccl` and `ipc` are there."""
+    """How weights get to a server. `disk`, `lora` and `nccl` are there."""
 
     name: str
     sends_all_weights: bool

@@ -100,7 +100,7 @@ def test_rows_are_picked_by_name_beginning_or_pattern() -> None:
 
 def test_on_one_gpu_a_server_leaves_room_and_on_two_it_has_its_own() -> None:
     rows = {row.name: " ".join(row.command) for row in all_rows(ONE, MODEL, None)}
-    assert "--share_gpu --max_model_len 4096" in rows["model/push/ipc/bfloat16"]
+    assert "--share_gpu --max_model_len 4096" in rows["model/push/disk/bfloat16"]
     assert "--share_gpu" not in rows["model/push/nccl/bfloat16"]
     assert "--server_gpu=1" in rows["model/push/nccl/bfloat16"]
     config = yaml.safe_load((ROOT / "configs" / "qwen3-0.6b.yaml").read_text())
@@ -158,7 +158,7 @@ def test_the_result_is_the_last_line_that_is_an_object() -> None:
         (1, '{"x": 1}', "Traceback\nKeyError: 'x'\n", FAILED, "KeyError: 'x'"),
         (None, '{"x": 1}', "", LATE, "the deadline passed"),
         (0, '{"not_run": "50 GiB are needed"}', "", NOT_RUN, "50 GiB are needed"),
-        (0, '{"transports": {"ipc": {"cannot": "no handle"}}}', "", FAILED, "no handle"),
+        (0, '{"transports": {"nccl": {"cannot": "no handle"}}}', "", FAILED, "no handle"),
     ],
 )
 def test_what_the_end_of_a_child_means(status: int | None, out: str, err: str, state: str, reason: str) -> None:

@@ -72,7 +72,7 @@ def test_the_token_comes_from_the_flag_or_from_the_variable(monkeypatch: pytest.
     ("name", "known"),
     [
         ("answer_mode", ["value", "sql"]),
-        ("weight_sync", ["auto", "disk", "lora", "nccl", "ipc"]),
+        ("weight_sync", ["auto", "disk", "lora", "nccl"]),
     ],
 )
 def test_an_unknown_choice_is_refused_with_the_known_ones(name: str, known: list[str]) -> None:

@@ -34,7 +34,7 @@ def test_servers_are_named_as_for_trl(grpo: GRPOConfig) -> None:
 
 @pytest.mark.parametrize(
     ("transport", "complaint"),
-    [("lora", "add --use_peft"), ("nccl", "the trainer has none"), ("ipc", "the trainer has none")],
+    [("lora", "add --use_peft"), ("nccl", "the trainer has none")],
 )
 def test_what_cannot_work_is_refused(grpo: GRPOConfig, transport: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from inference.weights.device_facts import Sender, WorkerFacts
+from inference.vllm.api import WorkerFacts
 from trainer.engines import choose_weight_sync
 
-SENDER = Sender(has_cuda=True, has_vllm=True, ranks=1)
 HERE = WorkerFacts(gpu="GPU-a", nccl="2.28.9")
 
 
@@ -18,19 +15,17 @@ def server(transfer: str, *gpus: str, nccl: str = "2.28.9") -> list[WorkerFacts]
     return [WorkerFacts(f"process {gpu}", transfer, gpu, nccl) for gpu in gpus]
 
 
-@pytest.mark.parametrize("asked", ["disk", "lora", "nccl", "ipc"])
+@pytest.mark.parametrize("asked", ["disk", "lora", "nccl"])
 def test_a_transport_that_is_asked_for_is_taken(asked: str) -> None:
-    assert choose_weight_sync(asked, True, SENDER, HERE, ()) == asked
+    assert choose_weight_sync(asked, True, HERE, ()) == asked
 
 
 @pytest.mark.parametrize(
     ("servers", "transport"),
     [
-        ([server("ipc", "GPU-a")], "ipc"),
+        ([server("ipc", "GPU-b")], "disk"),
         ([server("nccl", "GPU-b")], "nccl"),
         ([server("nccl", "GPU-b"), server("nccl", "GPU-c", "GPU-d")], "nccl"),
-        # Two GPUs of one machine, of which trainer and server each see one.
-        ([server("ipc", "GPU-b")], "disk"),
         ([server("nccl", "GPU-a")], "disk"),
         ([server("nccl", "GPU-b"), server("nccl", "GPU-a")], "disk"),
         ([server("nccl", "GPU-b"), server("ipc", "GPU-a")], "disk"),
@@ -41,19 +36,6 @@ def test_a_transport_that_is_asked_for_is_taken(asked: str) -> None:
     ],
 )
 def test_auto_goes_where_all_servers_are(servers: list[list[WorkerFacts]], transport: str) -> None:
-    assert choose_weight_sync("auto", False, SENDER, HERE, servers) == transport
-    assert choose_weight_sync("auto", True, SENDER, HERE, servers) == "lora", "an adapter alone"
-
-
-@pytest.mark.parametrize(
-    ("sender", "by_ipc", "by_nccl"),
-    [
-        (replace(SENDER, has_cuda=False), "disk", "disk"),
-        (replace(SENDER, has_vllm=False), "disk", "disk"),
-        (replace(SENDER, ranks=2), "disk", "nccl"),
-        (replace(SENDER, allocator="expandable_segments:True"), "disk", "nccl"),
-    ],
-)
-def test_auto_chooses_no_transport_that_is_refused(sender: Sender, by_ipc: str, by_nccl: str) -> None:
-    assert choose_weight_sync("auto", False, sender, HERE, [server("ipc", "GPU-a")]) == by_ipc
-    assert choose_weight_sync("auto", False, sender, HERE, [server("nccl", "GPU-b")]) == by_nccl
+    assert choose_weight_sync("auto", False, HERE, servers) == transport
+    assert choose_weight_sync("auto", False, WorkerFacts(), servers) == "disk", "a trainer without a GPU"
+    assert choose_weight_sync("auto", True, HERE, servers) == "lora", "an adapter alone"

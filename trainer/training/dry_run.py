@@ -34,11 +34,11 @@ from env_server.types import AnswerMode, SQLObservation
 from inference.engine import EngineError
 from inference.launch.plan import WeightSyncMode
 from inference.out_of_memory import is_out_of_memory, release
-from inference.vllm.api import ReplicaError, ReplicaUnavailableError, VLLMServer
+from inference.vllm.api import ReplicaError, ReplicaUnavailableError, VLLMServer, WorkerFacts
 from inference.vllm.engine import VLLMSettings
 from inference.vllm.fleet import every_server
 from inference.weight_files import check_shapes, check_weights
-from inference.weights.device_facts import Sender, WorkerFacts, allocator_settings, ask, facts_here, has_vllm
+from inference.weights.nccl import facts_here, has_vllm, why_not_from
 from trainer.chat.format import ChatFormat, ChatSettings
 from trainer.chat.prompts import first_message
 from trainer.config import token_of
@@ -282,7 +282,7 @@ class _Preflight:
             served = await server.served_model()
             nothing: Mapping[str, Any] = {}
             settings = await _if_allowed(server.settings(), nothing)
-            workers = await _if_allowed(ask(server), ())
+            workers = await _if_allowed(server.facts(), ())
         parts = [f"{url} serves {served.name}, {served.max_model_len:,} tokens"]
         if not is_served(name, served.name, workers):
             parts.append(f"the policy is {name}: the first weight sync tells whether it is the same model")
@@ -299,9 +299,9 @@ class _Preflight:
         asked = self._config.weight_sync
         if asked == "auto" and adapter is None and self._config.plans_gpu:
             return None
-        sender = Sender(self._gpu_here, has_vllm(), self._config.world_size, allocator_settings())
-        here = WorkerFacts() if sender.refusal(WeightSyncMode.NCCL) else facts_here(self._config.device)
-        return choose_weight_sync(asked, adapter is not None, sender, here, (workers,))
+        cannot = why_not_from(self._gpu_here, has_vllm())
+        here = WorkerFacts() if cannot else facts_here(self._config.device)
+        return choose_weight_sync(asked, adapter is not None, here, (workers,))
 
     def _say_steps(self, dataset: Dataset | None) -> None:
         grpo = self._config
@@ -403,10 +403,8 @@ def unprepared(transport: WeightSyncMode, rank: int, settings: Mapping[str, Mapp
             takes = f"adapters up to rank {allowed}" if allowed else "no adapters"
             fix = f"--weight_sync lora --max_lora_rank {rank}"
             return f"takes {takes}, and this one has rank {rank}; start it with {fix}"
-        case WeightSyncMode.NCCL | WeightSyncMode.IPC if receives != transport:
-            takes = f"by {receives}" if receives else "neither by nccl nor by ipc"
-            fix = f"--weight_sync {transport}"
-            return f"takes weights {takes}, and this run sends them by {transport}; start it with {fix}"
+        case WeightSyncMode.NCCL if receives != transport:
+            return "takes no weights by nccl, as this run sends them; start it with --weight_sync nccl"
         case _:
             return ""
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from inference.in_vllm.sqlenv_model import identity
-from inference.weights.device_facts import WorkerFacts, same_contents
+from inference.vllm.api import WorkerFacts
 from trainer.engines import is_served
 from trainer.tiny import BASE_CHECKPOINT
 
@@ -63,4 +63,4 @@ def test_the_cached_snapshot_of_a_name_is_the_model_of_that_name(
 def test_what_is_not_here_is_the_same_as_nothing(location: str) -> None:
     found = identity(location)
     assert found == {"location": location, "config": "", "weights": ""}
-    assert not same_contents(WorkerFacts(**found), WorkerFacts(**found))
+    assert not WorkerFacts(**found).has_same_model(WorkerFacts(**found))

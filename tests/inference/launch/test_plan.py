@@ -180,9 +180,8 @@ def test_float32_on_a_gpu_is_no_tf32(dtype: str, exact: bool) -> None:
     [
         (ON_CPU, LaunchSettings("m"), None),
         (ON_GPUS, LaunchSettings("m"), "nccl"),
-        (ON_GPUS, LaunchSettings("m", share_gpu=True), "ipc"),
+        (ON_GPUS, LaunchSettings("m", share_gpu=True), None),
         (ON_GPUS, LaunchSettings("m", weight_sync=WeightSyncMode.DISK), None),
-        (ON_GPUS, LaunchSettings("m", weight_sync=WeightSyncMode.IPC), "ipc"),
     ],
 )
 def test_the_weight_transfer(machine: Machine, settings: LaunchSettings, backend: str | None) -> None:
@@ -191,8 +190,6 @@ def test_the_weight_transfer(machine: Machine, settings: LaunchSettings, backend
         assert "--weight-transfer-config" not in replica.arguments
     else:
         assert json.loads(value(replica, "--weight-transfer-config")) == {"backend": backend}
-    # Pickles are taken only where the transfer has no other form.
-    assert ("VLLM_ALLOW_INSECURE_SERIALIZATION" in replica.environment) == (backend == "ipc")
 
 
 @given(st.integers(1, LORA_RANKS[-1]))
@@ -232,7 +229,7 @@ def test_what_a_run_saved_is_loaded_in_its_place() -> None:
     assert value(one(LaunchSettings("run"), replace(FOLDER, base="run/model")), "--model") == "run/model"
 
 
-@pytest.mark.parametrize("transport", [WeightSyncMode.DISK, WeightSyncMode.NCCL, WeightSyncMode.IPC])
+@pytest.mark.parametrize("transport", [WeightSyncMode.DISK, WeightSyncMode.NCCL])
 def test_a_server_with_an_adapter_takes_adapters_only(transport: WeightSyncMode) -> None:
     with pytest.raises(LaunchError, match="serve the base, --model base"):
         plan(LaunchSettings("a", weight_sync=transport), ADAPTED, ON_GPUS)
@@ -296,7 +293,6 @@ def test_every_interface_is_asked_for_health_on_this_machine() -> None:
         (LaunchSettings("m", port=0), ON_CPU, "--port 0"),
         (LaunchSettings("m", port=65_535, replicas=2), ON_CPU, "--port 65535"),
         (LaunchSettings("m", weight_sync=WeightSyncMode.NCCL), ON_CPU, "on a CPU use disk"),
-        (LaunchSettings("m", weight_sync=WeightSyncMode.IPC), ON_CPU, "on a CPU use disk"),
         (LaunchSettings("m", share_gpu=True), ON_CPU, "--share_gpu is for GPUs"),
         (LaunchSettings("m", device=Device.CUDA), ON_CPU, "pip install -e '..vllm.'"),
         (LaunchSettings("m", device=Device.CPU), ON_GPUS, "make vllm-cpu"),
@@ -307,11 +303,6 @@ def test_every_interface_is_asked_for_health_on_this_machine() -> None:
         (LaunchSettings("m"), replace(ON_GPUS, gpus=()), "0 can be seen here; see CUDA_VISIBLE_DEVICES"),
         (LaunchSettings("m", weight_sync=WeightSyncMode.LORA, max_lora_rank=513), ON_CPU, "ranks up to 512"),
         (LaunchSettings("m", weight_sync=WeightSyncMode.LORA, max_lora_rank=0), ON_CPU, "--max_lora_rank 0"),
-        (
-            LaunchSettings("m", weight_sync=WeightSyncMode.IPC, host="0.0.0.0", trusted_network=True),
-            ON_GPUS,
-            "ipc is for a trainer on this machine",
-        ),
     ],
 )
 def test_what_cannot_work_is_refused_with_advice(settings: LaunchSettings, machine: Machine, words: str) -> None:

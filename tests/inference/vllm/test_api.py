@@ -12,7 +12,6 @@ from env_server.dataset import Dataset
 from inference.engine import FinishReason, Sampling
 from inference.vllm.api import NotVLLMError, ReplicaRejectedError, ServerCompletion, VLLMServer
 from inference.vllm.engine import VLLMEngine, VLLMSettings
-from inference.weights.device_facts import ask
 from tests.env_server.conftest import RunningServer, settings
 from tests.not_vllm import BROKEN_MODEL, NOT_VLLM, STOP, Answer, Fault, answering
 
@@ -95,4 +94,4 @@ async def test_workers_that_tell_nothing_readable_are_not_vllms() -> None:
         with answering("m", fault) as url:
             async with VLLMSettings().client() as client:
                 with pytest.raises(NotVLLMError):
-                    await ask(VLLMServer(url, client))
+                    await VLLMServer(url, client).facts()

@@ -90,16 +90,15 @@ def push(url: str, scale: float, deadline_s: float, how: str) -> str:
     from safetensors.torch import load_file
 
     from inference.engine import EngineError
-    from inference.vllm.api import VLLMServer
+    from inference.vllm.api import VLLMServer, WorkerFacts
     from inference.vllm.engine import VLLMSettings
-    from inference.weights import device as device_module
-    from inference.weights.device_facts import Sender, WorkerFacts
-    from inference.weights.device_transfer import Transfer
+    from inference.weights import nccl
+    from inference.weights.nccl import Transfer
 
     for module, name, stand_in in (
         (torch.cuda, "set_device", lambda _: None),
-        (Sender, "refusal", lambda *_: ""),
-        (device_module, "facts_here", lambda _: WorkerFacts(gpu="GPU-of-the-trainer")),
+        (nccl, "why_not_from", lambda *_: ""),
+        (nccl, "facts_here", lambda _: WorkerFacts(gpu="GPU-of-the-trainer")),
     ):
         setattr(module, name, stand_in)
     weights = {
@@ -120,7 +119,7 @@ def push(url: str, scale: float, deadline_s: float, how: str) -> str:
         Transfer.__iter__ = some  # type: ignore[method-assign]
 
     async def send() -> None:
-        transport = device_module.DeviceTransport("nccl", lambda: weights, torch.device("cpu", 0), deadline_s)
+        transport = nccl.NCCLTransport(lambda: weights, torch.device("cpu", 0), deadline_s)
         transport.prepare(0)
         async with VLLMSettings(request_timeout_s=60.0).client() as client, asyncio.timeout(deadline_s):
             await transport.send(VLLMServer(url, client))

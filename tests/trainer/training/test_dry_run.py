@@ -319,13 +319,8 @@ def test_the_compiler_that_the_loss_takes(
         ("lora", {"lora_config": {"max_lora_rank": 32}}, ""),
         ("lora", {"lora_config": {"max_lora_rank": 16}}, "takes adapters up to rank 16, and this one has rank 32"),
         ("lora", {"lora_config": None}, "takes no adapters"),
-        ("ipc", {"weight_transfer_config": {"backend": "ipc"}}, ""),
-        (
-            "ipc",
-            {"weight_transfer_config": {"backend": "nccl"}},
-            "takes weights by nccl, and this run sends them by ipc",
-        ),
-        ("nccl", {"weight_transfer_config": None}, "takes weights neither by nccl nor by ipc"),
+        ("nccl", {"weight_transfer_config": {"backend": "nccl"}}, ""),
+        ("nccl", {"weight_transfer_config": None}, "takes no weights by nccl"),
         ("disk", {}, ""),
     ],
 )
