@@ -23,7 +23,7 @@ ROOMS = {
     "inference": ["top", "in_vllm", "hf", "vllm", "launch", "weights"],
     "trainer": [
         *("top", "chat", "policy", "models", "tiny", "rollout", "engines", "eval", "report"),
-        *("evaluation", "evaluate", "export", "flags", "cli", "viewer", "training", "demos", "warmup", "core"),
+        *("evaluate", "export", "flags", "cli", "viewer", "training", "demos", "warmup", "core"),
     ],
 }
 """The rooms of each package, folders and modules, from the bottom up: a room imports those before it, and never one

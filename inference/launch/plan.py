@@ -41,6 +41,7 @@ CPU_STEP_TOKENS = 2_048
 
 PORT = 8_001
 """Where servers are looked for and started by default: beside an environment server, which has 8000."""
+VLLM_URL = f"http://127.0.0.1:{PORT}"
 LAST_PORT = 65_535
 
 AUTO = "auto"

@@ -33,8 +33,9 @@ from policies.tiny.tokenizer import build_tokenizer
 from trainer.chat.actions import format_action
 from trainer.chat.format import ChatFormat, Conversation
 from trainer.demos.demonstrations import play_demonstrations
+from trainer.engines import in_process_engine
 from trainer.eval.statistics import EvaluationSummary, interval_text, percent, summarize
-from trainer.evaluate import choose_questions, excluded_by_reason, play_model
+from trainer.evaluate import choose_questions, excluded_by_reason, play_on
 from trainer.models import load_policy
 from trainer.rollout.client import RolloutSettings
 from trainer.rollout.environments import LocalEnvironments
@@ -209,9 +210,9 @@ def evaluate(checkpoint: Path) -> EvaluationSummary:
     settings = RolloutSettings(budget=TokenBudget(1_024, MAX_CONTEXT, 64), temperature=0.0)
     questions = choose_questions(dataset, Split.EVAL, -1)
     with closing(LocalEnvironments(dataset)) as environments:
-        episodes = play_model(
-            model, tokenizer, environments, questions, settings, 0, lambda _: None, ChatFormat(tokenizer)
-        )
+        chat = ChatFormat(tokenizer)
+        engine = in_process_engine(model, tokenizer, chat, settings)
+        episodes = play_on(engine, chat, environments, questions, settings, 0, lambda _: None)
     return summarize([record(e) for e in episodes], excluded_by_reason(dataset))
 
 

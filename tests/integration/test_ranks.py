@@ -26,8 +26,9 @@ from tests.fork_server import ForkServer
 from tests.integration.test_training import FLAGS, NO_CHECKPOINTS, token_exact, weights_of
 from tests.integration.training import save_policy
 from trainer.chat.format import ChatFormat
+from trainer.engines import in_process_engine
 from trainer.eval.run_files import RunFolder
-from trainer.evaluate import choose_questions, play_model
+from trainer.evaluate import choose_questions, play_on
 from trainer.models import load_policy
 from trainer.rollout.client import RolloutSettings
 from trainer.rollout.environments import LocalEnvironments
@@ -157,7 +158,9 @@ def test_the_evaluation_of_two_ranks_is_that_of_one(whole: tuple[RunFolder, Ende
     model, tokenizer = load_policy(str(folder.path / "model"))
     settings = RolloutSettings(TokenBudget(192, model.config.max_position_embeddings, 16), temperature=0.0)
     environments = LocalEnvironments(dataset, EnvSettings(step_budget=6))
-    episodes = play_model(model, tokenizer, environments, questions, settings, 3, lambda _: None, ChatFormat(tokenizer))
+    chat = ChatFormat(tokenizer)
+    engine = in_process_engine(model, tokenizer, chat, settings)
+    episodes = play_on(engine, chat, environments, questions, settings, 3, lambda _: None)
     environments.close()
     assert folder.evaluation_episodes("after") == [record(e) for e in episodes]
 

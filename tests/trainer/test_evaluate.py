@@ -25,12 +25,13 @@ from trainer.chat.prompts import first_message
 from trainer.engines import in_process_engine
 from trainer.eval.statistics import summarize
 from trainer.evaluate import (
+    build_parser,
     choose_questions,
     excluded_by_reason,
-    play_model,
     play_on,
     play_scripted,
     summary_json,
+    without_effect,
 )
 from trainer.models import load_policy
 from trainer.policy import PolicyError
@@ -68,6 +69,25 @@ def model(random_policy: Callable[..., Qwen3ForCausalLM]) -> Qwen3ForCausalLM:
 def environments(pets: Dataset) -> Iterator[LocalEnvironments]:
     with closing(LocalEnvironments(pets)) as local:
         yield local
+
+
+Play = Callable[..., list[Episode]]
+
+
+@pytest.fixture
+def play_model(pets: Dataset, tokenizer: PreTrainedTokenizerBase, model: Qwen3ForCausalLM) -> Play:
+    """Play the questions with the model."""
+
+    def play(
+        environments: LocalEnvironments | RemoteEnvironments,
+        on_episode: Callable[[Episode], None] = lambda _: None,
+        spoken: PreTrainedTokenizerBase = tokenizer,
+    ) -> list[Episode]:
+        chat = ChatFormat(spoken)
+        engine = in_process_engine(model, spoken, chat, SETTINGS)
+        return play_on(engine, chat, environments, pets.questions, SETTINGS, 5, on_episode)
+
+    return play
 
 
 def test_questions_are_taken_in_turn_from_each_database() -> None:
@@ -111,13 +131,11 @@ def test_the_seed_decides_what_the_random_player_does(pets: Dataset) -> None:
 
 
 def test_a_model_plays_as_the_rollout_client_of_training_would(
-    pets: Dataset, tokenizer: PreTrainedTokenizerBase, model: Qwen3ForCausalLM
+    pets: Dataset, tokenizer: PreTrainedTokenizerBase, model: Qwen3ForCausalLM, play_model: Play
 ) -> None:
     ended: list[Episode] = []
     environments = LocalEnvironments(pets, EnvSettings(step_budget=4))
-    played = play_model(
-        model, tokenizer, environments, pets.questions, SETTINGS, 5, ended.append, ChatFormat(tokenizer)
-    )
+    played = play_model(environments, ended.append)
     assert sorted(ended, key=lambda e: e.episode_id) == sorted(played, key=lambda e: e.episode_id)
 
     async def train_like() -> list[Episode]:
@@ -152,32 +170,21 @@ def test_the_variables_of_the_chat_template_reach_the_prompt(
 
 
 def test_a_tokenizer_without_a_padding_token_will_do(
-    pets: Dataset, environments: LocalEnvironments, tokenizer: PreTrainedTokenizerBase, model: Qwen3ForCausalLM
+    environments: LocalEnvironments, tokenizer: PreTrainedTokenizerBase, play_model: Play
 ) -> None:
-    def play() -> list[Episode]:
-        return play_model(
-            model, tokenizer, environments, pets.questions, SETTINGS, 0, lambda _: None, ChatFormat(tokenizer)
-        )
-
-    expected = play()
+    expected = play_model(environments)
     tokenizer.pad_token = None
     assert tokenizer.pad_token_id is None
-    assert [e.row.completion_ids for e in play()] == [e.row.completion_ids for e in expected]
+    assert [e.row.completion_ids for e in play_model(environments)] == [e.row.completion_ids for e in expected]
 
 
 @pytest.mark.parametrize("policy", ["oracle", "random", "model"])
 def test_on_servers_it_is_the_same_play(
-    pets: Dataset,
-    environments: LocalEnvironments,
-    tokenizer: PreTrainedTokenizerBase,
-    model: Qwen3ForCausalLM,
-    policy: str,
+    pets: Dataset, environments: LocalEnvironments, play_model: Play, policy: str
 ) -> None:
     def play(where: LocalEnvironments | RemoteEnvironments) -> list[Episode]:
         if policy == "model":
-            return play_model(
-                model, tokenizer, where, pets.questions, SETTINGS, 5, lambda _: None, ChatFormat(tokenizer)
-            )
+            return play_model(where)
         return play_scripted(policy, where, pets.questions, AnswerMode.VALUE, 5, lambda _: None)
 
     with running_server(pets) as server, closing(RemoteEnvironments(server.url, pets)) as remote:
@@ -196,12 +203,11 @@ def test_what_cannot_be_loaded_is_named(name: str, tmp_path: Path) -> None:
 
 
 def test_a_policy_without_a_tokenizer_cannot_play(
-    pets: Dataset, environments: LocalEnvironments, tmp_path: Path, model: Qwen3ForCausalLM
+    environments: LocalEnvironments, tmp_path: Path, model: Qwen3ForCausalLM, play_model: Play
 ) -> None:
     model.save_pretrained(tmp_path)
-    loaded, none = load_policy(str(tmp_path))
     with pytest.raises(SQLEnvError, match="no chat template"):
-        play_model(loaded, none, environments, pets.questions, SETTINGS, 0, lambda _: None, ChatFormat(none))
+        play_model(environments, spoken=load_policy(str(tmp_path))[1])
 
 
 def test_exclusions_are_counted_by_reason(pets: Dataset) -> None:
@@ -222,3 +228,25 @@ def test_the_summary_is_one_line_of_json(pets: Dataset, environments: LocalEnvir
     low, high = summary["interval"]
     assert 0.0 < low < high == 1.0
     assert summary["by_hardness"]["easy"]["interval"] == [low, high]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--policy random", []),
+        ("--policy random --step_budget 4 --seed 3 --env ws://there --env_token x", []),
+        ("--policy random --few_shot 2 --temperature 1", ["--few_shot", "--temperature"]),
+        ("--policy oracle --max_turn_length 9 --use_vllm", ["--use_vllm", "--max_turn_length"]),
+        ("--policy oracle --vllm_server_base_url http://there", ["--vllm_server_base_url"]),
+        ("--policy m --few_shot 2 --use_vllm --vllm_server_base_url http://there", []),
+        ("--policy m --vllm_server_base_url http://there", ["--vllm_server_base_url"]),
+        ("--policy m --env_token x", ["--env_token"]),
+        ("--policy m --dtype float32", []),
+        ("--policy m --dtype float32 --use_vllm", ["--dtype"]),
+        ("--policy oracle --dtype float32", ["--dtype"]),
+    ],
+)
+def test_a_flag_that_does_nothing_is_said(flags: str, said: list[str]) -> None:
+    lines = without_effect(build_parser().parse_args(flags.split()))
+    assert [line.split()[0] for line in lines] == said
+    assert all(" has no effect" in line for line in lines)

@@ -7,35 +7,23 @@ returned it, or that none did. Two policies are asked one after the other.
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.text import Text
 
 from env_server.cache import default_cache_dir
 from env_server.data.loading import is_named, load_dataset
 from env_server.data.own_questions import has_no_questions, read_databases, typed_question
 from env_server.dataset import Dataset
+from inference.launch.plan import VLLM_URL
 from sqlenv.parser import Parser, whole_number
-from trainer.cli.line_editor import LineEditor
-from trainer.evaluation.arguments import VLLM_URL
-
-if TYPE_CHECKING:
-    from trainer.cli.conversation import Conversation
 
 MOST_POLICIES = 2
 WEB_HOST, WEB_PORT = "127.0.0.1", 8_002
 """A port beside those of `sqlenv serve` and `sqlenv inference`."""
-HELP = """\
-Type a question about the data. It is explored with DESCRIBE, SAMPLE and QUERY, then answered.
-tables shows the database; help; quit, or Ctrl-D, leaves. Ctrl-C interrupts an answer."""
-_COMMANDS = ("help", "tables", "quit")
-
 _DESCRIPTION = """\
 A policy explores your own database for a question that you type, turn by turn, and says its answer and the query that
 it rests on. A policy that SQLEnv trained is played as it was trained: what was saved with it decides. Two policies,
@@ -107,37 +95,36 @@ def run(argv: Sequence[str]) -> int:
     from transformers.utils import logging
 
     from trainer.cli.conversation import Conversation
-    from trainer.cli.session import load_player
+    from trainer.cli.session import PolicySession
 
     logging.disable_progress_bar()  # the status line says what is loaded
     console = Console(highlight=False)
-
-    def announce(url: str) -> None:
-        console.print(f"the playground, with {' and '.join(args.policies)}: {url}  (Ctrl-C ends it)", soft_wrap=True)
-
-    vllm_urls = (args.vllm_server_base_url or VLLM_URL) if args.use_vllm else None
-    with ExitStack() as stack:
-        players = []
-        for name in args.policies:
-            with console.status(f"loading {name}"):
-                players.append(
-                    load_player(
-                        name,
-                        few_shot=args.few_shot,
-                        samples=args.samples,
-                        vllm_urls=vllm_urls,
-                        trust_remote_code=args.trust_remote_code,
-                        say=lambda line: sys.stderr.write(f"sqlenv chat: {line}\n"),
-                    )
+    policies = []
+    for name in args.policies:
+        with console.status(f"loading {name}"):
+            policies.append(
+                PolicySession.load(
+                    name,
+                    dataset,
+                    few_shot=args.few_shot,
+                    samples=args.samples,
+                    vllm_urls=(args.vllm_server_base_url or VLLM_URL) if args.use_vllm else None,
+                    trust_remote_code=args.trust_remote_code,
+                    say=lambda line: sys.stderr.write(f"sqlenv chat: {line}\n"),
                 )
-        if args.web:
-            from trainer.cli.web import serve_policies
+            )
+    if args.web:
+        from trainer.cli.web import serve_policies
 
-            return serve_policies(players, dataset, args.host or WEB_HOST, args.port or WEB_PORT, announce)
-        conversation = stack.enter_context(closing(Conversation(players, dataset, database, console)))
+        def announce(url: str) -> None:
+            names = " and ".join(args.policies)
+            console.print(f"the playground, with {names}: {url}  (Ctrl-C ends it)", soft_wrap=True)
+
+        return serve_policies(policies, dataset, args.host or WEB_HOST, args.port or WEB_PORT, announce)
+    with closing(Conversation(policies, database, console)) as conversation:
         if args.question is not None:
             return 0 if conversation.ask(args.question) else 1
-        _converse(console, conversation)
+        conversation.converse()
     return 0
 
 
@@ -167,31 +154,3 @@ def read_data(spec: str, *, questions: bool) -> Dataset:
     if is_named(spec) or (questions and not has_no_questions(path)):
         return load_dataset(spec)
     return Dataset(path.name, (), read_databases(path, default_cache_dir()))
-
-
-def _converse(console: Console, conversation: Conversation) -> None:
-    """Answer what is typed until the person leaves."""
-    tables = conversation.tables()
-    console.print(Text(HELP, style="dim"))
-    console.print(Text(tables))
-    editor = LineEditor("chat", lambda: [*_COMMANDS, *dict.fromkeys(re.findall(r"\w+", tables))])
-    while True:
-        try:
-            entry = editor.read("question> ")
-        except (EOFError, KeyboardInterrupt):
-            break
-        match entry.casefold():
-            case "":
-                continue
-            case "help" | "?":
-                console.print(Text(HELP, style="dim"))
-            case "tables":
-                console.print(Text(tables))
-            case "quit" | "exit":
-                break
-            case _:
-                try:
-                    conversation.ask(entry)
-                except KeyboardInterrupt:
-                    console.print(Text("interrupted", style="red"))
-    console.print("Goodbye.")

@@ -2,91 +2,111 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from itertools import count
 from textwrap import indent
 
 from rich.console import Console
 from rich.text import Text
 
-from env_server.dataset import Dataset
 from env_server.types import ActionType
-from trainer.chat.actions import format_action
-from trainer.cli.session import NO_ANSWER, Asked, PolicyPlayer, Reply
+from trainer.cli.session import NO_ANSWER, PolicySession, Reply, written
+from trainer.cli.terminal import line_reader
+from trainer.report.tables import counted
 from trainer.rollout.background import RolloutLoop
 from trainer.rollout.episodes import Outcome, Turn
 
+HELP = """\
+Type a question about the data. It is explored with DESCRIBE, SAMPLE and QUERY, then answered.
+tables shows the database; help; quit, or Ctrl-D, leaves. Ctrl-C interrupts an answer."""
+_COMMANDS = ("help", "tables", "quit")
+
 _INDENT = " " * 3
-_LONGEST_WORDS = 600
+_MAX_TEXT = 600
 """Characters of what a policy writes beside its action."""
 
 
 class Conversation:
     """Questions about one database, answered by policies one after the other. `close` ends them."""
 
-    def __init__(self, players: Sequence[PolicyPlayer], dataset: Dataset, database: str, console: Console) -> None:
+    def __init__(self, policies: Sequence[PolicySession], database: str, console: Console) -> None:
         self._loop = RolloutLoop()
-        self._asked = [Asked(player, dataset) for player in players]
+        self._policies = policies
         self._database = database
         self._console = console
 
     def tables(self) -> str:
         """Name the database and its tables."""
-        return f"{self._database}: {', '.join(self._asked[0].tables(self._database))}"
+        return f"{self._database}: {', '.join(self._policies[0].tables(self._database))}"
 
     def ask(self, question: str) -> bool:
         """Show how each policy answers; return whether all did. KeyboardInterrupt leaves the question."""
-        replies = [self._ask(asked, question) for asked in self._asked]
+        replies = [self._ask(policy, question) for policy in self._policies]
         return all(reply.answer for reply in replies)
+
+    def converse(self) -> None:
+        """Answer what is typed until the person leaves."""
+        tables = self.tables()
+        self._console.print(Text(HELP, style="dim"))
+        self._console.print(Text(tables))
+        read = line_reader("chat", lambda: [*_COMMANDS, *dict.fromkeys(re.findall(r"\w+", tables))])
+        while True:
+            try:
+                entry = read("question> ")
+            except (EOFError, KeyboardInterrupt):
+                break
+            match entry.casefold():
+                case "":
+                    continue
+                case "help" | "?":
+                    self._console.print(Text(HELP, style="dim"))
+                case "tables":
+                    self._console.print(Text(tables))
+                case "quit" | "exit":
+                    break
+                case _:
+                    try:
+                        self.ask(entry)
+                    except KeyboardInterrupt:
+                        self._console.print(Text("interrupted", style="red"))
+        self._console.print("Goodbye.")
+
+    def _ask(self, policy: PolicySession, question: str) -> Reply:
+        shown = count(1)
+
+        def show(turn: Turn) -> None:
+            _show_turn(self._console, next(shown), turn)
+
+        if len(self._policies) > 1:
+            self._console.rule(Text(policy.name), align="left")
+        with self._console.status(f"{policy.name} is playing"):
+            reply = self._loop.run(policy.ask(question, self._database, show))
+        _show_reply(self._console, reply)
+        return reply
 
     def close(self) -> None:
         """Release the policies."""
-        for asked in self._asked:
-            self._loop.run(asked.aclose())
+        for policy in self._policies:
+            self._loop.run(policy.aclose())
         self._loop.close()
 
-    def _ask(self, asked: Asked, question: str) -> Reply:
-        console = self._console
-        name = asked.player.name
-        if len(self._asked) > 1:
-            console.rule(Text(name), align="left")
-        with console.status(f"{name} is playing"):
-            reply = self._loop.run(asked.ask(question, self._database, _Turns(console).show))
-        _show_reply(console, reply)
-        return reply
 
+def _show_turn(console: Console, number: int, turn: Turn) -> None:
+    def below(text: str, style: str = "") -> None:
+        console.print(Text(indent(text, _INDENT), style=style))
 
-class _Turns:
-    """Shows turns, numbered."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._shown = 0
-
-    def show(self, turn: Turn) -> None:
-        self._shown += 1
-        action = written(turn)
-        words = turn.text.strip()
-        if not turn.parseable:
-            self._below("no action; taken as a query:", "dim")
-        elif words != action:
-            self._below(words if len(words) <= _LONGEST_WORDS else words[: _LONGEST_WORDS - 1] + "…", "dim")
-        first, *more = action.split("\n")
-        self._console.print(Text.assemble((f"{self._shown:>2} ", "dim"), ("\n   ".join([first, *more]), "bold")))
-        if turn.error:
-            self._below(turn.error, "red")
-        elif turn.action_type != ActionType.ANSWER:
-            self._below(turn.result)
-
-    def _below(self, text: str, style: str = "") -> None:
-        self._console.print(Text(indent(text, _INDENT), style=style))
-
-
-def written(turn: Turn) -> str:
-    """Return a turn's action in one form, whatever the policy's format is."""
-    try:
-        return format_action(turn.action_type, turn.argument)
-    except ValueError:
-        return f"{turn.action_type} {turn.argument}".strip()
+    action, words = written(turn), turn.text.strip()
+    if not turn.parseable:
+        below("no action; taken as a query:", "dim")
+    elif words != action:
+        below(words if len(words) <= _MAX_TEXT else words[: _MAX_TEXT - 1] + "…", "dim")
+    first, *more = action.split("\n")
+    console.print(Text.assemble((f"{number:>2} ", "dim"), ("\n   ".join([first, *more]), "bold")))
+    if turn.error:
+        below(turn.error, "red")
+    elif turn.action_type != ActionType.ANSWER:
+        below(turn.result)
 
 
 def _show_reply(console: Console, reply: Reply) -> None:
@@ -108,8 +128,4 @@ def _show_reply(console: Console, reply: Reply) -> None:
         console.print(f"{reply.agreed} of {reply.samples} samples gave this answer")
     tokens = sum(episode.row.env_mask)
     took = "" if episode.timing is None else f", {episode.timing.ended - episode.timing.started:.1f} s"
-    console.print(Text(f"{_counted(len(episode.turns), 'step')}, {_counted(tokens, 'token')}{took}\n", style="dim"))
-
-
-def _counted(n: int, what: str) -> str:
-    return f"{n:,} {what}" if n == 1 else f"{n:,} {what}s"
+    console.print(Text(f"{counted(len(episode.turns), 'step')}, {counted(tokens, 'token')}{took}\n", style="dim"))

@@ -1,6 +1,6 @@
 """`sqlenv play`: a person plays an episode in the terminal, with the rewards that a policy would get.
 
-What a person asks about the game (`help`, `tables`, `hint`) is answered here and costs nothing. When the episode is
+What a person asks about the game (`help`, `tables`) is answered here and costs nothing. When the episode is
 over or left, the gold query and the gold answer are shown, where they are known: they never leave a server.
 """
 
@@ -10,36 +10,31 @@ import argparse
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
-from sqlglot import exp
 
 from env_server.client import SyncSQLEnvClient
 from env_server.data.loading import DEFAULT_SPEC, SYNTAX, load_dataset
-from env_server.dataset import Gold, Question, Split
+from env_server.dataset import Question, Split
 from env_server.environment import SQLEnvironment
 from env_server.factory import EnvironmentFactory
 from env_server.judging.answers import format_answer
-from env_server.sql.parsing import parse_query
 from env_server.types import ActionType, AnswerMode, SQLObservation
 from sqlenv.parser import Parser, choice
 from trainer.chat.actions import parse_action
-from trainer.cli.line_editor import LineEditor
+from trainer.cli.terminal import line_reader
 from trainer.config import ENV_HELP, TOKEN_HELP, token_of
 from trainer.rollout.environments import LOCAL
-from trainer.rollout.players import mentioned_tables, table_names
 
 HELP = """\
 DESCRIBE table     columns, types, keys and row count
 SAMPLE table       a few rows
 QUERY select ...   one read-only statement
 ANSWER value       ends it: a value; a, b, c; or rows as a | b, one per line
-help, tables, hint cost nothing; quit, or Ctrl-D, leaves
-a line that ends with \\ goes on in the next; arrow keys edit, Tab completes"""
-_COMMANDS = ("help", "tables", "hint", "quit")
+help and tables cost nothing; quit, or Ctrl-D, leaves; arrow keys edit, Tab completes"""
+_COMMANDS = ("help", "tables", "quit")
 _GOLD_ROWS = 20
 """Rows of the gold answer that are shown."""
 
@@ -79,9 +74,8 @@ def run(argv: Sequence[str]) -> int:
         question = environment.question if isinstance(environment, SQLEnvironment) else None
         console.print(Panel(Text(f"{observation.question}\n\n{observation.schema_info}"), title="a hidden database"))
         console.print(Text(HELP, style="dim"))
-        game = _Game(console, environment, question, observation)
         try:
-            finished = game.play()
+            finished = _play(console, environment, observation)
         except (EOFError, KeyboardInterrupt):
             console.print()
             finished = False
@@ -104,54 +98,31 @@ def _open(args: argparse.Namespace) -> Iterator[SQLEnvironment | SyncSQLEnvClien
             yield client
 
 
-@dataclass
-class _Game:
-    """An episode and who plays it. `question` is known where the environment is in this process."""
+def _play(console: Console, environment: SQLEnvironment | SyncSQLEnvClient, observation: SQLObservation) -> bool:
+    """Play to the end, and return whether that was reached. Raises EOFError, KeyboardInterrupt."""
+    total = 0.0
 
-    console: Console
-    environment: SQLEnvironment | SyncSQLEnvClient
-    question: Question | None
-    observation: SQLObservation
-    total: float = 0.0
-    hints_given: int = 0
+    def words() -> list[str]:
+        """Actions, commands, and the names that the episode has shown."""
+        return [*ActionType, *_COMMANDS, *dict.fromkeys(re.findall(r"\w+", observation.schema_info))]
 
-    def play(self) -> bool:
-        """Play to the end, and return whether that was reached. Raises EOFError, KeyboardInterrupt."""
-        editor = LineEditor("play", self._words)
-        while not self.observation.done:
-            entry = editor.read(f"[{self.observation.budget_remaining} left] > ")
-            match entry.casefold():
-                case "":
-                    continue
-                case "help" | "?":
-                    self._say(HELP)
-                case "tables":
-                    self._say(self.observation.schema_info)
-                case "hint":
-                    self._say(self._hint())
-                case "quit" | "exit":
-                    return False
-                case _:
-                    self.observation = self.environment.step(parse_action(entry).action)
-                    self.total += self.observation.reward
-                    _show(self.console, self.observation, self.total)
-        return True
-
-    def _say(self, text: str) -> None:
-        self.console.print(Text(text, style="dim"))
-
-    def _hint(self) -> str:
-        if self.question is None:
-            return "No hint: hints come from the gold query, which never leaves the server."
-        known = hints(self.question, table_names(self.observation))
-        if self.hints_given == len(known):
-            return "That was all. quit shows the gold query."
-        self.hints_given += 1
-        return known[self.hints_given - 1]
-
-    def _words(self) -> list[str]:
-        """What Tab completes: actions, commands, and the names that the episode has shown."""
-        return [*ActionType, *_COMMANDS, *dict.fromkeys(re.findall(r"\w+", self.observation.schema_info))]
+    read = line_reader("play", words)
+    while not observation.done:
+        entry = read(f"[{observation.budget_remaining} left] > ")
+        match entry.casefold():
+            case "":
+                continue
+            case "help" | "?":
+                console.print(Text(HELP, style="dim"))
+            case "tables":
+                console.print(Text(observation.schema_info, style="dim"))
+            case "quit" | "exit":
+                return False
+            case _:
+                observation = environment.step(parse_action(entry).action)
+                total += observation.reward
+                _show(console, observation, total)
+    return True
 
 
 def _show(console: Console, observation: SQLObservation, total: float) -> None:
@@ -177,52 +148,3 @@ def _show_gold(console: Console, question: Question | None) -> None:
         if not text:
             continue
         console.print(Text.assemble((label, "dim"), "\n" if "\n" in text else "  ", text))
-
-
-_CLAUSES: tuple[tuple[type[exp.Expression], str], ...] = (
-    (exp.Join, "joins tables"),
-    (exp.Where, "keeps the rows that meet a condition (WHERE)"),
-    (exp.Group, "groups rows (GROUP BY)"),
-    (exp.Having, "keeps the groups that meet a condition (HAVING)"),
-    (exp.Distinct, "counts or shows equal rows once (DISTINCT)"),
-    (exp.Order, "orders rows (ORDER BY)"),
-    (exp.Limit, "takes the first rows (LIMIT)"),
-    (exp.SetOperation, "combines queries (UNION, INTERSECT or EXCEPT)"),
-)
-
-
-def hints(question: Question, tables: Sequence[str]) -> tuple[str, ...]:
-    """Return the hints for a question about a database with these tables."""
-    if not question.gold_sql:
-        return (_shape(question.gold),)
-    used = mentioned_tables(question.gold_sql, tables)
-    named = f"The query needs {_listed(used)}, of {_counted(len(tables), 'table')}."
-    return (named, *_steps(question.gold_sql), _shape(question.gold))
-
-
-def _steps(sql: str) -> tuple[str, ...]:
-    """What the query does; nothing is said of one that sqlglot does not read."""
-    query = parse_query(sql)
-    if query is None:
-        return ()
-    steps = [words for kind, words in _CLAUSES if query.find(kind) is not None]
-    if len(list(query.find_all(exp.Select))) > 1 + len(list(query.find_all(exp.SetOperation))):
-        steps.append("has a query inside")
-    functions = sorted({node.sql_name() for node in query.find_all(exp.AggFunc)})
-    if functions:
-        steps.append(f"uses {_listed(functions)}")
-    return (f"It {_listed(steps)}." if steps else "It reads columns as they are.",)
-
-
-def _shape(gold: Gold) -> str:
-    rows, columns = _counted(len(gold.rows), "row"), _counted(gold.width, "column")
-    return f"The answer has {rows} and {columns}" + (", and their order counts." if gold.ordered else ".")
-
-
-def _counted(n: int, what: str) -> str:
-    return f"{n} {what}" if n == 1 else f"{n} {what}s"
-
-
-def _listed(names: Sequence[str]) -> str:
-    *before, last = names
-    return f"{', '.join(before)} and {last}" if before else last

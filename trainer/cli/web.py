@@ -15,11 +15,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, FastAPI, HTTPException
+from fastapi import Depends, FastAPI, HTTPException
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -30,8 +30,7 @@ from env_server.service.app import create_app
 from env_server.service.pages import LOCAL_NAMES, SECURITY_HEADERS
 from env_server.service.serve import serve
 from env_server.service.settings import ServiceSettings, is_loopback, read_settings
-from trainer.cli.conversation import written
-from trainer.cli.session import Asked, PolicyPlayer, Reply
+from trainer.cli.session import PolicySession, Reply, written
 from trainer.config import TOKEN_VARIABLE, ConfigError
 from trainer.rollout.episodes import Outcome, Turn
 
@@ -57,7 +56,7 @@ class Wanted(BaseModel):
 
 
 def serve_policies(
-    players: Sequence[PolicyPlayer], dataset: Dataset, host: str, port: int, announce: Callable[[str], None]
+    policies: Sequence[PolicySession], dataset: Dataset, host: str, port: int, announce: Callable[[str], None]
 ) -> int:
     """Serve the playground with these policies until a stop signal; return the exit status.
 
@@ -69,48 +68,42 @@ def serve_policies(
         )
     flags = {"host": host, "port": port, "workers": 1, "query_workers": "1,1", "grace_s": 0, "log_level": "warning"}
     settings, _ = read_settings([word for name, value in flags.items() for word in (f"--{name}", str(value))])
-    asked = [Asked(player, dataset) for player in players]
 
     def application(settings: ServiceSettings, dataset: Dataset) -> FastAPI:
-        return with_policies(settings, dataset, asked)
+        return with_policies(settings, dataset, policies)
+
+    async def close() -> None:
+        for policy in policies:
+            await policy.aclose()
 
     try:
         return serve(settings, application, load=lambda _: dataset, announce=announce)
     finally:
-        asyncio.run(_close(asked))
+        asyncio.run(close())
 
 
-def with_policies(settings: ServiceSettings, dataset: Dataset, asked: Sequence[Asked]) -> FastAPI:
+def with_policies(settings: ServiceSettings, dataset: Dataset, policies: Sequence[PolicySession]) -> FastAPI:
     """Return the environment's application with policies in its playground."""
-    names = tuple(each.player.name for each in asked)
-    app = create_app(settings, dataset, policies=names)
-    app.include_router(router(asked, app.state.service.authorize))
+    app = create_app(settings, dataset, policies=tuple(policy.name for policy in policies))
+
+    @app.post("/policies/{number}/play", dependencies=[Depends(app.state.service.authorize)], include_in_schema=False)
+    async def play(number: int, wanted: Wanted) -> StreamingResponse:
+        if not 0 <= number < len(policies):
+            raise HTTPException(404, f"there is no policy {number}")
+        headers = {**SECURITY_HEADERS, "Cache-Control": "no-store"}
+        lines = played_lines(policies[number], wanted)
+        return StreamingResponse(lines, media_type="application/x-ndjson", headers=headers)
+
     if settings.token is None:
         # Else a page elsewhere could read along, by a name of its own that it lets lead here.
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*LOCAL_NAMES, settings.host, f"[{settings.host}]"])
     return app
 
 
-def router(asked: Sequence[Asked], authorized: Callable[..., Awaitable[None]]) -> APIRouter:
-    """Return the route; `authorized` is a FastAPI dependency that raises where a request lacks the server's token."""
-    routes = APIRouter()
-
-    @routes.post("/policies/{number}/play", dependencies=[Depends(authorized)], include_in_schema=False)
-    async def play(number: int, wanted: Wanted) -> StreamingResponse:
-        if not 0 <= number < len(asked):
-            raise HTTPException(404, f"there is no policy {number}")
-        headers = {**SECURITY_HEADERS, "Cache-Control": "no-store"}
-        return StreamingResponse(
-            played_lines(asked[number], wanted), media_type="application/x-ndjson", headers=headers
-        )
-
-    return routes
-
-
-async def played_lines(asked: Asked, wanted: Wanted) -> AsyncGenerator[str]:
+async def played_lines(policy: PolicySession, wanted: Wanted) -> AsyncGenerator[str]:
     """Play, and yield what happens; a reader that goes away ends the play."""
     events: asyncio.Queue[Event | None] = asyncio.Queue()
-    playing = asyncio.create_task(_play(asked, wanted, events.put_nowait))
+    playing = asyncio.create_task(_play(policy, wanted, events.put_nowait))
     playing.add_done_callback(lambda _: events.put_nowait(None))
     try:
         while (event := await events.get()) is not None:
@@ -122,19 +115,19 @@ async def played_lines(asked: Asked, wanted: Wanted) -> AsyncGenerator[str]:
             await playing
 
 
-async def _play(asked: Asked, wanted: Wanted, tell: Callable[[Event], None]) -> None:
+async def _play(policy: PolicySession, wanted: Wanted, send: Callable[[Event], None]) -> None:
     def on_turn(turn: Turn) -> None:
-        tell(_turn_event(turn))
+        send(_turn_event(turn))
 
     try:
         if wanted.question_id is not None:
-            reply = await asked.ask_known(wanted.question_id, on_turn)
+            reply = await policy.ask_known(wanted.question_id, on_turn)
         else:
-            reply = await asked.ask(str(wanted.question), wanted.database, on_turn)
+            reply = await policy.ask(str(wanted.question), wanted.database, on_turn)
     except SQLEnvError as error:
-        tell({"type": "error", "message": str(error)})
+        send({"type": "error", "message": str(error)})
         return
-    tell(_reply_event(reply))
+    send(_reply_event(reply))
 
 
 def _turn_event(turn: Turn) -> Event:
@@ -168,8 +161,3 @@ def _reply_event(reply: Reply) -> Event:
         "tokens": sum(episode.row.env_mask),
         "seconds": None if timing is None else timing.ended - timing.started,
     }
-
-
-async def _close(asked: Sequence[Asked]) -> None:
-    for each in asked:
-        await each.aclose()

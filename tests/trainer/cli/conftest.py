@@ -8,14 +8,15 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from benchmarks.simulated import SimulatedEngine, TurnRequest
+from env_server.dataset import Dataset
 from policies.tiny.tokenizer import build_tokenizer
 from trainer.chat.format import ChatFormat
-from trainer.cli.session import PolicyPlayer
+from trainer.cli.session import PolicySession
 from trainer.engines import token_budget
 from trainer.policy import PlaySettings
 from trainer.rollout.client import RolloutSettings
 
-Reciting = Callable[..., PolicyPlayer]
+Reciting = Callable[..., PolicySession]
 
 
 @pytest.fixture(scope="session")
@@ -24,7 +25,7 @@ def words() -> PreTrainedTokenizerBase:
 
 
 @pytest.fixture
-def reciting(words: PreTrainedTokenizerBase) -> Reciting:
+def reciting(words: PreTrainedTokenizerBase, pets: Dataset) -> Reciting:
     """Make a policy of a name that says these turns in every episode, under play settings; `before` each turn.
 
     Of a turn that is an iterator, each of `samples` says the next.
@@ -36,7 +37,8 @@ def reciting(words: PreTrainedTokenizerBase) -> Reciting:
         play: PlaySettings | None = None,
         before: Callable[[int], None] = lambda _: None,
         samples: int = 1,
-    ) -> PolicyPlayer:
+        dataset: Dataset = pets,
+    ) -> PolicySession:
         play = play or PlaySettings()
         chat = ChatFormat(words, play.chat)
 
@@ -47,6 +49,6 @@ def reciting(words: PreTrainedTokenizerBase) -> Reciting:
 
         engine = SimulatedEngine(say, stop_ids=chat.stop_ids)
         settings = RolloutSettings(token_budget(play, 8_192, chat), temperature=0.0)
-        return PolicyPlayer(name, play, engine, chat, settings, samples)
+        return PolicySession(name, dataset, play, engine, chat, settings, samples)
 
     return make

@@ -11,11 +11,10 @@ from contextlib import closing, contextmanager
 import pytest
 from rich.console import Console
 
-from env_server.dataset import Dataset
 from env_server.types import AnswerMode
 from tests.trainer.cli.conftest import Reciting
 from trainer.cli.conversation import Conversation
-from trainer.cli.session import PolicyPlayer
+from trainer.cli.session import PolicySession
 from trainer.policy import PlaySettings
 
 QUERY = "SELECT name FROM pets WHERE species = 'cat'"
@@ -43,30 +42,30 @@ which this query returned:
 
 
 @contextmanager
-def conversing(players: Sequence[PolicyPlayer], dataset: Dataset) -> Iterator[tuple[Conversation, io.StringIO]]:
+def conversing(policies: Sequence[PolicySession]) -> Iterator[tuple[Conversation, io.StringIO]]:
     out = io.StringIO()
-    with closing(Conversation(players, dataset, "pets", Console(file=out, width=120))) as conversation:
+    with closing(Conversation(policies, "pets", Console(file=out, width=120))) as conversation:
         yield conversation, out
 
 
-def test_turns_and_the_reply(reciting: Reciting, pets: Dataset) -> None:
+def test_turns_and_the_reply(reciting: Reciting) -> None:
     said = ("DESCRIBE owners", f"Cats, then.\nQUERY {QUERY}", "or so", "ANSWER Tom, Kit")
-    with conversing([reciting(*said)], pets) as (conversation, out):
+    with conversing([reciting(*said)]) as (conversation, out):
         assert conversation.tables() == "pets: owners, pets"
         assert conversation.ask("Which cats are there?")
     assert out.getvalue().startswith(SHOWN)
 
 
-def test_an_answer_that_is_a_query(reciting: Reciting, pets: Dataset) -> None:
+def test_an_answer_that_is_a_query(reciting: Reciting) -> None:
     player = reciting(f"ANSWER {QUERY}", play=PlaySettings(answer_mode=AnswerMode.SQL))
-    with conversing([player], pets) as (conversation, out):
+    with conversing([player]) as (conversation, out):
         assert conversation.ask("Which cats are there?")
     assert f"the answer is what this query returns:\n{QUERY}\nname\nTom\nKit\n" in out.getvalue()
 
 
-def test_one_of_two_without_an_answer(reciting: Reciting, pets: Dataset) -> None:
+def test_one_of_two_without_an_answer(reciting: Reciting) -> None:
     silent = reciting("SAMPLE pets", name="silent", play=PlaySettings(step_budget=1))
-    with conversing([reciting("ANSWER 2"), silent], pets) as (conversation, out):
+    with conversing([reciting("ANSWER 2"), silent]) as (conversation, out):
         assert not conversation.ask("How many cats are there?")
     first, second = out.getvalue().split("silent ─", 1)
     assert first.startswith("parrot ─")
@@ -82,7 +81,7 @@ def keyboard() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-def test_ctrl_c_leaves_the_question_and_not_the_conversation(reciting: Reciting, pets: Dataset, keyboard: None) -> None:
+def test_ctrl_c_leaves_the_question_and_not_the_conversation(reciting: Reciting, keyboard: None) -> None:
     pressed = threading.Event()
 
     def press(turn: int) -> None:
@@ -91,7 +90,7 @@ def test_ctrl_c_leaves_the_question_and_not_the_conversation(reciting: Reciting,
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     player = reciting(*["SAMPLE pets"] * 50, "ANSWER 2", play=PlaySettings(step_budget=60), before=press)
-    with conversing([player], pets) as (conversation, out):
+    with conversing([player]) as (conversation, out):
         with pytest.raises(KeyboardInterrupt):
             conversation.ask("How many cats are there?")
         shown = len(out.getvalue())

@@ -14,7 +14,7 @@ import pytest
 from env_server.dataset import Dataset
 from env_server.service.settings import ServiceSettings
 from tests.trainer.cli.conftest import Reciting
-from trainer.cli.session import Asked, PolicyPlayer
+from trainer.cli.session import PolicySession
 from trainer.cli.web import Wanted, played_lines, serve_policies, with_policies
 from trainer.config import ConfigError
 
@@ -24,15 +24,14 @@ TURNS = ("DESCRIBE pets", f"I count them.\nQUERY {COUNT}", "ANSWER 2")
 
 @asynccontextmanager
 async def client(
-    dataset: Dataset, *players: PolicyPlayer, token: str | None = None
+    dataset: Dataset, *policies: PolicySession, token: str | None = None
 ) -> AsyncIterator[httpx.AsyncClient]:
-    asked = [Asked(player, dataset) for player in players]
     settings = ServiceSettings.model_validate({"port": 0, "token": token})
-    app = with_policies(settings, dataset, asked)
+    app = with_policies(settings, dataset, policies)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
         yield http
-    for each in asked:
-        await each.aclose()
+    for policy in policies:
+        await policy.aclose()
 
 
 async def play(http: httpx.AsyncClient, number: int = 0, **wanted: str) -> list[dict[str, Any]]:
@@ -121,9 +120,9 @@ def test_other_machines_need_a_token(reciting: Reciting, pets: Dataset, monkeypa
 
 
 async def test_who_goes_away_ends_the_play(reciting: Reciting, pets: Dataset) -> None:
-    asked = Asked(reciting(*["SAMPLE pets"] * 15), pets)
-    lines = played_lines(asked, Wanted(question="How many?"))
+    policy = reciting(*["SAMPLE pets"] * 15)
+    lines = played_lines(policy, Wanted(question="How many?"))
     assert json.loads(await anext(lines))["action"] == "SAMPLE"
     await lines.aclose()
     assert asyncio.all_tasks() == {asyncio.current_task()}
-    await asked.aclose()
+    await policy.aclose()
