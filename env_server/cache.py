@@ -31,7 +31,7 @@ import platformdirs
 
 from env_server.errors import DataError
 
-VERSION = 1
+VERSION = 2
 """Goes up when anything that is kept would come out differently: rows, labels, test databases, imported tables."""
 CACHE_VARIABLE = "SQLENV_CACHE_DIR"
 KEPT_DAYS = 90

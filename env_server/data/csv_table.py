@@ -29,6 +29,9 @@ from env_server.errors import DataError
 
 CSV_SUFFIXES = (".csv", ".tsv")
 DELIMITERS = (",", ";", "\t", "|")
+MAX_CELL_CHARS = 100_000_000
+"""Of a longer one, a quote is missing."""
+csv.field_size_limit(MAX_CELL_CHARS)
 _DIALECT: dict[str, Any] = {"skipinitialspace": True, "strict": True}
 _SAMPLE_CHARS = 65_536
 _SAMPLE_RECORDS = 200

@@ -8,10 +8,11 @@ values must meet often enough in a test database.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import sqlglot
 from sqlglot import exp
 
 from env_server.dataset import SQLValue
@@ -100,6 +101,18 @@ def place_of(column: exp.Column, tables: Mapping[str, Table]) -> Place | None:
                 return table.name.casefold(), name
         select = select.find_ancestor(exp.Select)
     return None
+
+
+def replace_tables(tree: exp.Expression, schema: Schema, rows: Callable[[Table], str]) -> None:
+    """Read a subquery in the place of each table that a query names. `rows`: what it says."""
+    tables = {table.name.casefold(): table for table in schema.tables}
+    shadowed = {each.alias.casefold() for each in tree.find_all(exp.CTE)}
+    for node in list(tree.find_all(exp.Table)):
+        table = tables.get(node.name.casefold())
+        if table is not None and node.name.casefold() not in shadowed:
+            query = sqlglot.parse_one(rows(table), read="sqlite")
+            alias = exp.TableAlias(this=exp.to_identifier(node.alias or node.name, quoted=True))
+            node.replace(exp.Subquery(this=query, alias=alias, joins=node.args.get("joins")))
 
 
 def _read_comparison(found: QueryConstants, tables: Mapping[str, Table], node: exp.Expression) -> None:

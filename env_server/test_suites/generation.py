@@ -69,11 +69,16 @@ CONFIGS = (
 
 def generate(
     profile: DatabaseProfile, constants: QueryConstants, rng: random.Random, config: FuzzConfig, insert: Insert
-) -> None:
-    """Make every table's rows and hand them to `insert`, parents first."""
+) -> set[str]:
+    """Make every table's rows and hand them to `insert`, parents first; return the tables that took none of theirs."""
     made: dict[str, Sequence[Row]] = {}
+    refusing: set[str] = set()
     for table in profile.tables:
-        made[table.name] = insert(table, _Filler(profile, constants, rng, config, made, table).rows())
+        rows = _Filler(profile, constants, rng, config, made, table).rows()
+        made[table.name] = insert(table, rows)
+        if rows and not made[table.name]:
+            refusing.add(table.name.casefold())
+    return refusing
 
 
 class _Filler:
@@ -219,6 +224,8 @@ def make_pool(
     near_size: int = 2,
 ) -> Pool:
     """Return a pool of about `size` values besides the constants, and `near_size` or more of those near them."""
+    if column.kind is Kind.JSON and column.values:  # constants are compared with what is in it
+        return Pool((), column.values)
     exact = [fit(value, column.kind) for value in constants if value not in patterns]
     # Texts that match a LIKE pattern: with nothing, and with something, for each wildcard.
     for pattern in patterns:

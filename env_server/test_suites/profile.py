@@ -11,6 +11,7 @@ is an error.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -36,12 +37,13 @@ T = TypeVar("T")
 
 
 class Kind(Enum):
-    """What a column's values are; the values decide, and the declared type where there are none."""
+    """What a column's values are; the values decide, and the declared type where there are none. JSON: no scalar."""
 
     INTEGER = "integer"
     REAL = "real"
     TEXT = "text"
     DATE = "date"
+    JSON = "json"
     OTHER = "other"
 
 
@@ -67,7 +69,10 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class TableProfile:
-    """One table. `unique`: sets of column indexes whose values together may occur once. `rows`: sampled rows."""
+    """One table. `unique`: sets of column indexes whose values together may occur once. `rows`: sampled rows.
+
+    `checked`: a check, a generated column or an index of an expression may refuse a row.
+    """
 
     name: str
     columns: tuple[ColumnProfile, ...]
@@ -161,7 +166,7 @@ def kind_of(values: Sequence[SQLValue], declared: str) -> Kind:
             case float():
                 kind = Kind.REAL
             case str():
-                kind = Kind.DATE if _DATE.fullmatch(value) else Kind.TEXT
+                kind = Kind.DATE if _DATE.fullmatch(value) else Kind.JSON if _is_json(value) else Kind.TEXT
             case _:
                 kind = Kind.OTHER
         counts[kind] += 1
@@ -177,9 +182,21 @@ def kind_of(values: Sequence[SQLValue], declared: str) -> Kind:
     return Kind.OTHER if "BLOB" in text else Kind.REAL
 
 
+def _is_json(text: str) -> bool:
+    if text.lstrip()[:1] not in ("{", "["):
+        return False
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
 def _table(sandbox: Sandbox, schema: Schema, name: str) -> TableProfile:
     # cid, name, type, notnull, dflt_value, pk, hidden (2 and 3: generated, which cannot be written)
-    info = [row for row in _rows(sandbox, f"PRAGMA main.table_xinfo({quote_identifier(name)})") if not row[6]]
+    every = _rows(sandbox, f"PRAGMA main.table_xinfo({quote_identifier(name)})")
+    info = [row for row in every if not row[6]]
+    computed = len(info) < len(every)
     place = {str(row[1]).casefold(): i for i, row in enumerate(info)}
     sample = read_sample(sandbox, name, [str(row[1]) for row in info], schema.find(name).row_count)
     columns = []
@@ -191,6 +208,7 @@ def _table(sandbox: Sandbox, schema: Schema, name: str) -> TableProfile:
     unique = {key} if key else set()
     for _, index, is_unique, *_ in _rows(sandbox, f"PRAGMA main.index_list({quote_identifier(name)})"):
         members = [row[2] for row in _rows(sandbox, f"PRAGMA main.index_info({quote_identifier(str(index))})")]
+        computed |= None in members
         if is_unique and all(str(member).casefold() in place for member in members):
             unique.add(frozenset(place[str(member).casefold()] for member in members))
     text = name.replace("'", "''")
@@ -201,7 +219,7 @@ def _table(sandbox: Sandbox, schema: Schema, name: str) -> TableProfile:
         unique=tuple(sorted(unique, key=sorted)),
         references=_references(schema, name, place),
         rows=spaced(sample, KEPT_ROWS),
-        checked=bool(ddl) and re.search(r"\bcheck\s*\(", str(ddl[0][0]), re.IGNORECASE) is not None,
+        checked=computed or (bool(ddl) and re.search(r"\bcheck\s*\(", str(ddl[0][0]), re.IGNORECASE) is not None),
     )
 
 

@@ -18,13 +18,13 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum, StrEnum
+from functools import partial
 from itertools import cycle, islice
 
 import apsw
-import sqlglot
 from sqlglot import exp
 
 from env_server.dataset import Gold, Row
@@ -33,9 +33,9 @@ from env_server.judging.verdict import judge_rows
 from env_server.settings import SandboxSettings, SQLRule
 from env_server.sql.hardness import orders_at_top_level
 from env_server.sql.sandbox import Sandbox
-from env_server.sql.schema import Schema, quote_identifier
+from env_server.sql.schema import Schema, Table, quote_identifier
 from env_server.sql.vfs import VFS_NAME
-from env_server.test_suites.constants import QueryConstants, parse, propagate, read_constants
+from env_server.test_suites.constants import QueryConstants, parse, propagate, read_constants, replace_tables
 from env_server.test_suites.generation import CONFIGS, generate
 from env_server.test_suites.mutants import Clause, read_clauses
 from env_server.test_suites.profile import DatabaseProfile, TableProfile
@@ -96,6 +96,7 @@ class Refusal(StrEnum):
     FAILS = "on small databases the gold query fails or needs too much work"
     TOO_LARGE = f"on small databases the gold query returns more than {MAX_RESULT_ROWS} rows"
     CHANCE = "what the gold query returns is left to chance"
+    NO_ROWS = "a table takes none of the rows made for it: a check, an index or a generated column refuses them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +161,9 @@ class SuiteMaker:
         for number, config in enumerate(cycle(CONFIGS)):
             with opened(self.empty) as connection:
                 rng = random.Random(f"{number}\n{sql}")
-                generate(self._profile, constants, rng, config, lambda table, rows: insert(connection, table, rows))
+                refusing = generate(self._profile, constants, rng, config, partial(insert, connection))
                 image = connection.serialize("main")
-            yield self._tried(image, queries)
+            yield Refusal.NO_ROWS if refusing & constants.tables else self._tried(image, queries)
 
     def _tried(self, image: bytes, queries: Sequence[str]) -> SuiteDatabase | Refusal:
         """Run the gold, and the gold in other orders, on a database."""
@@ -202,11 +203,18 @@ def strictest(image: bytes, results: Sequence[tuple[Row, ...]], *, ordered: bool
 
 
 def insert(connection: apsw.Connection, table: TableProfile, rows: Sequence[Row]) -> Sequence[Row]:
-    """Store rows and return those that the table took, which is all but what its constraints refuse."""
+    """Store rows and return those that the table took: what its constraints, indexes and columns refuse is left out."""
     names = ", ".join(quote_identifier(column.name) for column in table.columns)
     marks = ", ".join("?" * len(table.columns))
     name = quote_identifier(table.name)
-    connection.executemany(f"INSERT OR IGNORE INTO {name} ({names}) VALUES ({marks})", rows)
+    statement = f"INSERT OR IGNORE INTO {name} ({names}) VALUES ({marks})"
+    try:
+        with connection:
+            connection.executemany(statement, rows)
+    except apsw.Error:  # one cannot be stored: a generated column, an index or a check cannot be computed for it
+        for row in rows:
+            with suppress(apsw.Error):
+                connection.execute(statement, row)
     return connection.execute(f"SELECT {names} FROM {name}").fetchall()
 
 
@@ -249,8 +257,6 @@ def reordered(tree: exp.Expression, schema: Schema) -> list[str]:
     the result, upwards and downwards, and a DISTINCT row that stands for several stands where the first or the last of
     them would. What either changes, the query leaves to chance.
     """
-    columns = {table.name.casefold(): len(table.columns) for table in schema.tables}
-    shadowed = {each.alias.casefold() for each in tree.find_all(exp.CTE)}
     texts = []
     for order, descending in (("1 DESC", False), ("{last}, 1 DESC", True)):
         copy = tree.copy()
@@ -262,15 +268,13 @@ def reordered(tree: exp.Expression, schema: Schema) -> list[str]:
                 ties = (exp.Literal.number(place) for place in range(1, width + 1))
                 keys = (exp.Ordered(this=tie, desc=descending, nulls_first=not descending) for tie in ties)
                 clause.set("expressions", [*clause.expressions, *keys])
-        for table in list(copy.find_all(exp.Table)):
-            name = table.name.casefold()
-            if name in columns and name not in shadowed:
-                # The LIMIT keeps SQLite from dropping the sort.
-                by = order.format(last=columns[name])
-                rows = f"SELECT * FROM {quote_identifier(table.name)} ORDER BY {by} LIMIT -1"
-                query = sqlglot.parse_one(rows, read="sqlite")
-                alias = exp.TableAlias(this=exp.to_identifier(table.alias or table.name, quoted=True))
-                table.replace(exp.Subquery(this=query, alias=alias, joins=table.args.get("joins")))
+
+        def rows(table: Table, order: str = order) -> str:
+            # The LIMIT keeps SQLite from dropping the sort.
+            by = order.format(last=len(table.columns))
+            return f"SELECT * FROM {quote_identifier(table.name)} ORDER BY {by} LIMIT -1"
+
+        replace_tables(copy, schema, rows)
         texts.append(copy.sql(dialect="sqlite"))
     return texts
 

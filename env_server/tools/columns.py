@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from env_server.data.source_table import column_names
 from env_server.dataset import SQLValue
 from env_server.tools.cells import (
     AMBIGUOUS_FORM,
@@ -33,7 +34,7 @@ from env_server.tools.cells import (
 )
 from env_server.tools.findings import CellFix, Finding, Kind, Order, Place, Stated, TableFix
 from env_server.tools.keys import is_called_key, likely_references, table_keys
-from env_server.tools.survey import SENTINELS, ColumnSurvey, DatabaseSurvey, TableSurvey
+from env_server.tools.survey import SENTINELS, UNKNOWN_COLLATION, ColumnSurvey, DatabaseSurvey, TableSurvey
 
 MIN_CONSTANT_ROWS = 5
 MAX_DISTINCT_SHARE = 0.8
@@ -79,14 +80,15 @@ def check_header(cells: Sequence[str], rows: int, place: Place) -> Iterator[Find
         message = f"the first line has {', '.join(map(repr, data[:3]))}"
         yield Finding(Kind.NO_HEADER, message, "Put a line with the names of the columns above it", place=place)
         return
-    if "" in named:
-        number = named.index("") + 1
-        message = f"column {number} has no name, and was called column_{number}"
-        yield Finding(Kind.RENAMED_COLUMN, message, "Give it a name, or leave it out", place=place)
-    folded = [cell.casefold() for cell in named]
-    if twice := next((cell for i, cell in enumerate(named) if cell and folded[i] in folded[:i]), ""):
-        message = f"two columns are called {twice!r}; the second was called {twice}_2"
-        yield Finding(Kind.RENAMED_COLUMN, message, "Give each a name of its own", place=place)
+    renamed = [(old, new) for old, new in zip(named, column_names(cells), strict=True) if old != new]
+    blank = [
+        f"column {new.removeprefix('column_')} has no name, and was called {new}" for old, new in renamed if not old
+    ]
+    twice = [f"another column is called {old!r}, and was called {new}" for old, new in renamed if old]
+    for found, hint in ((blank, "Give it a name, or leave it out"), (twice, "Give each a name of its own")):
+        more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+        if found:
+            yield Finding(Kind.RENAMED_COLUMN, "; ".join(found[:_SHOWN]) + more, hint, place=place)
 
 
 def check_column(
@@ -98,8 +100,7 @@ def check_column(
     or by its name.
     """
     if column.problem:
-        message = f"it was too much to examine: {column.problem}"
-        yield Finding(Kind.NOT_EXAMINED, message, "Nothing is known of it. Examine it yourself")
+        yield _not_examined("it", column.problem)
     if column.problem or column.rows == 0:
         return
     yield from _emptiness(column)
@@ -119,8 +120,20 @@ def check_column(
     yield from special or _words(column, stripped)
 
 
+def _not_examined(what: str, problem: str) -> Finding:
+    if missing := UNKNOWN_COLLATION.search(problem):
+        hint = f"Copy the database without it: sqlite3 OLD .dump | sed 's/COLLATE {missing[1]}//I' | sqlite3 NEW"
+        message = f"{what} is sorted by {missing[1]!r}, and queries that need that order fail"
+        return Finding(Kind.UNKNOWN_COLLATION, message, hint)
+    hint = "Nothing is known of it. Examine it yourself"
+    return Finding(Kind.NOT_EXAMINED, f"{what} cannot be examined: {problem}", hint)
+
+
 def _check_rows(table: TableSurvey) -> Iterator[Finding]:
-    if not table.rows:
+    if table.problem:
+        if not any(UNKNOWN_COLLATION.search(column.problem) for column in table.columns):
+            yield _not_examined("an index of it" if UNKNOWN_COLLATION.search(table.problem) else "it", table.problem)
+    elif not table.rows:
         yield Finding(Kind.EMPTY_TABLE, "it has no rows", "Leave it out, or check that it was exported whole")
     if table.duplicates:
         row = ", ".join(_short(value) for value in table.duplicate[:6])

@@ -38,15 +38,14 @@ from env_server.test_suites.building import TITLE, build_suites
 from env_server.test_suites.store import Suites
 from env_server.tools.columns import check_header, check_tables
 from env_server.tools.findings import DESCRIPTIONS, Finding, Kind, Place, Recode, Severity, Stated
+from env_server.tools.golds import Trial, text_numbers, try_gold
 from env_server.tools.keys import check_keys, check_references, likely_references
 from env_server.tools.questions import (
-    Trial,
     check_exclusion,
     check_number,
     check_question,
     check_together,
     check_unasked,
-    try_gold,
 )
 from env_server.tools.survey import SURVEY_LIMITS, DatabaseSurvey, read_references, read_survey
 from env_server.types import ActionType, AnswerMode, SQLAction, Verdict
@@ -278,12 +277,13 @@ def _check_golds(
     asked = {question.question_id: question for question in raw.questions}
     for each in dataset.excluded:
         yield check_exclusion(each, asked[each.question_id], surveys.get(each.db_id))
-    text_numbers: dict[str, dict[tuple[str, str], str]] = {db_id: {} for db_id in surveys}
+    plain = {db_id: text_numbers(survey) for db_id, survey in surveys.items()}
+    written: dict[str, dict[tuple[str, str], str]] = {db_id: {} for db_id in surveys}
     for finding in findings:
         place = finding.place
-        if finding.kind is Kind.NUMBER_AS_TEXT:
-            name = (place.table.casefold(), place.column.casefold())
-            text_numbers[place.db_id][name] = f"{place.table}.{place.column}"
+        name = (place.table.casefold(), place.column.casefold())
+        if finding.kind is Kind.NUMBER_AS_TEXT and name not in plain[place.db_id]:
+            written[place.db_id][name] = f"{place.table}.{place.column}"
     environment = factory.make()
     known: dict[tuple[str, str], Trial] = {}
     for done, question in enumerate(dataset.questions):
@@ -298,10 +298,10 @@ def _check_golds(
             yield Finding(Kind.GOLD_REJECTED, message, "Correct the query, or remove the question", place=place)
         key = (question.db_id, question.gold_sql)
         if key not in known:
-            known[key] = try_gold(question, factory.pool, suites)
+            known[key] = try_gold(question, factory.pool, suites, plain[question.db_id])
         trials[question.question_id] = known[key]
         schema = surveys[question.db_id].schema
-        yield from check_question(question, known[key], text_numbers[question.db_id], schema)
+        yield from check_question(question, known[key], written[question.db_id], schema)
 
 
 def _matching(file: Path, finding: Finding) -> Iterator[int]:

@@ -50,6 +50,7 @@ class Kind(StrEnum):
     PRIMARY_KEY = "undeclared_primary_key"
     FOREIGN_KEY = "undeclared_foreign_key"
     BROKEN_REFERENCE = "broken_reference"
+    UNKNOWN_COLLATION = "unknown_collation"
 
     QUESTIONS = "question_file"
     NO_DATABASE = "no_database"
@@ -60,6 +61,7 @@ class Kind(StrEnum):
     GOLD_REJECTED = "gold_rejected"
     GOLD_TIE = "gold_depends_on_tie"
     GOLD_TEXT_NUMBERS = "gold_reads_text_as_numbers"
+    GOLD_LACKS_KEY = "gold_sorts_missing_values"
     GOLD_ZERO = "gold_zero"
     TRIVIAL = "trivially_answerable"
     REDUNDANT_CLAUSE = "redundant_clause"
@@ -75,7 +77,8 @@ _E, _W, _N = Severity.ERROR, Severity.WARNING, Severity.NOTE
 DESCRIPTIONS: Mapping[Kind, tuple[Severity, str]] = {
     Kind.UNREADABLE: (_E, "a file that cannot be read"),
     Kind.NOT_UTF8: (_E, "a file in another encoding than UTF-8"),
-    Kind.NOT_EXAMINED: (_N, "a column too large to examine"),
+    Kind.UNKNOWN_COLLATION: (_E, "an order of texts that only the program knows that wrote the database"),
+    Kind.NOT_EXAMINED: (_N, "a table or column that cannot be examined"),
     Kind.NO_HEADER: (_E, "a first line that looks like data, not like names"),
     Kind.RENAMED_COLUMN: (_W, "a header that is blank or occurs twice, so that its column was renamed"),
     Kind.EMPTY_TABLE: (_W, "a table without rows"),
@@ -106,7 +109,8 @@ DESCRIPTIONS: Mapping[Kind, tuple[Severity, str]] = {
     Kind.GOLD_TOO_LARGE: (_W, "a gold query with more rows than an answer can hold"),
     Kind.GOLD_REJECTED: (_E, "a gold answer that the environment judges wrong, so that nobody could be right"),
     Kind.GOLD_TIE: (_W, "a gold query whose result depends on a tie"),
-    Kind.GOLD_TEXT_NUMBERS: (_E, "a gold query that computes with numbers that are text"),
+    Kind.GOLD_TEXT_NUMBERS: (_E, "a gold query that computes with, compares or sorts numbers that are text"),
+    Kind.GOLD_LACKS_KEY: (_W, "a gold query whose ORDER BY with LIMIT keeps rows without a value to sort by"),
     Kind.GOLD_ZERO: (_N, "an answer of 0, which is the first guess of many"),
     Kind.TRIVIAL: (_W, "an answer that many wrong queries give as well"),
     Kind.REDUNDANT_CLAUSE: (_N, "a clause that does not change the answer, so that a query without it passes"),

@@ -1,37 +1,31 @@
-"""What is wrong with the questions: golds that fail, are empty, depend on a tie, or are easily answered by luck.
-
-`try_gold` runs the queries beside a gold that tell; the rest is pure.
-"""
+"""What is wrong with the questions: golds that fail, are empty, depend on a tie, are trivially answerable. Pure."""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 
 from sqlglot import exp
 
 from env_server.data.raw import RawQuestion
-from env_server.dataset import Dataset, Exclusion, ExclusionReason, Question, Split
-from env_server.errors import SQLError
+from env_server.dataset import Dataset, Exclusion, ExclusionReason, Question, Row, Split
 from env_server.judging.verdict import judge_rows
 from env_server.sql.lexer import tokens
-from env_server.sql.pool import Databases
 from env_server.sql.schema import Schema
 from env_server.sql.statements import MISSING_NAME
 from env_server.test_suites.constants import QueryConstants, parse, read_constants
-from env_server.test_suites.mutants import mutants, read_clauses
-from env_server.test_suites.store import Suites
-from env_server.test_suites.suite import reordered
 from env_server.tools.findings import Finding, Kind, Place, QuestionFix
-from env_server.tools.survey import DatabaseSurvey
+from env_server.tools.golds import TRIVIAL_SHARE, Trial
+from env_server.tools.survey import UNKNOWN_COLLATION, DatabaseSurvey
 
 FEW_TO_TRAIN = 8
 """A step of the shipped configs plays as many different questions."""
-_COMPUTED = (exp.Sum, exp.Avg, exp.Max, exp.Min, exp.Ordered, exp.Add, exp.Sub, exp.Mul, exp.Div)
-_COMPARED = (exp.GT, exp.GTE, exp.LT, exp.LTE, exp.EQ, exp.NEQ, exp.Between)
+_COMPUTED = (
+    *(exp.Sum, exp.Avg, exp.Max, exp.Min, exp.Ordered, exp.Add, exp.Sub, exp.Mul, exp.Div),
+    *(exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Between),
+)
 _EXCLUDED = {
     ExclusionReason.GOLD_FAILS: (Kind.GOLD_FAILS, "Correct the query"),
     ExclusionReason.GOLD_TOO_SLOW: (Kind.GOLD_FAILS, "Correct the query"),
@@ -43,75 +37,11 @@ _EXCLUDED = {
 }
 
 
-TRIVIAL_SHARE = 1 / 2
-"""A question is trivially answerable when this share of the mutants give its answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class MutantCounts:
-    """Mutants of a gold that a test database tells from it, and those that give its answer on the database itself.
-
-    In `value` mode nothing but the answer is judged, so an agent that asks like these is right by luck.
-    """
-
-    different: int
-    agreeing: int
-
-    def __str__(self) -> str:
-        return f"{self.agreeing} of {self.different} mutants of the query"
-
-    @property
-    def share(self) -> float:
-        """The share that agrees; 0 where there is no mutant."""
-        return self.agreeing / self.different if self.different else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """What a usable question's gold does on its database and its test databases.
-
-    `tied`: the same query, read in another order, gives another answer. `redundant`: clauses without which the answer
-    is the same. `untested`: clauses that no test database tests. `problem`: why there are no test databases. `mutants`:
-    None where none were made.
-    """
-
-    tied: bool = False
-    redundant: tuple[str, ...] = ()
-    untested: tuple[str, ...] = ()
-    problem: str = ""
-    mutants: MutantCounts | None = None
-
-
-def try_gold(question: Question, databases: Databases, suites: Suites | None) -> Trial:
-    """Try a gold query. `suites`: None where no test databases are to be made. Raises DataError."""
-    if not question.gold_sql:
-        return Trial()
-
-    def agrees(sql: str) -> bool | None:
-        """Tell whether a query gives the gold's answer; None where it cannot be run."""
-        try:
-            result = databases.query(question.db_id, sql, len(question.gold.rows) + 1)
-        except SQLError:
-            return None
-        return not result.more and judge_rows(result.rows, question.gold).correct
-
-    schema = databases.schema(question.db_id)
-    tree = parse(question.gold_sql, schema)
-    tied = tree is not None and any(agrees(sql) is False for sql in reordered(tree, schema))
-    clauses = () if tree is None else read_clauses(tree)
-    redundant = tuple(clause.text for clause in clauses if any(agrees(probe) for probe in clause.probes))
-    if suites is None:
-        return Trial(tied, redundant)
-    suite = suites.of(question)
-    asked = () if tree is None else mutants(tree, schema)
-    different = {sql for database in suite.databases for sql in database.rejected(asked)}
-    counts = MutantCounts(len(different), sum(bool(agrees(sql)) for sql in different))
-    return Trial(tied, redundant, suite.untested, suite.problem, counts)
-
-
 def check_exclusion(exclusion: Exclusion, question: RawQuestion, survey: DatabaseSurvey | None) -> Finding:
     """Say why a question is left out, and how its query may be meant."""
     kind, hint = _EXCLUDED[exclusion.reason]
+    if UNKNOWN_COLLATION.search(exclusion.detail):
+        hint = "The query may be right: copy the database without that order of texts"
     sql, correction = "", ""
     if survey is not None and kind is Kind.GOLD_FAILS:
         sql, correction = _known_name(question.sql, exclusion.detail, survey.schema)
@@ -123,17 +53,26 @@ def check_exclusion(exclusion: Exclusion, question: RawQuestion, survey: Databas
 
 
 def check_question(
-    question: Question, trial: Trial, text_numbers: Mapping[tuple[str, str], str], schema: Schema
+    question: Question, trial: Trial, written: Mapping[tuple[str, str], str], schema: Schema
 ) -> Iterator[Finding]:
-    """Yield what is wrong with a usable question. `text_numbers`: the columns of numbers that are text."""
+    """Yield what is wrong with a usable question. `written`: columns of numbers that SQLite does not read as such."""
 
     def finding(kind: Kind, message: str, hint: str) -> Finding:
         place = Place(question.db_id, question_id=question.question_id)
         return Finding(kind, f"{question.text!r}: {message}", hint, place=place)
 
-    for column in _computed_columns(question.gold_sql, schema, text_numbers) if text_numbers else ():
+    for column in _computed_columns(question.gold_sql, schema, written) if written else ():
         message = f"it computes with {column}, whose numbers are text; its answer is {_answer(question)}"
         yield finding(Kind.GOLD_TEXT_NUMBERS, message, "Make the column numbers, then look at the answer again")
+    if trial.in_numbers:
+        message = f"it reads {trial.in_numbers.cause} as text: its answer is {_answer(question)}, "
+        message += f"and {_shown(trial.in_numbers.rows)} with numbers"
+        yield finding(Kind.GOLD_TEXT_NUMBERS, message, "CAST it to a number in the query, or make the column numbers")
+    if trial.lacking:
+        message = f"it keeps rows without {trial.lacking.cause}, which it sorts by: its answer is {_answer(question)}, "
+        message += f"and {_shown(trial.lacking.rows)} without them"
+        hint = f"Add: {trial.lacking.cause} IS NOT NULL"
+        yield finding(Kind.GOLD_LACKS_KEY, message, hint)
     if trial.tied:
         what = "the order of the rows" if question.gold.ordered and not _is_limited(question.gold_sql) else "the result"
         message = f"{what} depends on a tie, and so on the order in which rows are stored ({question.gold_sql})"
@@ -259,7 +198,7 @@ def _is_computed(column: exp.Column) -> bool:
     above = column.parent
     while isinstance(above, exp.Paren | exp.Cast | exp.Distinct):
         above = above.parent
-    if isinstance(above, _COMPARED):
+    if isinstance(above, exp.EQ | exp.NEQ):
         return any(not each.is_string for each in above.find_all(exp.Literal))
     return isinstance(above, _COMPUTED)
 
@@ -269,7 +208,12 @@ def _is_limited(sql: str) -> bool:
 
 
 def _answer(question: Question) -> str:
-    rows = question.gold.rows
+    return _shown(question.gold.rows)
+
+
+def _shown(rows: Sequence[Row]) -> str:
+    if not rows:
+        return "nothing"
     text = "; ".join(", ".join("NULL" if cell is None else str(cell) for cell in row) for row in rows[:3])
     more = f" and {len(rows) - 3} more rows" if len(rows) > 3 else ""
     return (text if len(text) <= 60 else text[:60] + "...") + more

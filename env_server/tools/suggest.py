@@ -47,9 +47,9 @@ from env_server.test_suites.store import Suites
 from env_server.tools.columns import check_tables
 from env_server.tools.custom_schema import custom_schema
 from env_server.tools.findings import Severity, Stated
+from env_server.tools.golds import try_gold
 from env_server.tools.keys import check_keys, likely_references
-from env_server.tools.questions import try_gold
-from env_server.tools.survey import SURVEY_LIMITS, read_references, read_survey
+from env_server.tools.survey import SURVEY_LIMITS, TableSurvey, read_references, read_survey
 from env_server.tools.terminal import ask
 from env_server.types import ActionType, AnswerMode
 from sqlenv.parser import unwritable_file, whole_number
@@ -86,6 +86,10 @@ class Source:
     asked: tuple[RawQuestion, ...]
 
 
+class UnaskableError(DataError):
+    """A question cannot be asked: its query fails, its answer cannot be typed, depends on a tie, is guessed."""
+
+
 class Proposer:
     """Proposes and verifies; one database after the other."""
 
@@ -115,28 +119,30 @@ class Proposer:
                     yield question
 
     def verified(self, db_id: str, text: str, sql: str, family: str = "") -> Question:
-        """Return the question with its answer; raises DataError that says why it cannot be asked."""
+        """Return the question with its answer; raises UnaskableError that says why it cannot be asked."""
         try:
             result = self._pool.query(db_id, sql, max_gold_rows(AnswerMode.VALUE, self._settings.display))
         except SQLError as error:
-            raise DataError(f"the query fails: {error}") from error
+            raise UnaskableError(f"the query fails: {error}") from error
         problem = unusable(result, AnswerMode.VALUE, self._settings.display)
         if problem is not None:
-            raise DataError(problem.detail)
+            raise UnaskableError(problem.detail)
         gold = Gold(result.rows, orders_at_top_level(sql))
         question = Question(f"{db_id}-{text}", text, db_id, sql, hardness(sql), Split.TRAIN, gold, family)
         trial = try_gold(question, self._pool, None)
         if trial.tied:
-            raise DataError("the result depends on a tie")
+            raise UnaskableError("the result depends on a tie")
+        if trial.lacking:
+            raise UnaskableError(f"it keeps rows without {trial.lacking.cause}, which it sorts by")
         if trial.redundant:
-            raise DataError(f"the answer is the same without {trial.redundant[0]}")
+            raise UnaskableError(f"the answer is the same without {trial.redundant[0]}")
         trial = try_gold(question, self._pool, self._suites)
         if trial.problem:
-            raise DataError(trial.problem)
+            raise UnaskableError(trial.problem)
         if trial.mutants is not None and trial.mutants.share >= MAX_AGREEING_SHARE:
-            raise DataError(f"{trial.mutants} give the same answer")
+            raise UnaskableError(f"{trial.mutants} give the same answer")
         if trial.untested:
-            raise DataError(f"no test database tests {trial.untested[0]}")
+            raise UnaskableError(f"no test database tests {trial.untested[0]}")
         return question
 
     def _about(self, source: Source) -> Iterator[Question]:
@@ -165,7 +171,7 @@ class Proposer:
         known.add(sql)
         try:
             question = self.verified(db_id, candidate.text, candidate.sql, family)
-        except DataError:
+        except UnaskableError:
             return None
         known.add(words)
         return question
@@ -184,15 +190,22 @@ def read_custom_schema(source: Source) -> Database | None:
         try:
             survey = read_survey(sandbox, source.db_id, imported=source.imported)
             references = read_references(sandbox, likely_references(survey))
-            rows = {
-                table.name: read_sample(sandbox, table.name, [column.name for column in table.columns], table.rows)
-                for table in survey.tables
-            }
+            rows = {table.name: _sample(sandbox, table) for table in survey.tables}
         except SQLError as error:
             raise DataError(f"{source.path} cannot be read: {error}. Copy or export it again") from error
     found = [*check_tables(survey, Stated()), *check_keys(survey)]
     faulty = {(f.place.table, f.place.column) for f in found if f.severity is not Severity.NOTE and f.place.column}
     return custom_schema(survey, rows, references, faulty)
+
+
+def _sample(sandbox: Sandbox, table: TableSurvey) -> tuple[Row, ...]:
+    """Return some rows; none where SQLite lacks what the table needs, such as a collation. Raises SQLError."""
+    try:
+        return read_sample(sandbox, table.name, [column.name for column in table.columns], table.rows)
+    except SQLError as error:
+        if error.kind != "missing":
+            raise
+        return ()
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -307,7 +320,7 @@ def _edited(console: Console, proposer: Proposer, question: Question, what: str)
         return question
     try:
         return proposer.verified(question.db_id, text, sql, question.family)
-    except DataError as error:
+    except UnaskableError as error:
         console.print(f"That cannot be asked: {error}.", markup=False, soft_wrap=True)
         return question
 

@@ -7,6 +7,7 @@ plain numbers. Views and virtual tables are passed over.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -24,6 +25,8 @@ MAX_TEXT_CHARS = 200
 COMMON_NUMBERS = 12
 SENTINELS = tuple(sign * int("9" * length) for length in range(3, 10) for sign in (-1, 1))
 """Numbers that people write where there is none."""
+UNKNOWN_COLLATION = re.compile("no such collation sequence: (.+)")
+"""What SQLite says of an order of texts that the program defines which wrote the database."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,7 @@ class TableSurvey:
     """One table. `duplicates`: rows that occur already, one of which is `duplicate`.
 
     `last`: its last row, and `totals` the sum of each column before it, where rows come in the order of a file.
+    `problem`: why its rows cannot be counted.
     """
 
     schema: Table
@@ -67,6 +71,7 @@ class TableSurvey:
     duplicate: Row = ()
     last: Row = ()
     totals: Row = ()
+    problem: str = ""
 
     @property
     def name(self) -> str:
@@ -132,9 +137,14 @@ def read_references(sandbox: Sandbox, references: Iterable[Reference]) -> tuple[
 
 
 def _table(sandbox: Sandbox, table: Table, imported: bool) -> TableSurvey:
-    rows = table.row_count or 0
+    rows, problem = table.row_count or 0, ""
+    if table.row_count is None:
+        try:
+            rows = _int(_first(sandbox, f"SELECT COUNT(*) FROM {_main(table.name)}")[0])
+        except SQLError as error:
+            problem = error.message
     columns = tuple(_column(sandbox, table, column, rows) for column in table.columns)
-    survey = TableSurvey(table, columns, rows)
+    survey = TableSurvey(table, columns, rows, problem=problem)
     try:
         if rows and not any(column.unique or column.primary_key for column in columns):
             survey = _with_duplicates(sandbox, survey)

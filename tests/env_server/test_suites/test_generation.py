@@ -34,7 +34,7 @@ SQL = (
     "WHERE T1.species = 'cat' AND T1.age > 3 GROUP BY T2.city HAVING COUNT(*) > 2"
 )
 values = st.one_of(st.integers(-(10**9), 10**9), st.floats(-1e6, 1e6), st.text(max_size=12), st.none(), st.binary())
-kinds = st.sampled_from(list(Kind))
+kinds = st.sampled_from([kind for kind in Kind if kind is not Kind.JSON])
 
 
 def plan(path: Path) -> tuple[DatabaseProfile, QueryConstants]:

@@ -209,8 +209,9 @@ PLANTED = [
     ),
     Planted(
         Kind.RENAMED_COLUMN,
-        {"items.csv": table("item,price,Price,", "lamp,5,6,x", "desk,7,8,y")},
-        message="two columns are called 'Price'; the second was called Price_2",
+        {"items.csv": table("item,price,price,Price,price_2", "lamp,5,6,7,8", "desk,7,8,9,6")},
+        message="another column is called 'price', and was called price_3; another column is called 'Price', and was "
+        "called Price_4",
         fixed=False,
     ),
     Planted(

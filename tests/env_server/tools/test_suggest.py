@@ -15,7 +15,7 @@ from env_server.data.loading import load_dataset
 from env_server.data.question_files import SUGGESTED_FILE
 from env_server.errors import DataError
 from env_server.tools.commands import run
-from tests.env_server.tools.planted import CUSTOMERS, QUESTIONS
+from tests.env_server.tools.planted import CUSTOMERS, QUESTIONS, database
 
 Captured = pytest.CaptureFixture[str]
 
@@ -103,6 +103,16 @@ def test_tables_that_give_nothing_are_told(tmp_path: Path, capsys: Captured) -> 
     (tmp_path / "empty" / "items.csv").write_text("a\n1\n")
     assert run(["suggest", str(tmp_path / "empty"), "--yes"]) == 1
     assert "There is nothing to ask about" in capsys.readouterr().out
+
+
+def test_a_cache_that_cannot_be_written_is_named(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not tables that are too small: no question could be verified."""
+    (folder / "customers.csv").unlink()
+    database(folder, "shop.sqlite", "CREATE TABLE t (name, n); INSERT INTO t VALUES ('a', 1), ('b', 2), ('c', 3)")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "file"))
+    with pytest.raises(DataError, match=CACHE_VARIABLE):
+        run(["suggest", str(folder), "--yes"])
 
 
 def test_what_else_the_other_questions_state(folder: Path, tmp_path: Path) -> None:
