@@ -4,8 +4,8 @@ What the command promises:
 
 1. When every replica answers, standard output gets one line: their URLs, as `--vllm_server_base_url` takes them.
    All else goes to standard error, the servers' logs included unless `--log_dir` keeps them.
-2. It exits with the engine: when a replica ends, the others are stopped and the exit status is that replica's, but
-   never 0; with `--restart` the replica is started again instead. SIGTERM and SIGINT end all replicas, with status 0.
+2. A replica that ends after it has answered is started again; with `--no-restart` the others are stopped, and the exit
+   status is that replica's, but never 0. SIGTERM and SIGINT end all replicas, with status 0.
 3. No process is left behind: what does not end within the grace period is killed with its children, and a launcher
    that is killed takes its servers with it.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import sys
+from argparse import BooleanOptionalAction
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -159,7 +160,8 @@ def _parser() -> Parser:
     )
     add(
         "--restart",
-        action="store_true",
-        help="start a replica that dies again; the trainer brings its weights up to date",
+        action=BooleanOptionalAction,
+        default=True,
+        help="start a replica that dies again, and the trainer brings its weights up to date; or end with it",
     )
     return parser

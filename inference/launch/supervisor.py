@@ -42,7 +42,7 @@ class Supervision:
     """How to look after the replicas."""
 
     startup_timeout_s: float
-    restart: bool = False
+    restart: bool
     log_dir: Path | None = None
 
 

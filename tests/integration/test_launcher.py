@@ -54,7 +54,7 @@ def test_two_replicas_serve_and_end_together(tmp_path: Path) -> None:
     with (
         reserved_ports(2) as ports,
         errors.open("wb") as output,
-        launch(tmp_path, output, ports[0], "--replicas", "2") as launcher,
+        launch(tmp_path, output, ports[0], "--replicas", "2", "--no-restart") as launcher,
     ):
         assert launcher.stdout is not None
         urls = launcher.stdout.readline().strip().split(",")

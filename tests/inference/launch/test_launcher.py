@@ -264,11 +264,12 @@ def test_statuses_are_a_shells() -> None:
 
 
 def test_the_flags() -> None:
-    settings, options = read_arguments(["--model", "m", "--replicas", "2", "--restart", "--", "--swap-space", "1"])
+    settings, options = read_arguments(["--model", "m", "--replicas", "2", "--", "--swap-space", "1"])
     assert (settings.model, settings.replicas, settings.device, settings.weight_sync) == ("m", 2, None, None)
     assert settings.extra == ("--swap-space", "1")
     assert options.restart
-    settings, _ = read_arguments(["--model", "m", "--device", "cuda", "--weight_sync", "lora"])
+    settings, options = read_arguments(["--model", "m", "--device", "cuda", "--weight_sync", "lora", "--no-restart"])
+    assert not options.restart
     assert (settings.device, settings.weight_sync) == (Device.CUDA, WeightSyncMode.LORA)
 
 
