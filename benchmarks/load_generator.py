@@ -31,6 +31,10 @@ OBSERVATION = b'"observation"'
 HEAD_BYTES = 40
 """Bytes of a reply in which its type is looked for."""
 CONNECT_TIMEOUT_S = 60.0
+HANDSHAKE = (
+    b"GET /ws HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+)
 
 
 class Load(BaseModel):
@@ -175,10 +179,7 @@ class Session(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Ask for the upgrade."""
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.write(
-            b"GET /ws HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
-            b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n" % self._fleet.load.port
-        )
+        self._transport.write(HANDSHAKE)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Count it."""

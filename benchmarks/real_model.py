@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -102,15 +101,6 @@ class Experiment:
         control = self._control(warmed, self.recipe.control, minutes)
         with self._server(control) as server:
             self._evaluate("after_control", control, self.recipe.evaluation, server)
-
-    def trial(self, name: str, policy: str, keys: Mapping[str, Any]) -> None:
-        """Train a policy by GRPO for as many steps as the keys say, then evaluate it. Raises PhaseError."""
-        phase = self._begin(f"{name}/grpo")
-        with self._server(policy, training=True) as server:
-            made = train(phase, on_data(keys, self.data), self._training_flags(policy), server.url, math.inf)
-        trained = self._end(f"{name}/grpo", made)
-        with self._server(trained) as server:
-            self._evaluate(f"{name}/after", trained, self.recipe.evaluation, server)
 
     def _grpo(self, policy: str, data: str) -> tuple[str, float]:
         """Train by GRPO, stage by stage; return the policy and the minutes that its steps took."""
@@ -199,7 +189,7 @@ class LazyServer:
             self._process.__exit__(None, None, None)
 
 
-def same_as_before(folder: Path, asked: Mapping[str, Any], instead: str = "choose another --out") -> None:
+def same_as_before(folder: Path, asked: Mapping[str, Any]) -> None:
     """Keep what was asked for, or check that it is what the folder was begun with. Raises RecipeError."""
     path = folder / "asked.json"
     if not path.is_file():
@@ -207,7 +197,7 @@ def same_as_before(folder: Path, asked: Mapping[str, Any], instead: str = "choos
         return
     before = json.loads(path.read_bytes())
     if changed := [name for name in asked if before.get(name) != json.loads(json.dumps(asked[name]))]:
-        raise RecipeError(f"{folder} was begun with another {', '.join(changed)}; {instead}")
+        raise RecipeError(f"{folder} was begun with another {', '.join(changed)}; choose another --out")
 
 
 def publish(
