@@ -35,12 +35,13 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from env_server.data.cells import normal
 from env_server.data.database_files import DATABASE_SUFFIXES, file_problem, is_database_name, visible
 from env_server.data.json_files import QuestionFile, kind_of
 from env_server.data.layout import BIRD, SPIDER
 from env_server.data.question_files import OPTIONAL_KEYS, is_question_table, read_question_files
 from env_server.data.raw import RawDataset, RawQuestion
-from env_server.data.source_table import is_text
+from env_server.data.source_table import is_text, table_name
 from env_server.data.splits import split_databases, split_queries
 from env_server.data.tabular import TABLE_SUFFIXES, import_tables, is_table_file
 from env_server.dataset import Row, Split
@@ -117,13 +118,13 @@ def find_sources(folder: Path) -> Sources:
         raise DataError(f"{folder} {what}")
     _refuse_benchmarks(folder)
     named = folder if folder.name not in ("", "..") else folder.resolve()
-    name = named.name or "data"
-    groups = [(name, folder), *((inner.name, inner) for inner in visible(folder) if inner.is_dir())]
+    name = normal(named.name) or "data"
+    groups = [(name, folder), *((normal(inner.name), inner) for inner in visible(folder) if inner.is_dir())]
     usable: dict[str, Source] = {}
     broken: dict[str, str] = {}
     for group, place in groups:
         files = [file for file in visible(place) if file.is_file()]
-        sources = [Source(file.stem, (file,)) for file in files if is_database_name(file)]
+        sources = [Source(table_name(file), (file,)) for file in files if is_database_name(file)]
         asked = [file for file in files if is_question_table(file)]
         if asked and place != folder:
             raise DataError(f"{asked[0]} looks like questions, which must not be a table. Move it to {folder}")
@@ -164,11 +165,12 @@ def _question(file: QuestionFile, index: int, sources: Sources) -> RawQuestion:
     text = file.strings(index, required, [key for key in OPTIONAL_KEYS if key not in ("id", "answer")])
     if text["split"] not in _SPLITS:
         raise file.error(index, f'"split" is {text["split"]!r}', 'Make it "train" or "eval"')
+    db_id, sql = _db_id(file, index, normal(text["database"]), sources), text.get("sql", "")
     return RawQuestion(
         question_id=_id(file, index),
         text=text["question"].strip(),
-        db_id=_db_id(file, index, text["database"], sources),
-        sql=text.get("sql", ""),
+        db_id=db_id,
+        sql=sql if is_database_name(sources.usable[db_id].files[0]) else normal(sql),  # as their import is
         answer=answer,
         split=_SPLITS[text["split"]] or Split.ALL,
         evidence=text["evidence"],

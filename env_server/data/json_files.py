@@ -7,14 +7,19 @@ entries from 0. Every error is a DataError that names the file, the line and the
 
 from __future__ import annotations
 
+import codecs
 import json
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from env_server.errors import DataError
 
+HEAD_BYTES = 65_536
+"""Of a file, to tell its encoding and its form by."""
 _BLANK = " \t\r\n"
 
 
@@ -78,31 +83,42 @@ def cannot_read(path: Path, error: OSError) -> DataError:
     return DataError(f"{path} cannot be read: {error.strerror}. Check that it exists and is readable")
 
 
+def wide_encoding(head: bytes) -> str:
+    """Return UTF-16 or UTF-32 where a text is surely in one of them: it begins with its mark, or only so is it text."""
+    marks = {b"\xff\xfe\0\0": "utf-32", b"\0\0\xfe\xff": "utf-32", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+    if marked := next((encoding for mark, encoding in marks.items() if head.startswith(mark)), ""):
+        return marked
+    for encoding in ("utf-16-le", "utf-16-be") if b"\0" in head else ():
+        with suppress(UnicodeDecodeError):
+            text = codecs.getincrementaldecoder(encoding)().decode(head)
+            if re.search(r"[\r\n]", text) and not re.search(r"[\0-\x08\x0e-\x1f]", text):
+                return encoding
+    return ""
+
+
 def not_utf8(path: Path) -> DataError:
     """Return the error for a file that is not UTF-8: it names the first line that is not."""
     place, found = "", ""
-    for number, line in enumerate(_byte_lines(path), start=1):
-        try:
-            line.decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            place, found = f", line {number}", f" (byte 0x{line[error.start]:02x})"
-            if number == 1 and line.startswith((b"\xff\xfe", b"\xfe\xff")):
-                return DataError(f"{path}{place}: is UTF-16, not UTF-8. Save it as UTF-8, or convert it with iconv")
-            break
+    with path.open("rb") as file:
+        if wide := wide_encoding(file.read(HEAD_BYTES)):
+            kind = wide[:6].upper()
+            return DataError(f"{path}, line 1: is {kind}, not UTF-8. Save it as UTF-8, or convert it with iconv")
+        file.seek(0)
+        for number, line in enumerate(file, start=1):
+            try:
+                line.decode("utf-8-sig")
+            except UnicodeDecodeError as error:
+                place, found = f", line {number}", f" (byte 0x{line[error.start]:02x})"
+                break
     return DataError(
         f"{path}{place}: not UTF-8{found}. Save it as UTF-8, or convert it: iconv -f ITS-ENCODING -t UTF-8. For a "
         "table, sqlenv data doctor suggests its encoding"
     )
 
 
-def _byte_lines(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        yield from file
-
-
 def _read_text(path: Path) -> str:
     try:
-        return path.read_bytes().decode("utf-8-sig")
+        return path.read_bytes().decode("utf-8-sig").lstrip("\ufeff")
     except OSError as error:
         raise cannot_read(path, error) from error
     except UnicodeDecodeError as error:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from env_server.data.cells import normal
 from env_server.data.json_files import cannot_read
 from env_server.data.source_table import SourceTable
 from env_server.errors import DataError
@@ -43,7 +44,7 @@ def read_keys(folder: Path) -> Keys:
     if not path.is_file():
         return Keys()
     try:
-        stated = tomllib.loads(path.read_text(encoding="utf-8"))
+        stated = tomllib.loads(normal(path.read_text(encoding="utf-8-sig")))
     except OSError as error:
         raise cannot_read(path, error) from error
     except ValueError as error:  # not TOML, or not UTF-8

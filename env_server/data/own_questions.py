@@ -15,6 +15,7 @@ from pathlib import Path
 from env_server.data.database_files import DATABASE_SUFFIXES, file_problem, is_database_name
 from env_server.data.folder import find_sources
 from env_server.data.question_files import is_question_table, question_files
+from env_server.data.source_table import table_name
 from env_server.data.tabular import TABLE_SUFFIXES, import_tables, is_table_file
 from env_server.dataset import Dataset, Gold, Hardness, Question, Split
 from env_server.errors import DataError
@@ -42,14 +43,14 @@ def read_databases(path: Path, cache_dir: Path) -> dict[str, Path]:
     if is_table_file(path):
         if is_question_table(path):
             raise DataError(f"{path} looks like questions, not a table. Give the folder that holds it and the tables")
-        return {path.stem: import_tables(path.stem, [path], cache_dir)}
+        return {table_name(path): import_tables(path.stem, [path], cache_dir)}
     if not is_database_name(path):
         raise DataError(
             f"{path} is no table and no database. Give one of {', '.join(TABLE_SUFFIXES + DATABASE_SUFFIXES)}"
         )
     if problem := file_problem(path):
         raise DataError(problem)
-    return {path.stem: path}
+    return {table_name(path): path}
 
 
 def typed_question(text: str, databases: Mapping[str, Path], database: str | None = None) -> Dataset:

@@ -1,8 +1,9 @@
 """A Parquet file as a table, through pyarrow, which is imported only here and only where it is needed.
 
 Whole numbers and booleans become INTEGER, floats and decimals REAL, binary BLOB, everything else TEXT: dates and
-times as ISO 8601 (in UTC where they carry a time zone), lists and structures as JSON. Not-a-number is NULL. Unsigned
-numbers that SQLite cannot hold make their column TEXT. A file is read in batches, so memory stays bounded.
+times as ISO 8601 (in UTC where they carry a time zone), UUIDs and JSON as they are, lists and structures as JSON.
+Letters are composed (NFC). Not-a-number is NULL. Unsigned numbers that SQLite cannot hold make their column TEXT. A
+file is read in batches, so memory stays bounded.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from env_server.data.cells import normal
 from env_server.data.source_table import ColumnType, SourceColumn, SourceTable, column_names
 from env_server.dataset import Row, SQLValue
 from env_server.errors import DataError
@@ -67,8 +69,8 @@ def read_first_rows(path: Path, count: int) -> list[list[str]]:
     with _errors(arrow, path), arrow.parquet.ParquetFile(path) as file:
         names = [str(name) for name in file.schema_arrow.names]
         batch = next(file.iter_batches(batch_size=count), None)
-        columns = [] if batch is None else [["" if v is None else str(v) for v in c.to_pylist()] for c in batch.columns]
-        return [names, *map(list, zip(*columns, strict=True))]
+        columns = [] if batch is None else [_kind(arrow, column.type)[1](column) for column in batch.columns]
+        return [names, *(["" if v is None else str(v) for v in row] for row in zip(*columns, strict=True))]
 
 
 def import_pyarrow(doing: str, otherwise: str = "") -> Any:
@@ -87,7 +89,7 @@ def _errors(arrow: Any, path: Path) -> Iterator[None]:
     """Raise what pyarrow makes of a broken file as a DataError."""
     try:
         yield
-    except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
+    except (arrow.ArrowException, OSError, ValueError, OverflowError) as error:
         reason = " ".join(str(error).split())[:200].rstrip(".")
         raise DataError(f"{path} cannot be read as Parquet: {reason}. Write the file again") from error
 
@@ -100,6 +102,11 @@ def _batches(arrow: Any, path: Path) -> Iterator[Any]:
 def _kind(arrow: Any, kind: Any) -> tuple[ColumnType, Convert]:
     """Return the type of the column, and what turns its arrays into values of that type."""
     types = arrow.types
+    if isinstance(kind, arrow.BaseExtensionType):
+        if kind.extension_name == "arrow.uuid":
+            return ColumnType.TEXT, lambda array: [None if v is None else str(v) for v in array.to_pylist()]
+        column_type, convert = _kind(arrow, kind.storage_type)
+        return column_type, lambda array: convert(array.storage)
     if types.is_dictionary(kind):
         column_type, convert = _kind(arrow, kind.value_type)
         return column_type, lambda array: convert(array.dictionary_decode())
@@ -118,12 +125,12 @@ def _kind(arrow: Any, kind: Any) -> tuple[ColumnType, Convert]:
             return ColumnType.INTEGER, lambda array: [None if v is None else int(v) for v in array.to_pylist()]
         return ColumnType.REAL, lambda array: [None if v is None else float(v) for v in array.to_pylist()]
     if types.is_date(kind) or types.is_time(kind):
-        return ColumnType.TEXT, lambda array: [_trimmed(v) for v in array.cast(arrow.string()).to_pylist()]
+        return ColumnType.TEXT, lambda array: [_trimmed(v) for v in _texts(arrow, array)]
     if types.is_timestamp(kind):
         utc = arrow.timestamp(kind.unit)
-        return ColumnType.TEXT, lambda array: [_trimmed(v) for v in array.cast(utc).cast(arrow.string()).to_pylist()]
+        return ColumnType.TEXT, lambda array: [_trimmed(v) for v in _texts(arrow, array.cast(utc))]
     if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind) or types.is_null(kind):
-        return ColumnType.TEXT, _plain
+        return ColumnType.TEXT, lambda array: [normal(v) if v else v for v in array.to_pylist()]
     if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
         return ColumnType.BLOB, _plain
     return ColumnType.TEXT, _written
@@ -132,6 +139,12 @@ def _kind(arrow: Any, kind: Any) -> tuple[ColumnType, Convert]:
 def _plain(array: Any) -> list[SQLValue]:
     values: list[SQLValue] = array.to_pylist()
     return values
+
+
+def _texts(arrow: Any, array: Any) -> list[str | None]:
+    """Write each value as pyarrow does, which knows years beyond 9999; what it does not know is a number."""
+    texts: list[str | None] = array.cast(arrow.string()).to_pylist()
+    return [text.partition(": ")[2][:-1] if text and text[0] == "<" else text for text in texts]
 
 
 def _written(array: Any) -> list[SQLValue]:

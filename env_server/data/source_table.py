@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from env_server.data.cells import normal, stripped
 from env_server.dataset import Row
 from env_server.errors import DataError
 from env_server.sql.schema import quote_identifier
@@ -46,12 +47,17 @@ class SourceTable:
     rows: Callable[[], Iterator[Row]]
 
 
+def bare_name(header: str) -> str:
+    """Return a column's name without white space around it, and in composed letters (NFC)."""
+    return " ".join(stripped(normal(header)).split())
+
+
 def column_names(headers: Sequence[str]) -> list[str]:
     """Return a name for each column: its header, or `column_3` for a blank one, or `price_2` for a second `price`.
 
-    SQLite's names do not differ by case alone. White space around a header is dropped, and any inside is one blank.
+    SQLite's names do not differ by case alone. Any white space inside is one blank.
     """
-    cleaned = [" ".join(header.split()) or f"column_{place}" for place, header in enumerate(headers, start=1)]
+    cleaned = [bare_name(header) or f"column_{place}" for place, header in enumerate(headers, start=1)]
     taken = {name.casefold() for name in cleaned}
     used: set[str] = set()
     names = []
@@ -72,11 +78,16 @@ def is_text(name: str) -> bool:
     return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
+def table_name(path: Path) -> str:
+    """Return the name of a file's table or database: the file's without its suffix, in composed letters (NFC)."""
+    return normal(path.stem)
+
+
 def table_names(files: Sequence[Path]) -> dict[str, Path]:
-    """Map each table's name, the file's without its suffix, to the file. Raises DataError for a name that is taken."""
+    """Map each table's name (`table_name`) to its file. Raises DataError for a name that is taken."""
     found: dict[str, Path] = {}
     for path in files:
-        name = path.stem
+        name = table_name(path)
         if name.casefold().startswith("sqlite_"):
             raise DataError(f"{path}: the names of tables that begin with sqlite_ are SQLite's own. Rename the file")
         if not is_text(name):

@@ -12,26 +12,36 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from env_server.data.source_table import column_names
-from env_server.dataset import SQLValue
-from env_server.tools.cells import (
+from env_server.data.cells import (
     AMBIGUOUS_FORM,
-    CERTAIN_NULL_WORDS,
     ISO_FORM,
+    ISO_MONTH_FORM,
+    MARKS,
+    MONTH_FORM,
     NO,
-    NULL_WORDS,
+    PARTIAL_FORMS,
     YES,
     YES_NO,
     DecimalMark,
+    Twins,
     WrittenDate,
     WrittenNumber,
     date_orders,
     decimal_marks,
     fix_mojibake,
+    is_code_name,
+    is_infinite,
+    is_missing,
     is_mojibake,
+    is_nearly_number,
+    is_placeholder,
+    normal,
     read_date,
     read_number,
+    stripped,
 )
+from env_server.data.source_table import bare_name, column_names
+from env_server.dataset import SQLValue
 from env_server.tools.findings import CellFix, Finding, Kind, Order, Place, Stated, TableFix
 from env_server.tools.keys import is_called_key, likely_references, table_keys
 from env_server.tools.survey import SENTINELS, UNKNOWN_COLLATION, ColumnSurvey, DatabaseSurvey, TableSurvey
@@ -40,6 +50,8 @@ MIN_CONSTANT_ROWS = 5
 MAX_DISTINCT_SHARE = 0.8
 """Where nearly each row has a text of its own, two spellings may be two things."""
 MIN_DATES = 3
+MIN_NUMBERS = 5
+"""Different ones, beside which a repeated text that is none stands for nothing."""
 MAX_ODD_SHARE = 0.05
 """Cells that are neither numbers nor missing, in a column that is taken for numbers all the same."""
 SENTINEL_FACTOR = 5
@@ -50,6 +62,7 @@ _SAME = 1e-6
 _YEAR = re.compile(r"(?:19|20)\d\d")
 _SHOWN = 3
 
+TableMarks = tuple[DecimalMark | None, DecimalMark | None]
 Texts = Sequence[tuple[str, int]]
 """Texts of a column, and how often each occurs."""
 
@@ -58,22 +71,22 @@ def check_tables(
     survey: DatabaseSurvey, stated: Stated, delimiters: Mapping[str, str] | None = None
 ) -> Iterator[Finding]:
     """Yield what is wrong with the tables and columns of a database. `delimiters`: of the files of imported tables."""
+    suggested: dict[str, DecimalMark] = {",": ".", ";": ","}
     keys = {(each.table, each.column) for each in likely_references(survey)}
     keys |= {(table, column.name) for table, column in table_keys(survey).items()}
     for table in survey.tables:
         place = Place(survey.db_id, table.name)
         yield from (replace(each, place=place) for each in _check_rows(table))
-        delimiter = (delimiters or {}).get(table.name, "")
-        mark = _table_mark(table, delimiter)
+        marks = _table_mark(table), suggested.get((delimiters or {}).get(table.name, ""))
         for column in table.columns:
             is_key = (table.name, column.name) in keys
-            found = check_column(column, stated, mark, imported=survey.imported, is_key=is_key)
+            found = check_column(column, stated, marks, imported=survey.imported, is_key=is_key)
             yield from (replace(each, place=replace(place, column=column.name)) for each in found)
 
 
 def check_header(cells: Sequence[str], rows: int, place: Place) -> Iterator[Finding]:
     """Yield what is wrong with the first line of a file of tables, as it is written."""
-    named = [" ".join(cell.split()) for cell in cells]
+    named = [bare_name(cell) for cell in cells]
     data = [cell for cell in named if read_number(cell) or read_date(cell)]
     years = all(_YEAR.fullmatch(cell) for cell in data) and len(set(data)) == len(data) > 1  # a column for each
     if rows and data and not years and len(data) * 2 >= len(named):
@@ -92,12 +105,12 @@ def check_header(cells: Sequence[str], rows: int, place: Place) -> Iterator[Find
 
 
 def check_column(
-    column: ColumnSurvey, stated: Stated, table_mark: DecimalMark | None, *, imported: bool, is_key: bool = False
+    column: ColumnSurvey, stated: Stated, table_marks: TableMarks, *, imported: bool, is_key: bool = False
 ) -> Iterator[Finding]:
     """Yield what is wrong with a column.
 
-    `table_mark`: the decimal mark of its table, where that is known. `is_key`: it is a primary or foreign key, declared
-    or by its name.
+    `table_marks`: the decimal mark that its table states, and the one that its delimiter suggests. `is_key`: it is a
+    primary or foreign key, declared or by its name.
     """
     if column.problem:
         yield _not_examined("it", column.problem)
@@ -106,18 +119,19 @@ def check_column(
     yield from _emptiness(column)
     yield from _sentinels(column)
     yield from _letters(column)
-    padded = [text for text, _ in column.texts if text.strip() and text != text.strip()]
+    padded = [text for text, _ in column.texts if stripped(text) and text != stripped(text)]
     if padded:
         message = f"{_count(column.texts, padded)} with white space around, such as {_shown(padded)}"
-        fix = CellFix(Order.WHITESPACE, _of_text(str.strip))
+        fix = CellFix(Order.WHITESPACE, _of_text(stripped))
         yield Finding(Kind.SURROUNDING_WHITESPACE, message, "Strip it", fix, _few(padded))
     counts: Counter[str] = Counter()
     for text, count in column.texts:
-        counts[text.strip()] += count
-    stripped = list(counts.items())
-    numbers = [] if is_key else list(_numbers(column, stripped, stated, table_mark, imported=imported))
-    special = numbers or list(_dates(stripped, stated))
-    yield from special or _words(column, stripped)
+        counts[stripped(text)] += count
+    texts = list(counts.items())
+    is_code = is_key or is_code_name(column.name)
+    numbers = [] if is_code else list(_numbers(column, texts, stated, table_marks, imported=imported))
+    special = numbers or list(_dates(texts, stated))
+    yield from special or _words(column, texts)
 
 
 def _not_examined(what: str, problem: str) -> Finding:
@@ -192,10 +206,14 @@ def _letters(column: ColumnSurvey) -> Iterator[Finding]:
         yield Finding(
             Kind.MOJIBAKE, f"{_count(column.texts, broken)} such as {_shown(broken)}", hint, fix, _few(broken)
         )
+    if apart := [text for text, _ in column.texts if normal(text) != text]:
+        message = f"{_count(column.texts, apart)} such as {_shown([normal(text) for text in apart])}"
+        hint = "Compose them (NFC), as keyboards and models write them"
+        yield Finding(Kind.DECOMPOSED_LETTERS, message, hint, CellFix(Order.LETTERS, _of_text(normal)), _few(apart))
 
 
-def _table_mark(table: TableSurvey, delimiter: str) -> DecimalMark | None:
-    """Return the decimal mark that the columns of numbers agree on, else the one that the delimiter suggests."""
+def _table_mark(table: TableSurvey) -> DecimalMark | None:
+    """Return the decimal mark that the columns of numbers agree on."""
     marks: set[DecimalMark] = set()
     for column in table.columns:
         numbers = [number for text, _ in column.texts if (number := read_number(text))]
@@ -205,40 +223,40 @@ def _table_mark(table: TableSurvey, delimiter: str) -> DecimalMark | None:
             marks.update(possible)
         if any(isinstance(number, float) for number, _ in column.numbers):
             marks.add(".")
-    suggested: dict[str, DecimalMark] = {",": ".", ";": ","}
-    return marks.pop() if len(marks) == 1 else None if marks else suggested.get(delimiter)
+    return marks.pop() if len(marks) == 1 else None
 
 
 def _numbers(
-    column: ColumnSurvey, texts: Texts, stated: Stated, table_mark: DecimalMark | None, *, imported: bool
+    column: ColumnSurvey, texts: Texts, stated: Stated, table_marks: TableMarks, *, imported: bool
 ) -> Iterator[Finding]:
     """Numbers that are text, alone or among others that are not."""
-    read: dict[str, WrittenNumber] = {}
-    missing: list[str] = []
-    odd: list[str] = []
-    for text, _ in texts:
-        number = read_number(text)
-        if number is not None:
-            read[text] = number
-        else:
-            (missing if text.casefold() in NULL_WORDS else odd).append(text)
     counts = dict(texts)
+    read = {text: number for text in counts if (number := read_number(text))}
+    missing = [text for text in counts if text not in read and is_missing(text)]
+    odd = [text for text in counts if text not in read and text not in missing]
     odd_cells = sum(counts[text] for text in odd)
     cells = sum(counts[text] for text in read) + column.number_cells
     if not texts or not cells or any(number.is_code for number in read.values()):
         return
-    if odd_cells > MAX_ODD_SHARE * cells or (odd and column.distinct < 20):
+    is_rare = odd_cells <= MAX_ODD_SHARE * cells and (column.distinct >= 20 or not odd)
+    if not is_rare and not _stands_out(odd, counts, read, column, odd_cells < cells):
         return
     unusual = [text for text, number in read.items() if not number.plain]
+    if not odd and not unusual and (twins := Twins(read).pair):
+        message = f"{_shown(twins)} are one number and two texts, as codes and versions are: it was left text"
+        hint = "If it holds quantities, make it a column of numbers"
+        plain = _to_numbers(".", [number.value(".") for number in read.values()])
+        yield Finding(Kind.NUMBER_OR_CODE, message, hint, plain, twins)
+        return
     if not (unusual or missing or odd):
         if not imported:
             yield from _stored_as_text(column, read)
         return
     units = {number.unit for number in read.values()}
-    if len(units - {""}) > 1 or units >= {"%", ""}:
+    if len(units - {""}) > 1 or units >= {"%", ""} or any(number.power for number in read.values()):
         by_unit: dict[str, str] = {}
         for text, number in read.items():
-            by_unit.setdefault(number.unit, text)
+            by_unit.setdefault(number.unit + number.power, text)
         hint = "Convert them to one unit, and name it in the column's name"
         message = f"quantities such as {_shown(list(by_unit.values()))}"
         yield Finding(Kind.MIXED_UNITS, message, hint, None, _few(unusual))
@@ -249,15 +267,16 @@ def _numbers(
     marks = decimal_marks(read.values())
     if len(marks) > 1:
         is_plain = all(number.plain for number in read.values() if re.search("[.,]", number.digits))
-        told = {
-            mark for mark in (table_mark, "." if is_plain else None) if mark
-        }  # SQLite reads plain ones with a point
+        table_mark, suggested = table_marks
+        # An amount of money has no three decimals, whatever the delimiter; and SQLite reads plain ones with a point.
+        is_money = suggested == "," and any(number.unit for number in read.values())
+        told = {mark for mark in (table_mark or (None if is_money else suggested), "." if is_plain else None) if mark}
         marks = [stated.decimal_mark] if stated.decimal_mark else list(told) if len(told) == 1 else marks
     fix = None
     if not marks:
         hint = "Decimal points and commas are mixed. Write all numbers the same way"
     elif odd:
-        hint = f"Correct {_shown(odd)} by hand; then it can be made numbers"
+        hint = f"Correct {_shown(odd)} by hand, or leave the cells empty; then it can be made numbers"
     elif len(marks) > 1:
         example = next(text for text in unusual if len(decimal_marks([read[text]])) > 1)
         hint = (
@@ -271,6 +290,23 @@ def _numbers(
     yield Finding(Kind.NUMBER_AS_TEXT, message, hint, fix, _few(shown))
 
 
+def _stands_out(
+    odd: Sequence[str],
+    counts: Mapping[str, int],
+    read: Mapping[str, WrittenNumber],
+    column: ColumnSurvey,
+    is_minority: bool,
+) -> bool:
+    """Tell whether what is no number spoils a column of numbers: a repeated word for nothing, a bound, a footnote."""
+    if all(is_infinite(text) for text in odd):
+        return True
+    many = len(read) + len(column.numbers) >= MIN_NUMBERS
+    words = len(odd) <= 2 and all(counts[text] > 1 and len(text) > 1 for text in odd)
+    has_parts = any(mark in number.digits for number in read.values() for mark in MARKS)
+    notes = all(is_nearly_number(text) and (has_parts or text[0] in "<>≤≥~≈") for text in odd)
+    return is_minority and many and (words or notes)
+
+
 def _or_null(value: SQLValue) -> str:
     return "NULL" if value is None else str(value)
 
@@ -279,7 +315,7 @@ def _to_numbers(mark: DecimalMark, values: Iterable[SQLValue]) -> CellFix:
     def convert(value: SQLValue) -> SQLValue:
         if not isinstance(value, str):
             return value
-        if value.strip().casefold() in NULL_WORDS:
+        if is_missing(stripped(value)):
             return None
         written = read_number(value)
         return value if written is None or (number := written.value(mark)) is None else number
@@ -301,56 +337,67 @@ def _stored_as_text(column: ColumnSurvey, read: Mapping[str, WrittenNumber]) -> 
 
 def _dates(texts: Texts, stated: Stated) -> Iterator[Finding]:
     read = {text: written for text, _ in texts if (written := read_date(text))}
-    odd = [text for text, _ in texts if text not in read and text.casefold() not in NULL_WORDS]
+    odd = [text for text, _ in texts if text not in read and not is_missing(text)]
     if len(read) < MIN_DATES or len(odd) > MAX_ODD_SHARE * len(read):
         return
-    impossible = [text for text, each in read.items() if each.iso(True) is None and each.iso(False) is None]
+    dates = {text: each for text, each in read.items() if each.month}  # the others are times of the day
+    impossible = [text for text, each in dates.items() if each.iso(True) is None and each.iso(False) is None]
     if impossible:
         hint = "Correct it; date functions return NULL for it"
         yield Finding(Kind.IMPOSSIBLE_DATE, f"there is no {_shown(impossible)}", hint, None, _few(impossible))
     forms = Counter(each.form for each in read.values())
-    hint, fix = _to_dates([read[text] for text in read if text not in impossible], stated)
+    zones = {each.zone: text for text, each in read.items()}
+    hint, fix = _to_dates({text: each for text, each in read.items() if text not in impossible}, stated)
     if odd:
         hint, fix = f"Correct {_shown(odd)} by hand; then all can be written as {ISO_FORM}", None
-    if len(forms) > 1:
+    if len(zones) > 1:
+        message = f"times of different zones, such as {_shown(list(zones.values()))}"
+        hint = "Convert all to one zone: as text they are compared by their local times"
+        yield Finding(Kind.MIXED_DATES, message, hint, None, _few(list(zones.values())))
+    elif len(forms) > 1 and not (forms.keys() <= {ISO_FORM, ISO_MONTH_FORM} and all(d.sorts for d in read.values())):
         examples = [next(text for text in read if read[text].form == form) for form, _ in forms.most_common()]
         message = f"dates such as {_shown(examples)}" + (f", and {_shown(odd)}" if odd else "")
         yield Finding(Kind.MIXED_DATES, message, hint, fix, _few(examples[1:]))
-    elif not _is_sortable(next(iter(forms)), read):
+    elif not all(each.sorts for each in read.values()) and (dates or sorted(read) != sorted(read, key=_clock_of(read))):
         message = f"dates such as {_shown(list(read))}, whose order as text is not that of time"
         yield Finding(Kind.NON_ISO_DATES, message, hint, fix)
 
 
-def _is_sortable(form: str, texts: Iterable[str]) -> bool:
-    return form == ISO_FORM or (form == "2024/5/1" and len({len(text.split(" ")[0]) for text in texts}) == 1)
+def _clock_of(read: Mapping[str, WrittenDate]) -> Callable[[str], str]:
+    return lambda text: read[text].time
 
 
-def _to_dates(dates: Sequence[WrittenDate], stated: Stated) -> tuple[str, CellFix | None]:
-    """Return the hint and the fix: none where the order or the century is open."""
-    orders = date_orders(dates)
+def _to_dates(dates: Mapping[str, WrittenDate], stated: Stated) -> tuple[str, CellFix | None]:
+    """Return the hint and the fix: none where the order or the century is open, or where some lack the day."""
+    orders = date_orders(dates.values())
     day_first = stated.day_first if len(orders) > 1 else next(iter(orders), None)
+    forms = {each.form for each in dates.values()}
+    if forms & PARTIAL_FORMS and len(forms) > 1:
+        return "Some are a month or a time without a day: add it, or make it a column of its own", None
     if not orders:
         return "Some begin with the day and others with the month: correct them by hand", None
-    if day_first is None and any(each.form == AMBIGUOUS_FORM for each in dates):
+    if day_first is None and AMBIGUOUS_FORM in forms:
         return "Whether the day or the month comes first is open: state it with --dates day-first or month-first", None
-    if any(each.has_short_year for each in dates) and stated.pivot_year is None:
-        return "The century is open: state the last year of this one with --pivot_year, such as 29 for 2029", None
+    if stated.pivot_year is None and (short := next((text for text, each in dates.items() if each.has_short_year), "")):
+        hint = "The century is open: state the last year of this one with --pivot_year, such as 29 for 2029"
+        return hint + (f", if {short!r} ends with a year, not a day" if MONTH_FORM in forms else ""), None
     pivot_year = stated.pivot_year or 0
 
-    def convert(value: SQLValue) -> SQLValue:
-        if not isinstance(value, str):
-            return value
-        if value.strip().casefold() in NULL_WORDS:
+    def convert(text: str) -> str | None:
+        if is_missing(stripped(text)):
             return None
-        written = read_date(value)
-        return value if written is None else written.iso(bool(day_first), pivot_year) or value
+        written = read_date(text)
+        return text if written is None else written.iso(bool(day_first), pivot_year) or text
 
-    return f"Write all as {ISO_FORM}, which SQLite compares, sorts and computes with", CellFix(Order.VALUES, convert)
+    example = next(iter(dates), "")
+    hint = f"Write {example!r} as {convert(example)}, and so on: SQLite compares, sorts and computes with that form"
+    return hint, CellFix(Order.VALUES, _of_text(convert))
 
 
 def _words(column: ColumnSurvey, texts: Texts) -> Iterator[Finding]:
-    missing = [text for text, _ in texts if text.casefold() in CERTAIN_NULL_WORDS]
-    if missing and len(missing) < len(texts):
+    missing = [text for text, _ in texts if is_placeholder(text)]
+    # Where all are marks, as + and - or * and ** are, none of them stands for nothing.
+    if missing and any(each.isalnum() for text, _ in texts for each in text if text not in missing):
         message = f"{_count(texts, missing)}: {_shown(missing)}"
         fix = _replaced(dict.fromkeys(missing))
         yield Finding(
@@ -396,10 +443,10 @@ def _respelled(kind: Kind, message: str, new: Mapping[str, str]) -> Finding:
 
 
 def _replaced(new: Mapping[str, str | None]) -> CellFix:
-    return CellFix(Order.TEXTS, lambda value: new.get(value.strip(), value) if isinstance(value, str) else value)
+    return CellFix(Order.TEXTS, lambda value: new.get(stripped(value), value) if isinstance(value, str) else value)
 
 
-def _of_text(convert: Callable[[str], str]) -> Callable[[SQLValue], SQLValue]:
+def _of_text(convert: Callable[[str], SQLValue]) -> Callable[[SQLValue], SQLValue]:
     return lambda value: convert(value) if isinstance(value, str) else value
 
 

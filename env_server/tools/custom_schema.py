@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 
+from env_server.data.cells import ISO_FORM, NO, YES, read_date
 from env_server.data.synthetic.domains import Kind
 from env_server.data.synthetic.model import Cell, Column, Database, Table
 from env_server.dataset import Row
-from env_server.tools.cells import ISO_FORM, NO, YES, read_date
 from env_server.tools.keys import is_called_key, singular_of, table_keys, words_of
 from env_server.tools.survey import ColumnSurvey, DatabaseSurvey, Reference, TableSurvey
 

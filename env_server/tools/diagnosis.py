@@ -24,10 +24,11 @@ from env_server.data.csv_table import CSV_SUFFIXES, delimiter_of, read_records
 from env_server.data.curation import NothingUsableError, curate
 from env_server.data.database_files import is_database_name
 from env_server.data.folder import Sources, find_sources, read_questions
+from env_server.data.json_files import HEAD_BYTES, wide_encoding
 from env_server.data.loading import ANSWERS, is_folder, read_source
 from env_server.data.parquet_table import PARQUET_SUFFIXES
 from env_server.data.raw import RawDataset, RawQuestion
-from env_server.data.source_table import column_names
+from env_server.data.source_table import column_names, table_name
 from env_server.dataset import Dataset
 from env_server.errors import DataError, SQLError
 from env_server.factory import EnvironmentFactory
@@ -85,7 +86,7 @@ class Diagnosis:
     def file_of(self, place: Place) -> Path | None:
         """Return the file of a place: that of its table, or of its database."""
         files = self.files.get(place.db_id, ())
-        return next((f for f in files if f.stem == place.table), files[0] if len(files) == 1 else None)
+        return next((f for f in files if table_name(f) == place.table), files[0] if len(files) == 1 else None)
 
     def lines_of(self, finding: Finding) -> list[int]:
         """Return the first lines of the CSV file on which the finding's cells are."""
@@ -173,7 +174,7 @@ def examine(
     except (DataError, SQLError) as error:
         hint = "Copy or export the database again"
         return None, [Finding(Kind.UNREADABLE, str(error), hint, place=Place(db_id))]
-    tables = {file.stem: file for file in files if file.suffix.lower() in CSV_SUFFIXES}
+    tables = {table_name(file): file for file in files if file.suffix.lower() in CSV_SUFFIXES}
     delimiters = {name: delimiter_of(file) for name, file in tables.items()}
     found = [*check_tables(survey, stated, delimiters), *check_keys(survey), *check_references(survey, references)]
     for name, file in tables.items():
@@ -216,10 +217,11 @@ def _not_utf8(name: str, files: Sequence[Path], stated: Stated) -> Iterator[Find
     for file in files:
         data = file.read_bytes() if file.suffix.lower() in CSV_SUFFIXES else b""
         with suppress(UnicodeDecodeError):
-            data.decode("utf-8-sig")
-            continue
-        if data[:2] in (b"\xff\xfe", b"\xfe\xff"):  # a byte order mark is certain
-            encoding, hint = "utf-16", "Save it as UTF-8; it can be read as utf-16"
+            if not wide_encoding(data[:HEAD_BYTES]):
+                data.decode("utf-8-sig")
+                continue
+        if encoding := wide_encoding(data[:HEAD_BYTES]):
+            hint = f"Save it as UTF-8; it can be read as {encoding}"
         elif stated.encoding:
             encoding, hint = stated.encoding, f"Save it as UTF-8; it is stated to be {stated.encoding}"
             with suppress(UnicodeDecodeError):
@@ -231,7 +233,7 @@ def _not_utf8(name: str, files: Sequence[Path], stated: Stated) -> Iterator[Find
                 hint += f", such as {guess.encoding}, which reads {_line_beyond_ascii(str(guess))!r}"
             encoding = ""
         fix = Recode(encoding) if encoding else None
-        yield Finding(Kind.NOT_UTF8, message, hint, fix, place=Place(name, file.stem))
+        yield Finding(Kind.NOT_UTF8, message, hint, fix, place=Place(name, table_name(file)))
 
 
 def _line_beyond_ascii(text: str) -> str:

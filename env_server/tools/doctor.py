@@ -22,11 +22,11 @@ from rich.table import Table
 from rich.text import Text
 
 from env_server.cache import default_cache_dir
+from env_server.data.cells import DecimalMark
 from env_server.data.loading import is_folder
 from env_server.dataset import Dataset, ExclusionReason, Gold, Hardness, Question, Split
 from env_server.errors import DataError
 from env_server.sql.display import describe_table
-from env_server.tools.cells import DecimalMark
 from env_server.tools.diagnosis import Diagnosis, diagnose
 from env_server.tools.findings import DESCRIPTIONS, Finding, Kind, Severity, Stated
 from env_server.tools.fixes import changes_file, fix_folder
@@ -40,8 +40,9 @@ SHOWN = 5
 _KEYS = "Fix it? [y]es, [n]o, [a]ll that are left, [q]uit asking: "
 DATE_ORDERS = {"day-first": True, "month-first": False}
 DECIMAL_MARKS: dict[str, DecimalMark] = {"point": ".", "comma": ","}
-_UNCERTAIN = (Kind.DUPLICATE_ROWS, Kind.SENTINEL_NUMBER)
-"""Two equal rows may be two sales, and -999 a debt: fixed when a person says so, or names the kind with --only."""
+_UNCERTAIN = (Kind.DUPLICATE_ROWS, Kind.SENTINEL_NUMBER, Kind.NUMBER_OR_CODE)
+"""Two equal rows may be two sales, -999 a debt and 1.10 a version: fixed when a person says so, or names the
+kind with --only."""
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}
 DESCRIPTION = """\
 Account for every question of a data set and say what is wrong with its files and questions, where, and what to do about

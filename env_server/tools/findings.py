@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum, IntEnum, StrEnum, auto
 
+from env_server.data.cells import DecimalMark
 from env_server.dataset import SQLValue
-from env_server.tools.cells import DecimalMark
 
 
 class Severity(StrEnum):
@@ -34,6 +34,7 @@ class Kind(StrEnum):
     EMPTY_COLUMN = "empty_column"
     CONSTANT_COLUMN = "constant_column"
     NUMBER_AS_TEXT = "number_as_text"
+    NUMBER_OR_CODE = "number_or_code"
     MIXED_UNITS = "mixed_units"
     MIXED_DATES = "mixed_dates"
     NON_ISO_DATES = "non_iso_dates"
@@ -44,6 +45,7 @@ class Kind(StrEnum):
     INCONSISTENT_VALUES = "inconsistent_values"
     MIXED_YES_NO = "mixed_yes_no"
     MOJIBAKE = "mojibake"
+    DECOMPOSED_LETTERS = "decomposed_letters"
     DUPLICATE_ROWS = "duplicate_rows"
     TOTAL_ROW = "total_row"
     REPEATED_KEY = "repeated_key"
@@ -85,6 +87,7 @@ DESCRIPTIONS: Mapping[Kind, tuple[Severity, str]] = {
     Kind.EMPTY_COLUMN: (_W, "a column without a value"),
     Kind.CONSTANT_COLUMN: (_N, "a column with the same value in every row"),
     Kind.NUMBER_AS_TEXT: (_E, "numbers that are text: sums, averages and the order are silently wrong"),
+    Kind.NUMBER_OR_CODE: (_W, "texts that are one number: codes, or quantities that are text"),
     Kind.MIXED_UNITS: (_E, "quantities in different units"),
     Kind.MIXED_DATES: (_E, "dates that are written in different ways"),
     Kind.NON_ISO_DATES: (_W, "dates whose order as text is not that of time"),
@@ -95,6 +98,7 @@ DESCRIPTIONS: Mapping[Kind, tuple[Severity, str]] = {
     Kind.INCONSISTENT_VALUES: (_W, "one value in several spellings"),
     Kind.MIXED_YES_NO: (_W, "yes and no in several spellings"),
     Kind.MOJIBAKE: (_W, "letters that were read in the wrong encoding"),
+    Kind.DECOMPOSED_LETTERS: (_W, "letters in Unicode's decomposed form, so that = does not find them"),
     Kind.DUPLICATE_ROWS: (_W, "rows that occur more than once"),
     Kind.TOTAL_ROW: (_E, "a line of totals among the rows"),
     Kind.REPEATED_KEY: (_W, "a key that is not unique"),

@@ -31,7 +31,7 @@ from env_server.data.folder import find_sources, read_places
 from env_server.data.json_files import QuestionFile
 from env_server.data.keys import KEYS_FILE, Keys, keys_text, read_keys
 from env_server.data.question_files import columns_of, read_question_files
-from env_server.data.source_table import column_names
+from env_server.data.source_table import column_names, table_name
 from env_server.dataset import SQLValue
 from env_server.errors import DataError
 from env_server.sql.schema import quote_identifier
@@ -114,14 +114,14 @@ def _fix(diagnosis: Diagnosis, chosen: Sequence[Finding], folder: Path, copy: Pa
             _rebuild(copied[0], [(table, each) for table, each in surveyed if table is not None], log)
             continue
         for file in copied:
-            if file.stem in fixes and file.suffix.lower() in CSV_SUFFIXES:
-                _rewrite(file, fixes[file.stem], log)
+            if (table := table_name(file)) in fixes and file.suffix.lower() in CSV_SUFFIXES:
+                _rewrite(file, table, fixes[table], log)
         _declare(copied[0].parent, fixes, diagnosis, db_id)
 
 
 def _recode(file: Path, encoding: str) -> None:
     try:
-        file.write_text(file.read_bytes().decode(encoding), encoding="utf-8", newline="")
+        file.write_text(file.read_bytes().decode(encoding).lstrip("\ufeff"), encoding="utf-8", newline="")
     except (UnicodeDecodeError, LookupError) as error:
         raise DataError(f"{file.name} cannot be read as {encoding}: {error}. State another --encoding") from error
 
@@ -141,12 +141,12 @@ def _converter(fixes: Fixes, table: str, column: str, log: Log) -> Callable[[SQL
     return convert if chosen else None
 
 
-def _rewrite(file: Path, fixes: Fixes, log: Log) -> None:
+def _rewrite(file: Path, table: str, fixes: Fixes, log: Log) -> None:
     """Write a CSV file again, with its own delimiter; an empty cell is NULL."""
     delimiter = delimiter_of(file)
     header, *records = [cells for _, cells in read_records(file)]
     names = column_names(header)
-    converters = [_converter(fixes, file.stem, name, log) for name in names]
+    converters = [_converter(fixes, table, name, log) for name in names]
     if any(fix is TableFix.DROP_LAST_ROW for _, fix in fixes):
         records.pop()
     rows = [

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from sqlglot import exp
 
+from env_server.data.cells import CERTAIN_NULL_WORDS, is_missing
 from env_server.data.curation import SQL_MODE_ROWS
 from env_server.data.source_table import ColumnType
 from env_server.dataset import Gold, Question, Row, SQLValue
@@ -24,7 +25,6 @@ from env_server.test_suites.constants import Place, parse, place_of, replace_tab
 from env_server.test_suites.mutants import mutants, read_clauses
 from env_server.test_suites.store import Suites
 from env_server.test_suites.suite import reordered
-from env_server.tools.cells import CERTAIN_NULL_WORDS, NULL_WORDS
 from env_server.tools.survey import DatabaseSurvey
 
 TRIVIAL_SHARE = 1 / 2
@@ -102,7 +102,7 @@ def text_numbers(survey: DatabaseSurvey) -> dict[Place, TextNumbers]:
     for table in survey.tables:
         for column in table.columns:
             texts = [text for text, _ in column.texts]
-            missing = tuple(text for text in texts if text.strip().casefold() in NULL_WORDS)
+            missing = tuple(text for text in texts if is_missing(text.strip()))
             said = [text for text in texts if text not in missing]
             numbers = {float(text) for text in said if _NUMBER.fullmatch(text) and not _CODE.match(text)}
             # Two texts that would be one number are no numbers: versions 1.1 and 1.10.

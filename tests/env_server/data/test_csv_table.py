@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from env_server.data.cells import normal
 from env_server.data.csv_table import DELIMITERS, read_csv
 from env_server.dataset import Row
 from env_server.errors import DataError
 
-CELLS = st.text(st.characters(codec="utf-8"), max_size=8) | st.sampled_from(
+CELLS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8).map(normal) | st.sampled_from(
     ["0", "-0", "007", "12", "-5", "1.5", ".5", "5.", "1e5", "1e+05", "9223372036854775808", " 3 ", "", "  ", '"', ",;"]
 )
 

@@ -76,6 +76,12 @@ PLANTED = [
         hint="",
     ),
     Planted(
+        Kind.NUMBER_OR_CODE,
+        {"items.csv": table("item,model", "lamp,1.1", "desk,1.2", "chair,1.10")},
+        where="items.csv, lines 2, 4, column model",
+        message="'1.1', '1.10' are one number and two texts",
+    ),
+    Planted(
         Kind.MIXED_UNITS,
         {"items.csv": table("item,weight", "lamp,2 kg", "desk,900 g", "chair,7 kg")},
         where="items.csv, lines 2, 3, 4, column weight",

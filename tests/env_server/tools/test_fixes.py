@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from env_server.data.cells import DecimalMark, date_orders, decimal_marks, read_date, read_number
 from env_server.errors import DataError
-from env_server.tools.cells import DecimalMark, date_orders, decimal_marks, read_date, read_number
 from env_server.tools.columns import check_column
 from env_server.tools.diagnosis import Diagnosis
 from env_server.tools.findings import CellFix, Finding, Kind, Order, Stated
@@ -227,7 +227,7 @@ def test_a_fixed_cell_has_one_meaning(cells: list[str]) -> None:
     """A cell is changed only to what every reading of it that its column allows comes to."""
     counts = tuple(Counter(cells).items())
     column = ColumnSurvey("value", "TEXT", False, len(cells), distinct=len(counts), text_cells=len(cells), texts=counts)
-    for finding in check_column(column, Stated(), None, imported=True):
+    for finding in check_column(column, Stated(), (None, None), imported=True):
         if isinstance(finding.fix, CellFix) and finding.fix.order is Order.VALUES:
             numbers = [number for cell in cells if (number := read_number(cell))]
             dates = [day for cell in cells if (day := read_date(cell))]

@@ -25,6 +25,7 @@ AGREED: dict[Kind, set[str]] = {
         "flight_company.flight.Date",
         "journal_committee.journal.Date",
         "music_1.song.releasedate",
+        "station_weather.train.time",  # '4:49' beside '04:20'
     },
     # empty texts, 'NULL', 'N/A', '-' and '??'
     Kind.NULL_PLACEHOLDER: {
