@@ -76,8 +76,8 @@ _UNITS = r"""°[CF]?|(?:kg|mg|g|lbs?|oz|km|cm|mm|m|miles?|mi|ft|in|inches|mph|km
     seconds?|secs?|s|minutes?|mins?|hours?|hrs?|h|days?|weeks?|months?|years?|yrs?|[kmg]b|pcs|pieces?|people)\b\.?"""
 _NUMBER = re.compile(
     rf"""(?P<sign>[-+\u2212])?\s*(?P<before>{_CURRENCY})?\s*(?P<open>\()?\s*(?P<inner>[-+\u2212])?
-    \s*(?P<within>{_CURRENCY})?\s*(?P<digits>\d(?:[\d.,{_GAPS}]*\d)?(?:\.(?![-\u2013\u2014]))?|[.,]\d+)(?P<exponent>[eE][+-]?\d{{1,3}})?
-    (?P<even>[.,](?:--?|[\u2013\u2014]))?(?P<trailing>[-\u2212])?\s*(?P<power>{_MAGNITUDES})?
+    \s*(?P<within>{_CURRENCY})?\s*(?P<digits>\d(?:[\d.,{_GAPS}]*\d)?(?:\.(?![-\u2013\u2014]))?|[.,]\d+)
+    (?P<exponent>[eE][+-]?\d+)?    (?P<even>[.,](?:--?|[\u2013\u2014]))?(?P<trailing>[-\u2212])?\s*(?P<power>{_MAGNITUDES})?
     \s*(?P<after>{_CURRENCY}|{_UNITS})?\s*(?P<last>[-\u2212])?(?P<close>\))?""",
     re.VERBOSE | re.IGNORECASE,
 )
@@ -108,7 +108,7 @@ class WrittenNumber:
     unit: str
     plain: bool
     power: str = ""
-    exponent: int = 0
+    exponent: str = ""
 
     @property
     def is_code(self) -> bool:
@@ -123,7 +123,7 @@ class WrittenNumber:
         part = found["part"]
         whole = re.sub(r"\D", "", self.digits[: -len(part) - 1] if part else self.digits)
         if part or self.exponent:
-            number: int | float = float(f"{whole or 0}.{part or 0}e{self.exponent}")
+            number: int | float = float(f"{whole or 0}.{part or 0}e{self.exponent or 0}")
         else:
             number = int(whole)
         return -number if self.negative else number
@@ -140,15 +140,13 @@ def read_number(text: str) -> WrittenNumber | None:
         return None
     signs = [found[name] for name in ("open", "sign", "inner", "trailing", "last") if found[name]]
     exponent, digits = found["exponent"] or "", found["digits"].removesuffix(".")
-    if len(signs) > 1 or (exponent[1:].isdigit() and "." not in digits and "," not in digits):
+    if len(signs) > 1 or (exponent[1:].isdigit() and not re.search("[.,]", found["digits"])):
         return None
     if found["even"]:  # 5,- and 5.--: no cents
         digits += found["even"][0] + "00"
     units = (found[name] for name in ("before", "within", "after"))
     unit = " ".join(filter(None, units)).casefold().rstrip(".")
-    number = WrittenNumber(
-        digits, signs not in ([], ["+"]), unit, is_plain, found["power"] or "", int(exponent[1:] or 0)
-    )
+    number = WrittenNumber(digits, signs not in ([], ["+"]), unit, is_plain, found["power"] or "", exponent[1:])
     values = [value for mark in MARKS if (value := number.value(mark)) is not None]
     return number if values and all(map(math.isfinite, values)) else None
 
