@@ -77,8 +77,8 @@ _UNITS = r"""°[CF]?|(?:kg|mg|g|lbs?|oz|km|cm|mm|m|miles?|mi|ft|in|inches|mph|km
 _NUMBER = re.compile(
     rf"""(?P<sign>[-+\u2212])?\s*(?P<before>{_CURRENCY})?\s*(?P<open>\()?\s*(?P<inner>[-+\u2212])?
     \s*(?P<within>{_CURRENCY})?\s*(?P<digits>\d(?:[\d.,{_GAPS}]*\d)?(?:\.(?![-\u2013\u2014]))?|[.,]\d+)
-    (?P<exponent>[eE][+-]?\d+)?    (?P<even>[.,](?:--?|[\u2013\u2014]))?(?P<trailing>[-\u2212])?\s*(?P<power>{_MAGNITUDES})?
-    \s*(?P<after>{_CURRENCY}|{_UNITS})?\s*(?P<last>[-\u2212])?(?P<close>\))?""",
+    (?P<exponent>[eE][+-]?\d+)?(?P<even>[.,](?:--?|[\u2013\u2014]))?(?P<trailing>[-\u2212])?
+    \s*(?P<power>{_MAGNITUDES})?\s*(?P<after>{_CURRENCY}|{_UNITS})?\s*(?P<last>[-\u2212])?(?P<close>\))?""",
     re.VERBOSE | re.IGNORECASE,
 )
 # No group of thousands begins with 0: 0,500 is a half. Groups of two before the last are India's.
