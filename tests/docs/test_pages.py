@@ -1,4 +1,4 @@
-"""The README and docs/: what they name exists, what they link to is there, and what they show is what happens."""
+"""The README, docs/ and experiments/: what they name exists, what they link to is there, and what they show is what happens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ from trainer.chat.prompts import first_message, observation_message
 ROOT = Path(__file__).parents[2]
 PAGES = {
     str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
-    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
+    for path in (
+        *(ROOT / "README.md", ROOT / "CONTRIBUTING.md"),
+        *sorted((ROOT / "docs").glob("*.md")),
+        *sorted((ROOT / "experiments").glob("*.md")),
+    )
 }
 README = PAGES["README.md"]
 SHOWN = "synthetic-farm_1-0024"
@@ -36,6 +40,7 @@ TOP = (
     "configs",
     "docker",
     "docs",
+    "experiments",
     "notebooks",
     "policies",
 )
@@ -148,7 +153,7 @@ def test_every_page_can_be_found_from_the_readme() -> None:
             found.add(page)
             links = (file for file, _ in LINK.findall(PAGES[page]) if file.endswith(".md"))
             to_read += [str(((ROOT / page).parent / file).resolve().relative_to(ROOT)) for file in links]
-    assert found == set(PAGES)
+    assert found == {page for page in PAGES if not page.startswith("experiments/")}
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -160,16 +165,16 @@ def test_a_page_is_as_narrow_as_the_code(page: str) -> None:
 
 
 def test_the_readme_is_short() -> None:
-    assert len(README.splitlines()) <= 140
+    assert len(README.splitlines()) <= 120
 
 
-def test_the_layout_has_every_room() -> None:
+def test_the_module_map_has_every_room() -> None:
     rooms = {path.parent.relative_to(ROOT) for name in TOP[:3] for path in (ROOT / name).rglob("__init__.py")}
-    assert not {f"{room}/" for room in rooms if f"`{room}/`" not in PAGES["docs/layout.md"]}
+    assert not {f"{room}/" for room in rooms if f"`{room}/`" not in PAGES["docs/architecture.md"]}
 
 
 def test_the_episode_of_the_readme_is_what_happens(environment: SQLEnvironment) -> None:
-    shown = block(README, "", "> DESCRIBE")
+    shown = block(README, "text", "> DESCRIBE")
     opening, *turns = re.split(r"^> ", shown, flags=re.M)
     observation = environment.reset(question_id=SHOWN)
     assert opening.strip() == first_message(observation)

@@ -44,7 +44,7 @@ def printed(script: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_the_readme_prints_its_episode(capsys: pytest.CaptureFixture[str]) -> None:
     (script,) = re.findall(r"^```python\n(.*?)^```$", README, re.M | re.S)
-    (episode,) = (text for text in re.findall(r"^```\n(.*?)^```$", README, re.M | re.S) if "> DESCRIBE" in text)
+    (episode,) = (text for text in re.findall(r"^```text\n(.*?)^```$", README, re.M | re.S) if "> DESCRIBE" in text)
     assert printed(script, capsys) == episode
 
 

@@ -33,13 +33,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_page_is_there(site: Path) -> None:
     for page in (ROOT / "docs").glob("*.md"):
         assert (site / f"{page.stem}.html").is_file(), f"{page.name} is not in the navigation"
+    assert "SQLEnv trains small language models" in (site / "index.html").read_text(encoding="utf-8")
     assert not list(site.rglob("*.py"))
 
 
 def test_every_command_tells_its_flags(site: Path) -> None:
     text = (site / "flags.html").read_text(encoding="utf-8")
     for name in cli._COMMANDS:
-        assert f"<code>sqlenv {name}" in text, f"{name} is missing in docs/site/flags.py"
+        assert f"<code>sqlenv {name}" in text, f"{name} is missing in docs/site/pages.py"
     for flag in ("--max_sessions", "--num_generations", "--few_shot", "--weight_sync", "--reward_weighting"):
         assert flag in text
 

@@ -1,4 +1,4 @@
-"""A hook of MkDocs: the page of every flag, which is what each command's --help_all or --help prints.
+"""A hook of MkDocs: the pages that are generated. The home page is the README; every flag is what --help prints.
 
 Flags of `sqlenv train` are TRL's, too, and change with its version; a page written by hand would be wrong. Asking the
 commands loads torch and TRL once, some seconds.
@@ -10,6 +10,7 @@ import contextlib
 import io
 import os
 import re
+from pathlib import Path
 from unittest import mock
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -17,7 +18,7 @@ from mkdocs.structure.files import File, Files
 
 from sqlenv import cli
 
-PAGE = "flags.md"
+README = Path(__file__).parents[2] / "README.md"
 COLUMNS = "100"
 """What a page is wide enough for."""
 TRAINERS = ("train", "warmup")
@@ -27,14 +28,22 @@ _SUBCOMMAND = re.compile(r"^    ([a-z]+) {2,}", re.M)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the page."""
+    """Add the pages."""
+    files.append(File.generated(config, "index.md", content=home(README.read_text(encoding="utf-8"))))
     text = [
         "# Every flag\n",
         "What each command's `--help` prints in this version, or its `--help_all`, where there is one.\n",
     ]
     text += [f"## `sqlenv {command}`\n\n```text\n{help_of(command)}```\n" for command in commands()]
-    files.append(File.generated(config, PAGE, content="\n".join(text)))
+    files.append(File.generated(config, "flags.md", content="\n".join(text)))
     return files
+
+
+def home(readme: str) -> str:
+    """Return the README as a page of docs/: its links begin there, and files that are not on the site have none."""
+    inside = readme.replace("](docs/", "](")
+    outside = "|".join(re.findall(r"\]\((?!docs/|https?:|#)([^)#]+)", readme))
+    return re.sub(rf"\[([^]]+)\]\((?:{outside})[^)]*\)", r"\1", inside) if outside else inside
 
 
 def commands() -> list[str]:
