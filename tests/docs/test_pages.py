@@ -1,4 +1,4 @@
-"""The README, docs/ and experiments/: what they name exists, what they link to is there, and what they show is what happens."""
+"""README, docs/ and experiments/: what they name exists, what they link to is there, what they show happens."""
 
 from __future__ import annotations
 
