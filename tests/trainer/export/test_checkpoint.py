@@ -22,7 +22,7 @@ from policies.tiny.tokenizer import build_tokenizer
 from sqlenv import cli
 from tests.integration.exported import scripts
 from trainer.export.checkpoint import ExportError, export
-from trainer.export.model_card import TRANSFORMERS_SCRIPT, VLLM_SCRIPT
+from trainer.export.model_card import CardFacts, model_card
 from trainer.policy import SETTINGS_FILE, PlaySettings
 
 PLAY = PlaySettings(data="spider:/home/me/spider", answer_mode=AnswerMode.SQL, max_turn_length=6)
@@ -199,4 +199,5 @@ def test_what_is_no_policy_is_named(tmp_path: Path) -> None:
 
 
 def test_the_page_shows_the_scripts_of_the_card() -> None:
-    assert scripts() == [TRANSFORMERS_SCRIPT, VLLM_SCRIPT]
+    card = model_card(CardFacts("exported", PLAY, "float32", 1))
+    assert scripts() == [block.partition("```")[0] for block in card.split("```python\n")[1:]]

@@ -46,17 +46,23 @@ FACTS = CardFacts(
 
 
 def changed(**fields: Any) -> str:
-    return model_card(CardFacts(**{**{name: getattr(FACTS, name) for name in CardFacts.__slots__}, **fields}))
+    return model_card(replace(FACTS, **fields))
+
+
+def in_one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def test_the_tables_show_success_with_its_interval() -> None:
     card = model_card(FACTS)
-    assert "| before training | 20.0% | 10.0 to 30.0 | 24 | 2.8 | 99.5% |" in card
-    assert "| **this policy** | 50.0% | 40.0 to 60.0 | 24 | 2.8 | 99.5% |" in card
-    assert "| player | easy (20) | hard (4) |" in card
-    assert "| **this policy** | 50.0% (40.0 to 60.0) | 25.0% (1.6 to 86.9) |" in card
-    assert "| before training | - | - |" in card
-    assert "24 questions over 16 databases of `spider:spider`, databases that no training question is about" in card
+    assert "| before training | 20.0% | 10.0 to 30.0 | +0.30 | 2.8 | 99.5% | 24 |" in card
+    assert "| **this policy** | 50.0% | 40.0 to 60.0 | +0.30 | 2.8 | 99.5% | 24 |" in card
+    assert "| difficulty | before training | **this policy** |" in card
+    assert "| easy (20) | - | 50.0% (40.0 to 60.0) |\n| hard (4) | - | 25.0% (1.6 to 86.9) |" in card
+    assert (
+        "24 questions over 16 databases of `spider:spider`, databases that no training question is about"
+        in in_one_line(card)
+    )
 
 
 def test_it_says_how_the_policy_was_made() -> None:
@@ -122,7 +128,9 @@ def test_a_checkpoint_was_not_evaluated() -> None:
 def test_a_policy_that_was_chosen_by_its_evaluation_says_so() -> None:
     best = replace(evaluation("after", 0.5, 2), best_of=6)
     card = changed(evaluations=[best])
-    assert "the best of 6 evaluations on these very questions, so that its success is overestimated" in card
+    assert "the best of 6 evaluations on these very questions, so that its success is overestimated" in in_one_line(
+        card
+    )
     assert "- Training steps: 300, of which the policy of the best evaluation was kept" in card
 
 
