@@ -18,8 +18,8 @@ from rich.table import Table
 from benchmarks.real_model_phases import Finished
 from trainer.eval.failure_kinds import FailureKind
 from trainer.eval.statistics import HARDNESS, Interval, interval_text, intervals_as_pairs, percent
+from trainer.report.compare import find_side
 from trainer.report.comparison import compare_sides
-from trainer.report.sides import find_side
 
 ROWS: Mapping[str, str] = {
     "random": "random play",

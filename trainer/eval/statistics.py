@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,8 +75,7 @@ class Interval:
 class PairedDifference:
     """After minus before over the questions that both played, as a share (0.1 is ten points).
 
-    `better` went from wrong to right, `worse` from right to wrong, out of `n` questions in `clusters` databases;
-    `unpaired` questions were judged on one side only and are left out.
+    `better` went from wrong to right, `worse` from right to wrong, out of `n` questions in `clusters` databases.
     """
 
     mean: float
@@ -85,7 +84,6 @@ class PairedDifference:
     worse: int
     n: int
     clusters: int
-    unpaired: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,38 +171,21 @@ def clustered_interval(
 
 
 def paired_difference(
-    before: Mapping[str, bool],
-    after: Mapping[str, bool],
-    clusters: Mapping[str, str],
-    questions: Mapping[str, str] | None = None,
+    before: Sequence[bool], after: Sequence[bool], clusters: Sequence[str], questions: Sequence[str] = ()
 ) -> PairedDifference:
-    """Compare two evaluations question by question; the maps are keyed by question, `clusters` gives the database.
+    """Compare two evaluations question by question: `clusters[i]` is the database of `before[i]` and `after[i]`.
 
-    `questions` gives what was asked, where that may be the same of several keys. Raises ValueError when no question was
-    judged on both sides, or one of those has no cluster.
+    `questions[i]` is what was asked, where that may be the same of several. Raises ValueError when the lengths differ
+    or there is no question.
     """
-    common = sorted(before.keys() & after.keys())
-    if not common:
-        raise ValueError("the two evaluations have no judged question in common")
-    missing = [key for key in common if key not in clusters]
-    if missing:
-        raise ValueError(f"no cluster is given for the questions {missing[:3]}")
-    better = sum(after[key] and not before[key] for key in common)
-    worse = sum(before[key] and not after[key] for key in common)
-    n = len(common)
-    values = np.array([float(after[key]) - float(before[key]) for key in common])
-    asked = [questions[key] for key in common] if questions else []
-    variance, groups = _sampling_variance(values, [clusters[key] for key in common], asked)
+    if not len(before) == len(after) == len(clusters) > 0:
+        raise ValueError(f"{len(before)} and {len(after)} outcomes but {len(clusters)} clusters")
+    values = np.array(after, dtype=float) - np.array(before, dtype=float)
+    better, worse, n = int((values > 0).sum()), int((values < 0).sum()), len(before)
+    variance, groups = _sampling_variance(values, clusters, questions)
     effect = _design_effect(variance, float(values.var()) / n)
-    return PairedDifference(
-        mean=(better - worse) / n,
-        interval=_adjusted_wald(better / effect, worse / effect, n / effect, _quantile(groups)),
-        better=better,
-        worse=worse,
-        n=n,
-        clusters=groups,
-        unpaired=len(before.keys() ^ after.keys()),
-    )
+    interval = _adjusted_wald(better / effect, worse / effect, n / effect, _quantile(groups))
+    return PairedDifference((better - worse) / n, interval, better, worse, n, groups)
 
 
 def mean_difference(
@@ -253,13 +234,24 @@ def keyed(records: Sequence[EpisodeRecord]) -> dict[str, EpisodeRecord]:
 
 
 def compare(before: Sequence[EpisodeRecord], after: Sequence[EpisodeRecord]) -> PairedDifference:
-    """Return the paired difference of two evaluations' episodes, clustered by database; errors as there."""
+    """Return the paired difference of two evaluations' success, over the questions that both were judged on.
+
+    Raises ValueError when there is none.
+    """
     left, right = keyed(before), keyed(after)
+    common = sorted(left.keys() & right.keys())
+    return compare_pairs([(left[key], right[key]) for key in common])
+
+
+def compare_pairs(
+    pairs: Sequence[tuple[EpisodeRecord, EpisodeRecord]], holds: Callable[[EpisodeRecord], bool] = successful
+) -> PairedDifference:
+    """Return the paired difference of the share of which something holds; errors as `paired_difference`."""
     return paired_difference(
-        {key: successful(r) for key, r in left.items()},
-        {key: successful(r) for key, r in right.items()},
-        {key: r.db_id for key, r in (left | right).items()},
-        {key: r.question_id for key, r in (left | right).items()},
+        [holds(a) for a, _ in pairs],
+        [holds(b) for _, b in pairs],
+        [a.db_id for a, _ in pairs],
+        [a.question_id for a, _ in pairs],
     )
 
 

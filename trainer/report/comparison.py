@@ -27,25 +27,40 @@ from trainer.eval.statistics import (
     GroupSummary,
     MeanDifference,
     PairedDifference,
+    compare_pairs,
     group_summary,
     judged,
     keyed,
     mean_difference,
-    paired_difference,
     successful,
 )
 from trainer.rollout.episodes import EpisodeRecord
 
 Pair = tuple[EpisodeRecord, EpisodeRecord]
 
-MEANS: Mapping[str, Callable[[EpisodeRecord], tuple[float | None, float]]] = {
-    "reward": lambda r: (r.reward, 1),
-    "steps": lambda r: (r.steps, 1),
-    "tokens": lambda r: (None if r.prompt_tokens is None else r.tokens, 1),
-    "prompt_tokens": lambda r: (r.prompt_tokens, 1),
-    "parse_rate": lambda r: (r.parse_rate, r.steps),
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """What is compared by its mean: an episode's value and its weight, and how it and a difference are written."""
+
+    label: str
+    of: Callable[[EpisodeRecord], tuple[float | None, float]]
+    text: str
+    change: str
+    scale: int = 1
+    """Of a difference."""
+
+
+MEANS = {
+    "reward": Mean("reward per episode", lambda r: (r.reward, 1), "{:+.2f}", "{:+.2f}"),
+    "steps": Mean("steps", lambda r: (r.steps, 1), "{:.1f}", "{:+.1f}"),
+    "tokens": Mean(
+        "generated tokens", lambda r: (None if r.prompt_tokens is None else r.tokens, 1), "{:,.0f}", "{:+,.0f}"
+    ),
+    "prompt_tokens": Mean("prompt tokens", lambda r: (r.prompt_tokens, 1), "{:,.0f}", "{:+,.0f}"),
+    "parse_rate": Mean("turns that parsed", lambda r: (r.parse_rate, r.steps), "{:.1%}", "{:+.1f}", 100),
 }
-"""What is compared by its mean: an episode's value and its weight, as in `EvaluationSummary` and `Exploration`."""
+"""As in `EvaluationSummary` and `Exploration`; None where it is not known."""
 
 
 class SideError(SQLEnvError):
@@ -174,7 +189,7 @@ def compare_sides(a: Side, b: Side) -> Comparison:
         by_difficulty=_by(pairs, "hardness", HARDNESS),
         by_family=_by(pairs, "family"),
         by_database=_by(pairs, "db_id"),
-        means={name: mean for name, value in MEANS.items() if (mean := _mean_difference(pairs, value)) is not None},
+        means={name: mean for name, one in MEANS.items() if (mean := _mean_difference(pairs, one)) is not None},
         failures=_failures(pairs),
         gained=[_flip(pair) for pair in _round_robin(pairs) if successful(pair[1]) > successful(pair[0])],
         lost=[_flip(pair) for pair in _round_robin(pairs) if successful(pair[1]) < successful(pair[0])],
@@ -237,18 +252,8 @@ def _warnings(a: SideFacts, b: SideFacts, n: int, settings: Sequence[str]) -> li
 
 
 def _group_difference(pairs: Sequence[Pair]) -> GroupDifference:
-    left, right = [a for a, _ in pairs], [b for _, b in pairs]
-    return GroupDifference(group_summary(left), group_summary(right), _paired(pairs, successful))
-
-
-def _paired(pairs: Sequence[Pair], holds: Callable[[EpisodeRecord], bool]) -> PairedDifference:
-    numbered = {str(i): pair for i, pair in enumerate(pairs)}
-    return paired_difference(
-        {key: holds(a) for key, (a, _) in numbered.items()},
-        {key: holds(b) for key, (_, b) in numbered.items()},
-        {key: a.db_id for key, (a, _) in numbered.items()},
-        {key: a.question_id for key, (a, _) in numbered.items()},
-    )
+    a, b = ([pair[side] for pair in pairs] for side in (0, 1))
+    return GroupDifference(group_summary(a), group_summary(b), compare_pairs(pairs))
 
 
 def _by(pairs: Sequence[Pair], field: str, order: Sequence[str] = ()) -> dict[str, GroupDifference]:
@@ -260,22 +265,19 @@ def _by(pairs: Sequence[Pair], field: str, order: Sequence[str] = ()) -> dict[st
     return {name: _group_difference(groups[name]) for name in names}
 
 
-def _mean_difference(
-    pairs: Sequence[Pair], value: Callable[[EpisodeRecord], tuple[float | None, float]]
-) -> MeanDifference | None:
+def _mean_difference(pairs: Sequence[Pair], mean: Mean) -> MeanDifference | None:
     """The difference of a mean; None where the value of an episode is not known."""
-    left = [(number, weight) for number, weight in (value(a) for a, _ in pairs) if number is not None]
-    right = [(number, weight) for number, weight in (value(b) for _, b in pairs) if number is not None]
-    if len(left) < len(pairs) or len(right) < len(pairs):
+    a, b = ([(n, weight) for n, weight in map(mean.of, side) if n is not None] for side in zip(*pairs, strict=True))
+    if min(len(a), len(b)) < len(pairs):
         return None
-    return mean_difference(left, right, [a.db_id for a, _ in pairs], [a.question_id for a, _ in pairs])
+    return mean_difference(a, b, [one.db_id for one, _ in pairs], [one.question_id for one, _ in pairs])
 
 
 def _failures(pairs: Sequence[Pair]) -> dict[str, FailureDifference]:
     left, right = Counter(_failure(a) for a, _ in pairs), Counter(_failure(b) for _, b in pairs)
 
     def difference(kind: FailureKind) -> PairedDifference:
-        return _paired(pairs, lambda record: _failure(record) == kind)
+        return compare_pairs(pairs, lambda record: _failure(record) == kind)
 
     return {k.value: FailureDifference(left[k], right[k], difference(k)) for k in FailureKind if k in left | right}
 

@@ -24,7 +24,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from trainer.eval.run_files import RunFolder, RunFolderError
-from trainer.eval.statistics import Interval, percent
+from trainer.eval.statistics import percent
 from trainer.report.comparison import Comparison, GroupDifference
 from trainer.report.curves import (
     MAX_POINTS,
@@ -42,45 +42,40 @@ WIDTH, DPI = 10.0, 120
 """Inches of a picture, and pixels per inch of a PNG."""
 INK, MUTED, GRID = "#1b2430", "#5d6878", "#d8dee6"
 TRAIN, BEFORE, AFTER = "#0e8a6e", "#c2571a", "#1a66b5"
+ENDS = {"before": BEFORE, "after": AFTER}
 NEGLIGIBLE = 0.005
 """Share of the time below which a part is left out."""
-ROW, HEAD, CURVES = 0.36, 1.0, 3.6
-"""Inches of one row of a comparison's panel, of what is around its rows, and of the curves of training."""
+ROW, CURVES = 0.3, 3.6
+"""Inches of one row of a comparison, and of the curves of training."""
 MAX_DATABASES = 40
 """Databases that a comparison shows, those with the most questions."""
 NAME_LIMIT = 28
-TITLE_COLUMNS = 155
-Point = tuple[float, Interval, str]
-"""A rate or a difference, its interval, and its colour."""
+TITLE_COLUMNS = 130
 
 
 def learning_curve(learning: Learning) -> Figure:
-    """Draw the success of training with its band, and the evaluations; beside it these, with their intervals."""
+    """Draw the success of training with its band, and the evaluations: other players than the policy as lines."""
     figure = Figure(figsize=(WIDTH, 4.0), dpi=DPI, layout="constrained")
-    count = 2 if learning.marks else 1
-    panels = list(figure.subplots(1, count, width_ratios=(5, 3)[:count], squeeze=False).flat)
-    _draw_training(panels[0], learning, TRAIN, AFTER)
+    axes = figure.subplots()
+    _draw_training(axes, learning, TRAIN, AFTER)
     last = max([1, *(p.step for p in (*learning.points[-1:], *learning.during[-1:]))])
     for mark in learning.marks:
-        if mark.label in ("before", "after"):
-            step = (0 if mark.label == "before" else last) if mark.step is None else mark.step
-            low, high = mark.rate - mark.interval.low, mark.interval.high - mark.rate
-            # Not clipped, since it is on the border.
-            style = {"fmt": "o", "capsize": 4, "linewidth": 1.8, "clip_on": False, "color": _color(mark.label)}
-            label = f"evaluation {mark.label}: {percent(mark.rate)}"
-            panels[0].errorbar([step], [mark.rate], yerr=[[low], [high]], label=label, **style)
-    handles, labels = panels[0].get_legend_handles_labels()
-    if handles:
-        # Above the picture, where it covers nothing.
-        place = {"loc": "outside upper left", "ncols": 2, "frameon": False}
-        figure.legend(handles, labels, labelcolor=INK, fontsize=9.5, **place)
-    if learning.marks:
-        rows: list[tuple[str, list[Point]]] = [
-            (mark.label, [(mark.rate, mark.interval, _color(mark.label))]) for mark in learning.marks
-        ]
-        _draw_rates(panels[1], rows)
-        _write_values(panels[1], [percent(mark.rate) for mark in learning.marks])
-        panels[1].set_ylim(max(len(rows), 3) - 0.5, -0.5)
+        label = f"evaluation {mark.label}: {percent(mark.rate)}"
+        if mark.label not in ENDS:
+            axes.axhline(mark.rate, color=MUTED, linewidth=1.2, linestyle=":", label=label)
+            continue
+        step = (0 if mark.label == "before" else last) if mark.step is None else mark.step
+        low, high = mark.rate - mark.interval.low, mark.interval.high - mark.rate
+        # Not clipped, since it is on the border.
+        style: dict[str, Any] = {
+            "fmt": "o",
+            "capsize": 4,
+            "linewidth": 1.8,
+            "clip_on": False,
+            "color": ENDS[mark.label],
+        }
+        axes.errorbar([step], [mark.rate], yerr=[[low], [high]], label=label, **style)
+    _legend(figure, *axes.get_legend_handles_labels(), place="outside upper left", columns=2)
     return figure
 
 
@@ -120,43 +115,36 @@ def time_picture(times: Mapping[str, Sequence[float]], window: int) -> Figure:
     axes.set_ylabel("seconds per step", color=MUTED)
     handles, labels = axes.get_legend_handles_labels()
     # In the order of the picture, from the top down.
-    figure.legend(handles[::-1], labels[::-1], loc="outside right upper", frameon=False, labelcolor=INK, fontsize=9.5)
+    _legend(figure, handles[::-1], labels[::-1], place="outside right upper")
     return figure
 
 
 def comparison_picture(comparison: Comparison, curves: Sequence[Learning] = ()) -> Figure:
-    """Draw success side by side and the paired difference, by difficulty and database; `curves`: training of A and B.
+    """Draw the paired difference of success by difficulty and database; `curves`: training of A and B.
 
     Databases are in the order of their differences, the largest gain first.
     """
     largest = sorted(comparison.by_database.items(), key=lambda item: -item[1].difference.n)[:MAX_DATABASES]
-    databases = dict(sorted(largest, key=lambda item: (-item[1].difference.mean, item[0])))
-    panels = ({"all": comparison.success, **comparison.by_difficulty}, databases)
-    heights = [HEAD + ROW * len(panel) for panel in panels] + ([CURVES] if curves else [])
-    figure = Figure(figsize=(WIDTH + 1, sum(heights) + 0.9), dpi=DPI, layout="constrained")
-    grid = figure.add_gridspec(len(heights), 2, width_ratios=(6, 5), height_ratios=heights)
-    for row, panel in enumerate(panels):
-        left, right = figure.add_subplot(grid[row, 0]), figure.add_subplot(grid[row, 1])
-        _draw_rates(left, [(f"{_short(name)} ({group.difference.n})", _sides(group)) for name, group in panel.items()])
-        _draw_differences(right, panel)
+    databases = sorted(largest, key=lambda item: (-item[1].difference.mean, item[0]))
+    rows = [("all", comparison.success), *comparison.by_difficulty.items(), *databases]
+    heights = [1.0 + ROW * len(rows)] + ([CURVES] if curves else [])
+    figure = Figure(figsize=(WIDTH, sum(heights) + 0.9), dpi=DPI, layout="constrained")
+    panels = figure.subplots(len(heights), height_ratios=heights, squeeze=False)[:, 0]
     hidden = len(comparison.by_database) - len(databases)
-    note = f"; the {len(databases)} with the most questions of {len(comparison.by_database)}" if hidden else ""
-    left.set_xlabel(f"success by database{note}", color=MUTED)
-    right.set_xlabel("B - A in points; within a database, questions count as independent", color=MUTED)
+    note = (
+        f"; the {len(databases)} databases with the most questions of {len(comparison.by_database)}" if hidden else ""
+    )
+    _draw_differences(panels[0], rows)
+    panels[0].set_xlabel(f"B - A in points, paired, 95% interval; grey: includes 0{note}", color=MUTED)
     if curves:
-        axes = figure.add_subplot(grid[2, :])
         for letter, learning, color in zip("AB", curves, (BEFORE, AFTER), strict=True):
-            _draw_training(axes, learning, color, color, f"{letter}: ")
+            _draw_training(panels[1], learning, color, color, f"{letter}: ")
         # Above the curves, where it covers nothing.
         place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 4}
-        axes.legend(frameon=False, labelcolor=INK, fontsize=9.5, **place)
-    title = "\n".join(textwrap.wrap(verdict(comparison), TITLE_COLUMNS))
-    figure.suptitle(title, color=INK, fontsize=10, x=0.01, ha="left")
-    handles = [figure.axes[0].plot([], [], "o-", color=color)[0] for color in (BEFORE, AFTER)]
-    names = [f"A  {comparison.a.name}", f"B  {comparison.b.name}"]
-    legend = figure.legend(handles, names, loc="outside lower left", frameon=False, labelcolor=INK, fontsize=9.5)
-    for text in legend.get_texts():
-        text.set_parse_math(False)
+        panels[1].legend(frameon=False, labelcolor=INK, fontsize=9.5, **place)
+    names = f"A  {comparison.a.name}\nB  {comparison.b.name}\n"
+    title = names + "\n".join(textwrap.wrap(verdict(comparison), TITLE_COLUMNS))
+    figure.suptitle(title, color=INK, fontsize=10, x=0.01, ha="left", parse_math=False)
     return figure
 
 
@@ -211,50 +199,33 @@ def _draw_training(axes: Any, learning: Learning, train: str, evaluated: str, pr
     axes.set_ylabel("success", color=MUTED)
 
 
-def _draw_rates(axes: Any, rows: Sequence[tuple[str, Sequence[Point]]]) -> None:
-    """Rows of one success rate or two, with their intervals."""
-    _style(axes)
-    for row, (_, points) in enumerate(rows):
-        for offset, point in zip((0.0,) if len(points) == 1 else (-0.15, 0.15), points, strict=True):
-            _draw_interval(axes, row + offset, point)
-    axes.set_xlim(-0.02, 1.02)
-    axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    axes.set_yticks(range(len(rows)), [label for label, _ in rows], color=INK, parse_math=False)
-    _rows(axes, len(rows))
-    axes.set_xlabel("success, 95% interval", color=MUTED)
-
-
-def _draw_differences(axes: Any, groups: Mapping[str, GroupDifference]) -> None:
+def _draw_differences(axes: Any, rows: Sequence[tuple[str, GroupDifference]]) -> None:
+    """A row per group of questions: its size, both success rates, and the difference with its interval."""
     _style(axes)
     axes.axvline(0, color=MUTED, linewidth=1)
-    for row, group in enumerate(groups.values()):
-        paired = group.difference
+    labels = []
+    for row, (name, group) in enumerate(rows):
+        paired, short = group.difference, name if len(name) <= NAME_LIMIT else f"{name[: NAME_LIMIT - 1]}…"
         significant = paired.interval.low > 0 or paired.interval.high < 0
         color = MUTED if not significant else AFTER if paired.mean > 0 else BEFORE
-        _draw_interval(axes, row, (paired.mean, paired.interval, color))
-    _write_values(axes, [f"{100 * group.difference.mean:+.1f}" for group in groups.values()])
-    axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=""))
-    axes.set_yticks(range(len(groups)), [""] * len(groups))
-    _rows(axes, len(groups))
-    axes.set_xlabel("B - A in points, paired, 95% interval; grey: includes 0", color=MUTED)
-
-
-def _draw_interval(axes: Any, y: float, point: Point) -> None:
-    value, interval, color = point
-    axes.plot([interval.low, interval.high], [y, y], color=color, linewidth=2, solid_capstyle="butt")
-    axes.plot([value], [y], "o", color=color, markersize=5, clip_on=False)
-
-
-def _write_values(axes: Any, texts: Sequence[str]) -> None:
-    """Write the rows' values in the margin to the right, so that no interval runs through a number."""
-    for row, text in enumerate(texts):
+        axes.plot([paired.interval.low, paired.interval.high], [row, row], color=color, linewidth=2)
+        axes.plot([paired.mean], [row], "o", color=color, markersize=5)
+        # In the margin to the right, so that no interval runs through a number.
         place = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": 9.5}
-        axes.text(1.02, row, text, color=INK, **place)
-
-
-def _rows(axes: Any, count: int) -> None:
-    axes.set_ylim(count - 0.5, -0.5)
+        axes.text(1.02, row, f"{100 * paired.mean:+.1f}", color=INK, **place)
+        labels.append(f"{short} ({paired.n}): {percent(group.a.success_rate)} → {percent(group.b.success_rate)}")
+    axes.set_yticks(range(len(rows)), labels, color=INK, parse_math=False)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.grid(False, axis="y")
+    axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=""))
+
+
+def _legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str], place: str, columns: int = 1) -> None:
+    """Outside of the axes, where it covers nothing."""
+    if handles:
+        legend = figure.legend(handles, labels, loc=place, ncols=columns, frameon=False, labelcolor=INK, fontsize=9.5)
+        for text in legend.get_texts():
+            text.set_parse_math(False)
 
 
 def _style(axes: Any) -> None:
@@ -274,15 +245,3 @@ def _whole_steps(count: int = 9) -> MaxNLocator:
 def _marker(points: Sequence[float] | Sequence[RollingPoint]) -> str | None:
     """A marker for a curve of a single point."""
     return "o" if len(points) == 1 else None
-
-
-def _color(label: str) -> str:
-    return {"before": BEFORE, "after": AFTER}.get(label, MUTED)
-
-
-def _sides(group: GroupDifference) -> list[Point]:
-    return [(group.a.success_rate, group.a.interval, BEFORE), (group.b.success_rate, group.b.interval, AFTER)]
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= NAME_LIMIT else f"{name[: NAME_LIMIT - 1]}…"

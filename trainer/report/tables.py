@@ -19,14 +19,13 @@ from trainer.eval.run_files import PLACES, SECTIONS, Differing, redacted
 from trainer.eval.statistics import (
     HARDNESS,
     EvaluationSummary,
-    GroupSummary,
     Interval,
     PairedDifference,
     interval_text,
     percent,
 )
 from trainer.eval.summaries import explore
-from trainer.report.comparison import Comparison, GroupDifference
+from trainer.report.comparison import MEANS, Comparison, GroupDifference
 from trainer.rollout.episodes import EpisodeRecord, Outcome
 
 NONE = "-"
@@ -105,11 +104,6 @@ def group_table(
         rows.append([f"{name} ({size})", *cells, *([] if changes is None else [changes.get(name, NONE)])])
     header = [kind, *groups, *([] if changes is None else ["change in points"])]
     return Table(f"Success by {kind}", header, rows) if rows else None
-
-
-def _rate(group: GroupSummary, with_interval: bool) -> str:
-    interval = f" ({interval_text(group.interval)})" if with_interval else ""
-    return percent(group.success_rate) + interval
 
 
 def _place(name: str) -> tuple[int, str]:
@@ -222,16 +216,6 @@ def _value(value: Any, limit: int) -> str:
     return cut(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), limit)
 
 
-MEANS = {
-    "reward": ("reward per episode", "{:+.2f}", "{:+.2f}"),
-    "steps": ("steps", "{:.1f}", "{:+.1f}"),
-    "tokens": ("generated tokens", "{:,.0f}", "{:+,.0f}"),
-    "prompt_tokens": ("prompt tokens", "{:,.0f}", "{:+,.0f}"),
-    "parse_rate": ("turns that parsed", "{:.1%}", "{:+.1f}"),
-}
-"""The label of a mean, and how it and its difference are written."""
-
-
 @dataclass(frozen=True, slots=True)
 class DifferenceRow:
     """A row of a comparison: label, A, B, B - A and its interval as text, and the latter two as numbers.
@@ -259,12 +243,13 @@ def comparison_rows(comparison: Comparison) -> tuple[list[DifferenceRow], list[D
     success = group_rows({"success": comparison.success})
     success += group_rows({f"  {name}": group for name, group in comparison.by_difficulty.items()})
     means = []
-    for name, mean in comparison.means.items():
-        label, value, change = MEANS[name]
-        scale = 100 if name == "parse_rate" else 1
-        low, high = (change.format(scale * end) for end in (mean.interval.low, mean.interval.high))
-        values = [value.format(mean.before), value.format(mean.after), change.format(scale * mean.mean)]
-        means.append(DifferenceRow([label, *values, f"{low} to {high}"], mean.mean, mean.interval, 0))
+    for name, found in comparison.means.items():
+        mean = MEANS[name]
+        change, low, high = (
+            mean.change.format(mean.scale * x) for x in (found.mean, found.interval.low, found.interval.high)
+        )
+        cells = [mean.label, mean.text.format(found.before), mean.text.format(found.after), change, f"{low} to {high}"]
+        means.append(DifferenceRow(cells, found.mean, found.interval, 0))
     failures = [
         _difference_row(f"failed: {kind.replace('_', ' ')}", one.a / n, one.b / n, one.difference, -1)
         for kind, one in comparison.failures.items()

@@ -38,10 +38,10 @@ from trainer.eval.failure_kinds import FailureKind, failure_kind
 from trainer.eval.metrics import meaning
 from trainer.eval.run_files import Evaluation, RunFolder, differing, flags_of
 from trainer.eval.statistics import intervals_as_pairs
+from trainer.report.compare import find_side
 from trainer.report.comparison import compare_sides
 from trainer.report.curves import CHARTS, TIMES, charts_of, rolling_success, series_of, window_for
 from trainer.report.replays import episode_view
-from trainer.report.sides import find_side
 from trainer.report.tables import comparison_rows, group_rows, verdict
 from trainer.rollout.episodes import EpisodeRecord, Outcome
 from trainer.viewer.sources import TRAINING, Source, Sources

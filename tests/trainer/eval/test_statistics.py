@@ -127,9 +127,7 @@ OUTCOME_PAIRS = st.lists(st.tuples(st.booleans(), st.booleans(), st.sampled_from
 
 @given(OUTCOME_PAIRS)
 def test_paired_difference_is_proper_and_antisymmetric(rows: list[tuple[bool, bool, str]]) -> None:
-    before = {str(i): row[0] for i, row in enumerate(rows)}
-    after = {str(i): row[1] for i, row in enumerate(rows)}
-    clusters = {str(i): row[2] for i, row in enumerate(rows)}
+    before, after, clusters = zip(*rows, strict=True)
     paired = paired_difference(before, after, clusters)
     assert paired.mean == pytest.approx(np.mean([a - b for b, a, _ in rows]))
     assert -1 <= paired.interval.low <= paired.mean <= paired.interval.high <= 1
@@ -141,31 +139,20 @@ def test_paired_difference_is_proper_and_antisymmetric(rows: list[tuple[bool, bo
 
 def test_paired_difference_by_hand() -> None:
     """One database: Bonett and Price, with 6 better and 2 worse of 20: 7/22 and 3/22."""
-    before = {str(i): i in (0, 1) for i in range(20)}
-    after = {str(i): 2 <= i < 8 for i in range(20)}
-    paired = paired_difference(before, after, {str(i): "db" for i in range(20)})
+    before, after = [i in (0, 1) for i in range(20)], [2 <= i < 8 for i in range(20)]
+    paired = paired_difference(before, after, ["db"] * 20)
     half = 1.959964 * ((7 / 22 + 3 / 22 - (4 / 22) ** 2) / 22) ** 0.5
-    assert (paired.better, paired.worse, paired.n, paired.clusters, paired.unpaired) == (6, 2, 20, 1, 0)
+    assert (paired.better, paired.worse, paired.n, paired.clusters) == (6, 2, 20, 1)
     assert paired.mean == pytest.approx(0.2)
     assert (paired.interval.low, paired.interval.high) == pytest.approx((4 / 22 - half, 4 / 22 + half), abs=1e-6)
 
 
 def test_a_change_in_one_database_only_is_not_sure() -> None:
-    before = {str(i): False for i in range(120)}
-    clusters = {str(i): f"db{i // 10}" for i in range(120)}
-    one_database = paired_difference(before, {str(i): i < 10 for i in range(120)}, clusters)
-    every_database = paired_difference(before, {str(i): i % 12 == 0 for i in range(120)}, clusters)
+    before, clusters = [False] * 120, [f"db{i // 10}" for i in range(120)]
+    one_database = paired_difference(before, [i < 10 for i in range(120)], clusters)
+    every_database = paired_difference(before, [i % 12 == 0 for i in range(120)], clusters)
     assert one_database.mean == every_database.mean
     assert one_database.interval.low < 0 < every_database.interval.low
-
-
-def test_paired_difference_counts_what_it_leaves_out_and_refuses_unknown_questions() -> None:
-    clusters = {"a": "db", "b": "db"}
-    assert paired_difference({"a": True, "b": True}, {"b": False, "c": True}, clusters).unpaired == 2
-    with pytest.raises(ValueError, match="in common"):
-        paired_difference({"a": True}, {"b": True}, clusters)
-    with pytest.raises(ValueError, match="no cluster"):
-        paired_difference({"z": True}, {"z": True}, clusters)
 
 
 WEIGHTED = st.tuples(st.floats(-5, 5), st.integers(0, 9))
@@ -211,6 +198,8 @@ def test_mean_difference_weighs_and_refuses_what_does_not_fit() -> None:
     for before, clusters in (([(1.0, 1.0)], ["a", "b"]), ([], [])):
         with pytest.raises(ValueError, match="clusters"):
             mean_difference(before, before, clusters)
+        with pytest.raises(ValueError, match="clusters"):
+            paired_difference([True] * len(before), [False] * len(before), clusters)
 
 
 def test_keyed_pairs_repeated_plays_in_order_and_skips_failures() -> None:
@@ -243,7 +232,9 @@ def test_compare_pairs_by_question_whatever_the_order() -> None:
     before = [make_record("a", "wrong"), make_record("b", "correct"), make_record("c", "wrong")]
     after = [make_record("c", "correct"), make_record("b", "correct"), make_record("a", "failed")]
     paired = compare(before, after)
-    assert (paired.n, paired.better, paired.worse, paired.unpaired) == (2, 1, 0, 1)
+    assert (paired.n, paired.better, paired.worse) == (2, 1, 0)
+    with pytest.raises(ValueError, match="clusters"):
+        compare(before, [make_record("d")])
 
 
 def test_summarize_counts_judged_episodes_and_names_the_rest() -> None:

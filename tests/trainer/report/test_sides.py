@@ -11,8 +11,8 @@ from env_server.errors import SQLEnvError
 from tests.trainer.report.folders import make_evaluation, make_file, make_records, make_run
 from trainer.eval.run_files import RunFolderError
 from trainer.policy import PlaySettings
+from trainer.report.compare import find_side
 from trainer.report.comparison import SideError
-from trainer.report.sides import find_side
 
 FEW, MANY = make_records([True, False, False, False]), make_records([True, True, True, False])
 
