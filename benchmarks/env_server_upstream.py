@@ -16,7 +16,7 @@ from openenv.core.env_server.interfaces import Environment
 
 from env_server.data.loading import load_dataset
 from env_server.dataset import Split
-from env_server.factory import EnvironmentFactory
+from env_server.environment import EnvironmentFactory
 from env_server.types import SQLAction, SQLObservation, SQLState
 
 

@@ -25,7 +25,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.generation.vllm_client import VLLMClient
 
 from env_server.dataset import Dataset, Question
-from env_server.factory import EnvironmentFactory
+from env_server.environment import EnvironmentFactory
 from env_server.settings import EnvSettings
 from env_server.types import ActionType, SQLAction, SQLObservation, SQLState
 from inference.engine import Completion, Engine, Sampling, Session

@@ -37,7 +37,7 @@ from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
 from env_server.data.loading import load_dataset
 from env_server.dataset import Split
-from env_server.factory import EnvironmentFactory
+from env_server.environment import EnvironmentFactory
 from env_server.settings import EnvSettings, JudgingSettings
 from env_server.types import AnswerMode
 from policies.tiny.stumbling import StumblingPlayer

@@ -1,4 +1,6 @@
-"""The one cache: generated data sets, imported tables, test databases, and facts that take queries to learn.
+"""What is kept: `Cache`, on disk, and `LRUCache`, in memory.
+
+There is one cache on disk: generated data sets, imported tables, test databases, and facts that take queries to learn.
 
     CACHE_DIR/v1-sqlite3.50.4/KIND/NAME        an entry: a file or a folder
 
@@ -19,12 +21,14 @@ import fcntl
 import logging
 import os
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Generic, TypeVar
 
 import apsw
 import platformdirs
@@ -39,6 +43,9 @@ FACTS = "facts"
 _BLOCKS = 16
 _BLOCK_BYTES = 16_384
 _LOG = logging.getLogger(__name__)
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 def default_cache_dir() -> Path:
@@ -161,3 +168,45 @@ class Cache:
 
 def _write(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
+
+
+class LRUCache(Generic[K, V]):
+    """Values by their keys, in memory; their sizes, 1 each by default, sum to at most `capacity`.
+
+    The least recently used go first. Not for several threads at once.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._entries: OrderedDict[K, tuple[V, int]] = OrderedDict()
+        self.size = 0
+        """The sum of the sizes."""
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: K) -> V | None:
+        """Return the value, from now on the most recently used; None where there is none."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        self._entries.move_to_end(key)
+        return entry[0]
+
+    def put(self, key: K, value: V, size: int = 1) -> list[V]:
+        """Keep a value, instead of the key's earlier one; return the values that are no longer kept."""
+        dropped = [self._pop(key)] if key in self._entries else []
+        self._entries[key] = (value, size)
+        self.size += size
+        while self.size > self._capacity:
+            dropped.append(self._pop(next(iter(self._entries))))
+        return dropped
+
+    def clear(self) -> list[V]:
+        """Keep nothing; return what was kept."""
+        return [self._pop(key) for key in list(self._entries)]
+
+    def _pop(self, key: K) -> V:
+        value, size = self._entries.pop(key)
+        self.size -= size
+        return value

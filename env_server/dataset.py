@@ -5,12 +5,14 @@ Plain data, no I/O. The gold SQL and the gold rows live here and never leave the
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain, zip_longest
 from pathlib import Path
+from typing import Any
 
 from env_server.errors import DataError, UnknownQuestionError
 
@@ -159,3 +161,22 @@ def in_turn(questions: Iterable[Question]) -> list[Question]:
         by_database[question.db_id].append(question)
     rounds = zip_longest(*by_database.values())
     return [question for question in chain.from_iterable(rounds) if question is not None]
+
+
+def rows_to_json(rows: tuple[Row, ...]) -> str:
+    """Return the rows as JSON text, every value with its type: a blob is `{"blob": HEX}`."""
+    return json.dumps([[_plain(value) for value in row] for row in rows])
+
+
+def rows_from_json(text: str | bytes) -> tuple[Row, ...]:
+    """Return the rows that `rows_to_json` wrote. Raises ValueError."""
+    return tuple(tuple(_value(cell) for cell in row) for row in json.loads(text))
+
+
+def _plain(value: SQLValue) -> object:
+    return {"blob": value.hex()} if isinstance(value, bytes) else value
+
+
+def _value(cell: Any) -> SQLValue:
+    value: SQLValue = bytes.fromhex(cell["blob"]) if isinstance(cell, dict) else cell
+    return value

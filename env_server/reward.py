@@ -14,17 +14,36 @@
 Bound: without a correct ANSWER an episode collects at most `wrong_total_bound(settings, step_budget)`, whatever
 the agent does: 0.30 for the default settings and 15 steps (fifteen different successful queries that find the gold
 rows and no ANSWER; a wrong ANSWER at the end makes it 0.27). Pure; one object per episode; floats are exact sums.
+
+phi: how close the rows of a query are to the gold rows, in {0, 0.25, 0.5, 0.75, 1}.
+
+    score = 0.25 cardinality + 0.50 value overlap + 0.25 numeric proximity
+
+- cardinality: 1 - |p - g| / max(p, g, 1) over the true numbers of rows; an unknown number counts as unbounded: 0.
+- value overlap: size of the multiset intersection of the cells over the larger number of cells. Cells are
+  compared by key: text normalised as in judging, 1 equal to 1.0 but not to '1', floats to 12 significant digits.
+- numeric proximity: mean over the gold's numeric cells of max(0, 1 - |p - g| / max(|g|, 1)), p the nearest
+  predicted number that no other gold cell has taken; equal numbers are paired first, the others in ascending
+  order. Without a numeric gold cell its weight goes to value overlap.
+
+The score is rounded down to a multiple of 0.25. Overlap and proximity see the first `row_limit` rows of either
+side, because no more than that is fetched from a query. phi is 1 only if the number of rows agrees and the cells
+seen are the same multiset. It takes O(n log n) in the cells seen, and leaves the server only as part of a reward.
 """
 
 from __future__ import annotations
 
+import math
 import re
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from hashlib import sha256
 
-from env_server.dataset import Gold, Row
-from env_server.progress import ROW_LIMIT, Target
+from env_server.actions import ACTIONS, TABLE
+from env_server.dataset import Gold, Row, SQLValue
+from env_server.judging.answers import normalize_text
 from env_server.settings import MAX_ARGUMENT_CHARS, RewardSettings
 from env_server.sql.lexer import folded, opaque_tokens
 from env_server.types import ActionType, RewardComponents
@@ -36,6 +55,11 @@ _LONGEST_REMEMBERED = 1_000
 """Statements, and characters of one, whose identity is remembered: the rollouts of a group send the same ones."""
 _LONGEST_KEPT = 200
 """Characters of an action of an episode that is kept as it is; of a longer one, a hash."""
+BINS = 4
+ROW_LIMIT = 20
+_CARDINALITY, _OVERLAP, _PROXIMITY = 0.25, 0.50, 0.25
+_SLACK = 1e-9
+"""Keeps a score that is exactly a multiple of 1/4 from falling a bin through float rounding."""
 _NAME_QUOTES = {'"': '"', "'": "'", "`": "`", "[": "]"}
 
 
@@ -49,7 +73,7 @@ def normalize_action(action_type: str, argument: str) -> str:
     kind = action_type.strip().upper()
     if len(argument) > MAX_ARGUMENT_CHARS:
         return f"{kind} {argument}"
-    if kind in (ActionType.DESCRIBE, ActionType.SAMPLE):
+    if (action := ACTIONS.get(kind)) is not None and action.argument is TABLE:
         return f"{kind} {_normalize_name(argument)}"
     normalize = _normalize_sql if len(argument) > _LONGEST_REMEMBERED else _remembered_sql
     return f"{kind} {normalize(argument)}"
@@ -108,14 +132,14 @@ class EpisodeRewards:
         settings: RewardSettings,
         *,
         row_limit: int = ROW_LIMIT,
-        remember: Callable[[str, Callable[[], float]], float] | None = None,
+        cached: Callable[[str, Callable[[], float]], float] | None = None,
     ) -> None:
         """`row_limit`: how many rows of a query `explore` is given at most; phi compares that many.
 
-        `remember` may know a query's phi for this gold, and is given the way to compute it.
+        `cached` may know a query's phi for this gold, and is given the way to compute it.
         """
         self._gold = gold
-        self._remember = remember or (lambda _, compute: compute())
+        self._cached = cached or (lambda _, compute: compute())
         self._target: Target | None = None
         self._settings = settings
         self._row_limit = row_limit
@@ -163,7 +187,7 @@ class EpisodeRewards:
 
     def _progress(self, query: str, rows: Sequence[Row], row_count: int | None) -> float:
         before = self._potential
-        self._potential = max(before, self._remember(query, lambda: self._phi(rows, row_count)))
+        self._potential = max(before, self._cached(query, lambda: self._phi(rows, row_count)))
         return self._settings.progress_scale * (self._potential - before)
 
     def _phi(self, rows: Sequence[Row], row_count: int | None) -> float:
@@ -191,3 +215,79 @@ class EpisodeRewards:
             terminal=terminal,
             total=_clip(operational + progress, self._settings) + terminal,
         )
+
+
+class Target:
+    """Gold rows, ready for many queries to be scored against them."""
+
+    def __init__(self, gold: Gold, row_limit: int = ROW_LIMIT) -> None:
+        wanted = [cell for row in gold.rows[:row_limit] for cell in row]
+        self._row_limit = row_limit
+        self._row_count = len(gold.rows)
+        self._cell_count = len(wanted)
+        self._keys = Counter(map(_key, wanted))
+        self._numbers = Counter(_numbers(wanted))
+
+    def phi(self, rows: Sequence[Row], row_count: int | None) -> float:
+        """Score a query's rows. `row_count` is their true number, or None when it is not known."""
+        predicted = [cell for row in rows[: self._row_limit] for cell in row]
+        cardinality = _cardinality(row_count, self._row_count)
+        overlap = self._overlap(predicted)
+        proximity = _proximity(_numbers(predicted), self._numbers) if self._numbers else overlap
+        score = _CARDINALITY * cardinality + _OVERLAP * overlap + _PROXIMITY * proximity
+        return math.floor(score * BINS + _SLACK) / BINS
+
+    def _overlap(self, predicted: Sequence[SQLValue]) -> float:
+        larger = max(len(predicted), self._cell_count)
+        if larger == 0:
+            return 1.0
+        wanted = self._keys
+        common = sum(min(count, wanted[key]) for key, count in Counter(map(_key, predicted)).items() if key in wanted)
+        return common / larger
+
+
+def _cardinality(predicted: int | None, wanted: int) -> float:
+    if predicted is None:
+        return 0.0
+    return 1 - abs(predicted - wanted) / max(predicted, wanted, 1)
+
+
+def _key(value: SQLValue) -> tuple[str, object]:
+    if isinstance(value, str):
+        return ("text", normalize_text(value))
+    if isinstance(value, float):
+        # A sum taken in another order differs in the last bits.
+        return ("number", float(f"{value:.12g}")) if math.isfinite(value) else ("special", repr(value))
+    if isinstance(value, int):
+        return ("number", value)
+    return ("other", value)
+
+
+def _numbers(cells: Sequence[SQLValue]) -> list[int | float]:
+    """Return the finite numbers, ascending."""
+    return sorted(cell for cell in cells if isinstance(cell, int | float) and math.isfinite(cell))
+
+
+def _proximity(predicted: list[int | float], wanted: Counter[int | float]) -> float:
+    """Return the mean proximity of the wanted numbers, of which there is at least one."""
+    found = Counter(predicted)
+    common = found & wanted
+    rest = sorted((found - common).elements())
+    total = float(common.total())
+    for number in sorted((wanted - common).elements()):
+        if not rest:
+            break
+        total += _closeness(_take_nearest(rest, number), number)
+    return total / wanted.total()
+
+
+def _take_nearest(numbers: list[int | float], target: int | float) -> int | float:
+    """Remove and return the nearest of the ascending numbers; of two equally near, the smaller."""
+    index = bisect_left(numbers, target)
+    if index == len(numbers) or (index > 0 and target - numbers[index - 1] <= numbers[index] - target):
+        index -= 1
+    return numbers.pop(index)
+
+
+def _closeness(number: int | float, target: int | float) -> float:
+    return max(0.0, 1 - abs(number - target) / max(abs(target), 1))

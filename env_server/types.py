@@ -13,11 +13,11 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from env_server.dataset import Split
-from env_server.showing import observation_html, observation_text
+from env_server.formatting import observation_html, observation_text
 
 
 class ActionType(StrEnum):
-    """The four actions of an agent."""
+    """The actions that code names; `env_server.actions.ACTIONS` are all that there are."""
 
     DESCRIBE = "DESCRIBE"
     SAMPLE = "SAMPLE"

@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Protocol, Self, SupportsIndex, TypeVar
 
 from env_server.dataset import Dataset, Split
 from env_server.errors import ClosedError, EpisodeOverError, NoEpisodeError, SQLEnvError
-from env_server.showing import episode_html, episode_text
+from env_server.formatting import episode_html, episode_text
 from env_server.types import ActionType, SQLAction, SQLObservation
 
 if TYPE_CHECKING:
-    from env_server.factory import EnvironmentFactory
+    from env_server.environment import EnvironmentFactory
 
 E = TypeVar("E", bound=StrEnum)
 

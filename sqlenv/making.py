@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from env_server.factory import EnvironmentFactory
+    from env_server.environment import EnvironmentFactory
     from env_server.settings import EnvSettings
     from env_server.types import AnswerMode
     from sqlenv.environment import Environment
@@ -75,7 +75,7 @@ def _here(spec: str, answer_mode: AnswerMode | str | None, settings: EnvSettings
     from env_server.data.loading import is_named, load_dataset
     from env_server.data.own_questions import has_no_questions, read_databases
     from env_server.dataset import Dataset
-    from env_server.factory import EnvironmentFactory
+    from env_server.environment import EnvironmentFactory
     from env_server.settings import EnvSettings
     from env_server.types import AnswerMode
     from sqlenv.environment import Environment, word_of

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import verifiers.v1 as vf
 
 from env_server.data.loading import load_dataset
-from env_server.factory import EnvironmentFactory
+from env_server.environment import EnvironmentFactory
 from env_server.settings import EnvSettings, RewardSettings
 from env_server.types import Verdict
 from sqlenv_verifiers.state import SQLEnvConfig, SQLEnvData, SQLEnvState, SQLToolsConfig

@@ -13,10 +13,9 @@ from typing import Annotated
 import verifiers.v1 as vf
 from pydantic import Field
 
+from env_server.cache import LRUCache
 from env_server.data.loading import load_dataset
-from env_server.environment import SQLEnvironment
-from env_server.factory import EnvironmentFactory
-from env_server.lru import LRUCache
+from env_server.environment import EnvironmentFactory, SQLEnvironment
 from env_server.settings import EnvSettings
 from env_server.types import ActionType, SQLAction, SQLObservation
 from sqlenv_verifiers.state import SQLEnvState, SQLToolsConfig

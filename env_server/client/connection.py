@@ -18,6 +18,7 @@ import json
 import logging
 import math
 import os
+import resource
 import ssl
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -53,6 +54,8 @@ CLOSE_TIMEOUT_S = 2.0
 MESSAGE_CHARS = 300
 """Characters of a server's own text that an error repeats."""
 CA_VARIABLE = "SSL_CERT_FILE"
+SPARE_FILES = 256
+"""What a process has open besides the connections that it counts: libraries, logs, databases."""
 
 _SCHEMES = {"ws": "ws", "http": "ws", "wss": "wss", "https": "wss"}
 _LOG = logging.getLogger(f"{__name__}.frames")
@@ -135,6 +138,18 @@ def client_context(server: Server) -> ssl.SSLContext:
             why = "holds no certificate" if isinstance(error, ssl.SSLError) else f"cannot be read: {error.strerror}"
             raise CertificateError(server.name, f"the file that {CA_VARIABLE} names, {file}, {why}") from error
     return context
+
+
+def allow_open_files(needed: int) -> int:
+    """Let this process have `needed` files open, as far as it may decide that itself; return how many it may have.
+
+    Sockets are files, and many a shell allows 1,024. For servers as for clients.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return needed if soft == resource.RLIM_INFINITY else soft
 
 
 @dataclass(frozen=True, slots=True)

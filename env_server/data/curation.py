@@ -27,11 +27,19 @@ from typing import Any
 
 from env_server.cache import Cache, identity, key_of
 from env_server.data.raw import RawDataset, RawQuestion
-from env_server.dataset import Dataset, Exclusion, ExclusionReason, Gold, Hardness, Question
+from env_server.dataset import (
+    Dataset,
+    Exclusion,
+    ExclusionReason,
+    Gold,
+    Hardness,
+    Question,
+    rows_from_json,
+    rows_to_json,
+)
 from env_server.errors import DataError, SQLError
 from env_server.judging.submissions import runnable_query
 from env_server.reward import normalize_action
-from env_server.rows_json import rows_from_json, rows_to_json
 from env_server.settings import DisplaySettings, SandboxSettings
 from env_server.sql.display import MAX_COLUMNS, format_result
 from env_server.sql.hardness import hardness, orders_at_top_level

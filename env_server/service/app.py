@@ -24,8 +24,7 @@ from fastapi.exceptions import RequestValidationError
 from env_server.cache import Cache
 from env_server.data.fingerprint import served_data
 from env_server.dataset import Dataset
-from env_server.episodes import Episodes
-from env_server.scores import Scores
+from env_server.episode import EpisodeEngine, Scores
 from env_server.service import http, pages
 from env_server.service.access import Access
 from env_server.service.capacity import Capacity
@@ -75,7 +74,7 @@ class Service:
         self.sockets = Sockets(
             settings, self.access, self.capacity, self.metrics, self._new_session, served.version_tag
         )
-        self.stateless = StatelessEnv(self.executor.run, self._new_episodes)
+        self.stateless = StatelessEnv(self.executor.run, self._new_engine)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -168,8 +167,8 @@ class Service:
             challenge = {"WWW-Authenticate": "Bearer"} if rejection.status == 401 else None
             raise HTTPException(rejection.status, rejection.text, challenge)
 
-    def _new_episodes(self) -> Episodes:
-        return Episodes(
+    def _new_engine(self) -> EpisodeEngine:
+        return EpisodeEngine(
             self._dataset,
             self.databases.schema,
             self._environment_settings,
@@ -178,7 +177,7 @@ class Service:
         )
 
     def _new_session(self) -> Session:
-        return Session(self._new_episodes(), self.executor.run, self.metrics)
+        return Session(self._new_engine(), self.executor.run, self.metrics)
 
     async def _gauge(self) -> None:
         while True:

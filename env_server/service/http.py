@@ -19,7 +19,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import to_json
 
-from env_server.episodes import Episodes
+from env_server.episode import EpisodeEngine
 from env_server.errors import SQLEnvError
 from env_server.service.execution.executor import ExecutionResult
 from env_server.service.metrics import CONTENT_TYPE
@@ -84,27 +84,27 @@ def schemas() -> dict[str, Any]:
 class StatelessEnv:
     """Carries out requests in episodes of their own."""
 
-    def __init__(self, run: Run, new_episodes: Callable[[], Episodes]) -> None:
+    def __init__(self, run: Run, new_engine: Callable[[], EpisodeEngine]) -> None:
         self._run = run
-        self._new_episodes = new_episodes
+        self._new_engine = new_engine
         self._running = 0
 
     def reset(self, request: ResetRequest) -> SQLObservation:
         """Start an episode. Raises HTTPException."""
         with self._counted():
-            return _reset(self._new_episodes(), request)
+            return _reset(self._new_engine(), request)
 
     async def step(self, action: SQLAction) -> SQLObservation:
         """Take an action in a new episode. Raises HTTPException."""
         with self._counted():
-            episodes = self._new_episodes()
-            _reset(episodes, ResetRequest(seed=0))
-            step = episodes.plan(action)
+            engine = self._new_engine()
+            _reset(engine, ResetRequest(seed=0))
+            step = engine.plan(action)
             if step.job is None:
-                return episodes.apply(step)
+                return engine.apply(step)
             result = self._run(step.job)
             result = result if isinstance(result, ExecutionResult) else await result
-            return episodes.apply(step, result.outcome)
+            return engine.apply(step, result.outcome)
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
@@ -120,8 +120,8 @@ class StatelessEnv:
             self._running -= 1
 
 
-def _reset(episodes: Episodes, request: ResetRequest) -> SQLObservation:
-    return episodes.reset(request.seed, request.episode_id, request.question_id, request.split)
+def _reset(engine: EpisodeEngine, request: ResetRequest) -> SQLObservation:
+    return engine.reset(request.seed, request.episode_id, request.question_id, request.split)
 
 
 def router(

@@ -19,6 +19,7 @@ from fastapi.responses import JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel, ConfigDict, Field
 
+from env_server.actions import ACTIONS
 from env_server.dataset import Dataset, Question
 from env_server.types import AnswerMode
 
@@ -63,6 +64,16 @@ class QuestionEntry(BaseModel):
     split: str
 
 
+class ActionEntry(BaseModel):
+    """An action: its name, what it takes, and what it shows."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    argument: str
+    shows: str
+
+
 class QuestionPage(BaseModel):
     """A slice of the questions, in the data set's order; `total` counts them before `offset` and `limit`."""
 
@@ -70,6 +81,7 @@ class QuestionPage(BaseModel):
 
     dataset: str
     answer_mode: AnswerMode = Field(description="what ANSWER carries: the value itself, or a query that yields it")
+    actions: list[ActionEntry]
     databases: list[DatabaseEntry]
     questions: list[QuestionEntry]
     total: int
@@ -83,6 +95,9 @@ class QuestionIndex:
         self._policies = list(policies)
         self._dataset = dataset.name
         self._answer_mode = answer_mode
+        self._actions = [
+            ActionEntry(name=kind, argument=each.argument.name, shows=each.shows) for kind, each in ACTIONS.items()
+        ]
         self._all = [_entry(question) for question in dataset.questions]
         self._by_database: dict[str, list[QuestionEntry]] = {db_id: [] for db_id in dataset.databases}
         for entry in self._all:
@@ -95,6 +110,7 @@ class QuestionIndex:
         return QuestionPage(
             dataset=self._dataset,
             answer_mode=self._answer_mode,
+            actions=self._actions,
             databases=self._databases,
             questions=found[offset : offset + limit],
             total=len(found),

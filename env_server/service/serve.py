@@ -36,10 +36,10 @@ from rich.console import Console
 from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
 
+from env_server.client.connection import SPARE_FILES, allow_open_files
 from env_server.data.loading import load_dataset
 from env_server.dataset import Dataset
 from env_server.errors import SQLEnvError
-from env_server.open_files import SPARE_FILES, allow_open_files
 from env_server.service.http_protocol import DeadlineProtocol
 from env_server.service.logs import configure, log
 from env_server.service.metrics import SHARED_FOLDER

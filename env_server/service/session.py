@@ -13,10 +13,9 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
-from env_server.episodes import Episodes, PlannedStep
+from env_server.actions import ACTIONS, Job, Outcome
+from env_server.episode import EpisodeEngine, PlannedStep
 from env_server.errors import DataError, SQLEnvError
-from env_server.jobs import Job
-from env_server.outcomes import Outcome
 from env_server.service.execution.executor import ExecutionResult
 from env_server.service.logs import log
 from env_server.service.metrics import Metrics
@@ -32,18 +31,17 @@ from env_server.service.protocol import (
     parse_frame,
     state_frame,
 )
-from env_server.types import ActionType, ErrorCode, ResetRequest, SQLAction, SQLObservation
+from env_server.types import ErrorCode, ResetRequest, SQLAction, SQLObservation
 
 Run = Callable[[Job], ExecutionResult | Awaitable[ExecutionResult]]
 """Runs a job; `Executor.run` is one."""
-_ACTIONS = frozenset(ActionType)
 
 
 class Session:
     """Answers the frames of one client, one at a time."""
 
-    def __init__(self, episodes: Episodes, run: Run, metrics: Metrics) -> None:
-        self._episodes = episodes
+    def __init__(self, engine: EpisodeEngine, run: Run, metrics: Metrics) -> None:
+        self._engine = engine
         self._run = run
         self._metrics = metrics
         self.playing = False
@@ -69,18 +67,18 @@ class Session:
             case SQLAction():
                 return self._step(request)
             case ResetRequest():
-                observation = self._episodes.reset(request.seed, request.episode_id, request.question_id, request.split)
+                observation = self._engine.reset(request.seed, request.episode_id, request.question_id, request.split)
                 self.playing = self._started = True
                 return observation_frame(observation)
             case StateRequest():
-                return state_frame(self._episodes.state if self._started else None)
+                return state_frame(self._engine.state if self._started else None)
             case McpRequest():
                 return mcp_frame(request.message)
         raise AssertionError(request)
 
     def _step(self, action: SQLAction) -> str | Awaitable[str]:
         began = time.perf_counter()
-        step = self._episodes.plan(action)
+        step = self._engine.plan(action)
         if step.job is None:
             return self._apply(step, None, "none", began)
         result = self._run(step.job)
@@ -96,7 +94,7 @@ class Session:
             return self._failed(error)
 
     def _apply(self, step: PlannedStep, outcome: Outcome | None, source: str, began: float) -> str:
-        observation = self._episodes.apply(step, outcome)
+        observation = self._engine.apply(step, outcome)
         self.playing = not observation.done
         self._metrics.steps.labels(*_labels(step.kind, observation)).inc()
         self._metrics.step_seconds.labels(source).observe(time.perf_counter() - began)
@@ -113,4 +111,4 @@ def _labels(kind: str, observation: SQLObservation) -> tuple[str, str]:
     """Return the action's kind and its outcome, from fixed lists: the verdict where it ended the episode."""
     verdict = observation.metadata.get("verdict")
     outcome = verdict if isinstance(verdict, str) else "error" if observation.error else "ok"
-    return kind if kind in _ACTIONS else "invalid", outcome
+    return kind if kind in ACTIONS else "invalid", outcome

@@ -12,14 +12,21 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from env_server.cache import Cache, identity, key_of
 from env_server.errors import DataError, SQLError
-from env_server.jobs import QueryJob
 from env_server.settings import SandboxSettings
 from env_server.sql.sandbox import QueryResult, Sandbox
 from env_server.sql.schema import Schema, read_schema, schema_from_json, schema_to_json
+
+
+class QueryJob(NamedTuple):
+    """Run one statement and return at most `max_rows` of its rows."""
+
+    db_id: str
+    sql: str
+    max_rows: int
 
 
 class Databases(Protocol):

@@ -16,11 +16,10 @@ from typing import Protocol
 
 from env_server.dataset import Question
 from env_server.errors import SQLError
-from env_server.jobs import QueryJob
 from env_server.judging.submissions import submitted_query
 from env_server.judging.verdict import Judgement, judge_rows
 from env_server.settings import JudgingSettings, SandboxSettings, SQLRule
-from env_server.sql.pool import Databases, run_query
+from env_server.sql.pool import Databases, QueryJob, run_query
 from env_server.sql.sandbox import QueryResult
 from env_server.test_suites.store import Suites
 

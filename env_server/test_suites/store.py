@@ -18,9 +18,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from env_server.cache import CACHE_VARIABLE, Cache, identity, key_of
-from env_server.dataset import Gold, Question
+from env_server.dataset import Gold, Question, rows_from_json, rows_to_json
 from env_server.errors import DataError, NoVariantsError
-from env_server.rows_json import rows_from_json, rows_to_json
 from env_server.settings import SandboxSettings
 from env_server.sql.sandbox import Sandbox
 from env_server.test_suites.profile import read_profile

@@ -30,8 +30,8 @@ from env_server.data.parquet_table import PARQUET_SUFFIXES
 from env_server.data.raw import RawDataset, RawQuestion
 from env_server.data.source_table import column_names, table_name
 from env_server.dataset import Dataset
+from env_server.environment import EnvironmentFactory
 from env_server.errors import DataError, SQLError
-from env_server.factory import EnvironmentFactory
 from env_server.judging.answers import format_answer
 from env_server.settings import EnvSettings, JudgingSettings
 from env_server.sql.sandbox import Sandbox, limit_memory

@@ -26,7 +26,7 @@ from trl import SFTConfig
 
 from env_server.data.loading import load_dataset
 from env_server.dataset import Dataset, Split
-from env_server.factory import EnvironmentFactory
+from env_server.environment import EnvironmentFactory
 from env_server.settings import EnvSettings, JudgingSettings
 from policies.tiny.stumbling import StumblingPlayer
 from policies.tiny.tokenizer import build_tokenizer

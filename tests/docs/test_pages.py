@@ -11,8 +11,7 @@ import pytest
 from env_server.cache import CACHE_VARIABLE
 from env_server.data.loading import load_dataset
 from env_server.dataset import Dataset
-from env_server.environment import SQLEnvironment
-from env_server.factory import EnvironmentFactory
+from env_server.environment import EnvironmentFactory, SQLEnvironment
 from env_server.tools.commands import run as run_data
 from sqlenv import cli
 from trainer.chat.actions import parse_action

@@ -27,9 +27,8 @@ from websockets.http11 import Request, Response
 from env_server.client.loop_thread import LoopThread
 from env_server.data.fingerprint import served_data
 from env_server.dataset import Dataset, Split
-from env_server.environment import SQLEnvironment
+from env_server.environment import EnvironmentFactory, SQLEnvironment
 from env_server.errors import SQLEnvError
-from env_server.factory import EnvironmentFactory
 from env_server.settings import EnvSettings
 from env_server.types import SERVES_HEADER, AnswerMode, ServedData, SQLAction, SQLObservation
 

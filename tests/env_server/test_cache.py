@@ -9,8 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from env_server.cache import CACHE_VARIABLE, FACTS, KEPT_DAYS, Cache, identity, key_of
+from env_server.cache import CACHE_VARIABLE, FACTS, KEPT_DAYS, Cache, LRUCache, identity, key_of
 from env_server.errors import DataError
 from env_server.settings import SandboxSettings
 
@@ -153,3 +155,30 @@ def test_processes_write_at_the_same_time_and_lose_nothing(tmp_path: Path) -> No
     cache = Cache(tmp_path / "cache")
     assert all(cache.get(f"{name}-{number}") == f"{name} says {number}" for name in "abc" for number in range(20))
     assert cache.get("shared") in ("a", "b", "c")
+
+
+STEPS = st.lists(st.tuples(st.integers(0, 6), st.none() | st.integers(1, 9)), max_size=40)
+
+
+@given(STEPS)
+@example([(0, 8), (0, 1)])
+@example([(0, 1), (1, 9)])
+def test_it_holds_the_most_recent_that_fit(steps: list[tuple[int, int | None]]) -> None:
+    """None reads a key; a number keeps it with that size. The model is a list of keys and sizes, the latest last."""
+    cache: LRUCache[int, tuple[int, int]] = LRUCache(8)
+    kept: list[tuple[int, int]] = []
+    for key, size in steps:
+        known = next((entry for entry in kept if entry[0] == key), None)
+        kept = [entry for entry in kept if entry is not known]
+        if size is None:
+            assert cache.get(key) == known
+            kept += [known] if known else []
+        else:
+            dropped = [known] if known else []
+            kept.append((key, size))
+            while sum(size for _, size in kept) > 8:
+                dropped.append(kept.pop(0))
+            assert cache.put(key, (key, size), size) == dropped
+        assert (len(cache), cache.size) == (len(kept), sum(size for _, size in kept))
+    assert cache.clear() == kept
+    assert (len(cache), cache.size) == (0, 0)

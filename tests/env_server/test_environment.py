@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import time
 import tracemalloc
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import apsw
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from env_server.actions import HISTORY_CHARS, JudgeJob
+from env_server.data.loading import load_dataset
 from env_server.dataset import Dataset, Gold, Split
-from env_server.environment import SQLEnvironment
-from env_server.episodes import HISTORY_CHARS
+from env_server.environment import EnvironmentFactory, SQLEnvironment
+from env_server.episode import LONGEST_TEXT, Scores
 from env_server.errors import (
     DataError,
     EpisodeOverError,
@@ -23,10 +27,12 @@ from env_server.errors import (
     StalePlanError,
     UnknownQuestionError,
 )
-from env_server.jobs import JudgeJob, QueryJob
 from env_server.reward import wrong_total_bound
-from env_server.settings import MAX_ARGUMENT_CHARS, EnvSettings
-from env_server.sql.pool import DatabasePool
+from env_server.service.app import create_app
+from env_server.service.settings import ServiceSettings
+from env_server.settings import MAX_ARGUMENT_CHARS, EnvSettings, SandboxSettings
+from env_server.sql.pool import DatabasePool, QueryJob
+from env_server.sql.sandbox import limit_memory
 from env_server.types import AnswerMode, SQLAction, SQLObservation, Verdict
 
 
@@ -316,3 +322,65 @@ def test_a_question_without_a_gold_is_not_judged(pets: Dataset, pets_pool: Datab
     last = act(environment, "ANSWER SELECT 1")
     assert (last.done, last.verdict, last.result) == (True, Verdict.UNJUDGED, "The answer is not judged.")
     assert last.reward == -0.02
+
+
+EPISODES = st.lists(st.tuples(st.sampled_from(("cats", "species")), st.lists(st.sampled_from(ACTIONS), max_size=6)))
+
+
+def play(environment: SQLEnvironment, question: str, actions: Sequence[str]) -> list[SQLObservation]:
+    observations = [environment.reset(question_id=question, episode_id="e")]
+    for text in actions:
+        if not observations[-1].done:
+            observations.append(act(environment, text))
+    return observations
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(EPISODES)
+def test_episodes_are_the_same_with_cached_scores(
+    environment: SQLEnvironment, pets: Dataset, pets_pool: DatabasePool, episodes: list[tuple[str, list[str]]]
+) -> None:
+    scores = Scores()
+    for question, actions in episodes:
+        assert play(SQLEnvironment(pets, pets_pool, scores=scores), question, actions) == play(
+            environment, question, actions
+        )
+
+
+def test_a_score_is_computed_once_unless_its_text_is_long(pets: Dataset, pets_pool: DatabasePool) -> None:
+    scores = Scores()
+    for _ in range(3):
+        queries = [f"QUERY SELECT COUNT(*){' ' * blanks}FROM pets" for blanks in (1, 2, LONGEST_TEXT)]
+        play(SQLEnvironment(pets, pets_pool, scores=scores), "cats", [*queries, "ANSWER 2"])
+    assert (len(scores.phi), len(scores.judgements)) == (2, 1)
+    assert scores.judgements.score("cats", "2", pytest.fail).correct
+
+
+def make_factory(dataset: Dataset, settings: EnvSettings, _: Path) -> None:
+    EnvironmentFactory(dataset, settings).close()
+
+
+def make_app(dataset: Dataset, _settings: EnvSettings, _: Path) -> None:
+    create_app(ServiceSettings(), dataset)
+
+
+def load(_: Dataset, settings: EnvSettings, folder: Path) -> None:
+    with pytest.raises(DataError):
+        load_dataset(str(folder), settings=settings)
+
+
+@pytest.fixture
+def unbounded() -> Iterator[None]:
+    apsw.hard_heap_limit(0)
+    yield
+    limit_memory(SandboxSettings())
+
+
+@pytest.mark.usefixtures("unbounded")
+@pytest.mark.parametrize("make", [make_factory, make_app, load])
+def test_whoever_runs_sql_bounds_the_memory_of_the_process(
+    make: Callable[[Dataset, EnvSettings, Path], None], pets: Dataset, tmp_path: Path
+) -> None:
+    settings = EnvSettings()
+    make(pets, settings, tmp_path)
+    assert apsw.hard_heap_limit(-1) == settings.sandbox.heap_bytes

@@ -20,7 +20,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from env_server.data.loading import load_dataset
 from env_server.dataset import Dataset
-from env_server.factory import EnvironmentFactory
+from env_server.environment import EnvironmentFactory
 from env_server.settings import DisplaySettings
 from env_server.sql.display import describe_table, format_cell, format_result
 from env_server.sql.sandbox import QueryResult

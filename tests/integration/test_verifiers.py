@@ -19,8 +19,7 @@ import pytest
 from benchmarks.server_process import ROOT
 from env_server.data.loading import load_dataset
 from env_server.dataset import Dataset, Question, Split
-from env_server.environment import SQLEnvironment
-from env_server.factory import EnvironmentFactory
+from env_server.environment import EnvironmentFactory, SQLEnvironment
 from env_server.judging.answers import format_answer
 from env_server.settings import EnvSettings, RewardSettings
 from env_server.types import SQLAction, SQLObservation

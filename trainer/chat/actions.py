@@ -14,7 +14,7 @@ What counts as an action, once reasoning blocks and an `<answer>` around what is
 - JSON at the start of a line, or in a Hermes `<tool_call>`: an object that names the action and its argument.
 
 A line whose keyword is in lower case reads like prose ("Query the table first."), so it gives way to a line that
-does not. DESCRIBE and SAMPLE take one line. QUERY and ANSWER take several, up to a blank line, a code fence, a
+does not. A table is named on one line. SQL and answers take several, up to a blank line, a code fence, a
 tool call, an invented observation or a further action; a fence around the argument bounds it instead. JSON
 arguments are exact.
 
@@ -34,6 +34,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
 
+from env_server.actions import ACTIONS, ANSWER, SQL, TABLE, Argument
 from env_server.types import ActionType, SQLAction
 from trainer.chat.reasoning import strip_reasoning
 from trainer.chat.tools import READERS
@@ -49,14 +50,15 @@ class ParsedAction:
 
 _NAME_KEYS = ("name", "action_type", "action")
 
+_TYPES = "|".join(ACTIONS).lower()
 _FLAGS = re.IGNORECASE | re.ASCII  # beyond ASCII, ignoring case would take a dotted capital I for an i
 # All repetitions are possessive: a failed match never tries again, which keeps the time linear.
 _DECORATION = r"[\s>*_#`+\-\u2022]*+"
-_PREFIX = rf"(?:```(?!describe|sample|query|answer)[a-z]++\s)?+{_DECORATION}(?:\d{{1,3}}+[.)])?+{_DECORATION}"
+_PREFIX = rf"(?:```(?!{_TYPES})[a-z]++\s)?+{_DECORATION}(?:\d{{1,3}}+[.)])?+{_DECORATION}"
 _LABEL = rf"(?:(?P<label>(?:next\s)?+action(?:\s\d{{1,3}}+)?+[*`]*+\s*+:){_DECORATION})?+"
 _HEAD = re.compile(
     rf"(?P<open>{_PREFIX}{_LABEL})"
-    r"(?P<type>describe|sample|query|answer)(?P<close>\*\*|`(?!``))?+"
+    rf"(?P<type>{_TYPES})(?P<close>\*\*|`(?!``))?+"
     r"(?=[\s:]|```|\Z)\s*+(?P<colon>:)?+",
     _FLAGS,
 )
@@ -66,8 +68,11 @@ _INVENTED = re.compile(
     rf"{_DECORATION}(?:observation|obs|result|output|thought|user|assistant)[*`]*+\s*+:", re.IGNORECASE
 )
 _FENCE_TAG = re.compile(r"```(?:[\w+-]*+[^\S\n]*+\n|(?:sql|sqlite)\s)?+", re.IGNORECASE)
-_NAME = re.compile(r"(?:\S++|[\"'\[].*)\Z")
-_SQL = re.compile(r"(?:select|with|values|explain|pragma)\b", re.IGNORECASE)
+_SIGNS: Mapping[Argument, re.Pattern[str]] = {
+    TABLE: re.compile(r"(?:\S++|[\"'\[].*)\Z"),
+    SQL: re.compile(r"(?:select|with|values|explain|pragma)\b", re.IGNORECASE),
+}
+"""What the argument of a keyword in lower case looks like, where the line is an action and not prose."""
 
 _TOOL_CALL = "<tool_call>"
 _ARGUMENT_KEYS = ("argument", "table", "table_name", "sql", "query", "value", "answer")
@@ -101,20 +106,22 @@ def format_action(action_type: str, argument: str) -> str:
     An argument that this form cannot carry exactly (blank lines, white space around it, a line that reads as
     another action, a tag of reasoning) is written as JSON on one line. Raises ValueError for an unknown action type.
     """
-    kind = ActionType(action_type.strip().upper())
-    plain = f"{kind} {argument}" if argument else str(kind)
+    kind = action_type.strip().upper()
+    if kind not in ACTIONS:
+        raise ValueError(f"{action_type!r} is not one of {', '.join(ACTIONS)}")
+    plain = f"{kind} {argument}" if argument else kind
     if parse_action(plain) == ParsedAction(_action(kind, argument), parseable=True):
         return plain
     written = json.dumps({"action_type": kind, "argument": argument})
     return written.replace("<", "\\u003c").replace("[", "\\u005b")
 
 
-def _action(kind: ActionType, argument: str) -> SQLAction:
+def _action(kind: str, argument: str) -> SQLAction:
     """Build the action; a lone surrogate, which no wire and no database can carry, becomes `?`."""
     return SQLAction(action_type=kind, argument=argument.encode("utf-8", "replace").decode("utf-8"))
 
 
-def _first_action(text: str) -> tuple[ActionType, str] | None:
+def _first_action(text: str) -> tuple[str, str] | None:
     """Find the first action that is written as such; failing that, the first line that may be meant as one."""
     lines = text.split("\n")
     weak: tuple[re.Match[str], list[str]] | None = None
@@ -146,21 +153,19 @@ def _is_strong(head: re.Match[str]) -> bool:
 
 def _is_plausible(head: re.Match[str]) -> bool:
     """Whether the argument of a keyword in lower case fits: one name, or SQL. ANSWER has no such sign."""
-    kind, rest = _kind(head), _rest(head).strip("`*")
-    if kind is ActionType.QUERY:
-        return _SQL.match(rest) is not None
-    return kind is not ActionType.ANSWER and _NAME.match(rest) is not None
+    sign = _SIGNS.get(ACTIONS[_kind(head)].argument)
+    return sign is not None and sign.match(_rest(head).strip("`*")) is not None
 
 
-def _kind(head: re.Match[str]) -> ActionType:
-    return ActionType(head["type"].upper())
+def _kind(head: re.Match[str]) -> str:
+    return head["type"].upper()
 
 
 def _rest(head: re.Match[str]) -> str:
     return head.string[head.end() :].strip()
 
 
-def _spoken_action(head: re.Match[str], following: list[str]) -> tuple[ActionType, str]:
+def _spoken_action(head: re.Match[str], following: list[str]) -> tuple[str, str]:
     """Read the argument of the action whose line begins with `head`."""
     kind = _kind(head)
     opened = "" if head["close"] else head["open"]
@@ -171,8 +176,7 @@ def _spoken_action(head: re.Match[str], following: list[str]) -> tuple[ActionTyp
         return kind, ""
     lines = list(takewhile(lambda line: not _ends_argument(line), text.split("\n")[1:]))
     first = text.partition("\n")[0]
-    many = kind in (ActionType.QUERY, ActionType.ANSWER)
-    argument = "\n".join((first, *lines)) if many else first
+    argument = first if ACTIONS[kind].argument is TABLE else "\n".join((first, *lines))
     return kind, _undecorated(argument.strip().removesuffix("```").strip(), opened)
 
 
@@ -206,7 +210,7 @@ def _undecorated(argument: str, opened: str) -> str:
     return argument.strip()
 
 
-def _json_action(text: str) -> tuple[ActionType, str] | None:
+def _json_action(text: str) -> tuple[str, str] | None:
     """Read the JSON object that the text begins with, as an action; None when it is none."""
     value = _decoded(_unfenced(text.lstrip()))
     if not isinstance(value, dict):
@@ -217,17 +221,17 @@ def _json_action(text: str) -> tuple[ActionType, str] | None:
     return _named_action(value[names[0]], {key: item for key, item in value.items() if key != names[0]})
 
 
-def _named_action(name: str, rest: Mapping[str, Any]) -> tuple[ActionType, str] | None:
+def _named_action(name: str, rest: Mapping[str, Any]) -> tuple[str, str] | None:
     """Read an action from its name and an object's other members; None when it is none."""
-    kind = ActionType.__members__.get(name.strip().upper())
-    if kind is None:
+    kind = name.strip().upper()
+    if kind not in ACTIONS:
         return None
     try:
         argument = _json_argument(rest)
         if isinstance(argument, str) or argument is None:
             return kind, argument or ""
         # Answers may be lists and numbers; a table's name and a query are texts.
-        return (kind, json.dumps(argument, ensure_ascii=False)) if kind is ActionType.ANSWER else None
+        return (kind, json.dumps(argument, ensure_ascii=False)) if ACTIONS[kind].argument is ANSWER else None
     except RecursionError:  # nested too deep to be written again
         return None
 

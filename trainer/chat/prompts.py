@@ -5,6 +5,7 @@ Training, evaluation and the warm-up data use this one module, so that a policy 
 
 from __future__ import annotations
 
+from env_server.actions import ACTIONS, ANSWER
 from env_server.types import AnswerMode, SQLObservation
 from trainer.config import ActionFormat
 
@@ -13,10 +14,7 @@ _RULES = """\
 You answer a question about a SQLite database that you cannot see. Explore it first. Take small steps.
 
 Every message from you is exactly one action, and nothing else:
-DESCRIBE table - show a table's columns. Example: DESCRIBE employees
-SAMPLE table - show a few rows. Example: SAMPLE employees
-QUERY sql - run one SELECT. Example: QUERY SELECT COUNT(*) FROM employees WHERE age > 30
-ANSWER {argument}
+{actions}
 
 After each action you see its result, then you choose the next one. Your steps are limited; ANSWER before they \
 run out.
@@ -28,11 +26,11 @@ Strategy:
 4. {last}
 """
 _ANSWER_VALUE = """\
-value - give the answer and finish. Example: ANSWER 42
+{usage}
 Write one value as it is, a list separated by commas (ANSWER Rome, Oslo), and rows as a | b, one row per line. \
 Write [] when nothing fits."""
 _ANSWER_SQL = """\
-sql - give the query that answers the question and finish. \
+ANSWER sql - give the query that answers the question and finish. \
 Example: ANSWER SELECT COUNT(*) FROM employees WHERE age > 30"""
 
 
@@ -53,14 +51,20 @@ Strategy:
 def system_prompt(mode: AnswerMode, action_format: ActionFormat = ActionFormat.TEXT) -> str:
     """Return the system message that teaches the actions; under 350 tokens of a usual tokenizer."""
     by_query = mode is AnswerMode.SQL
+    asked = "the query once its result is what the question asks for"
     if action_format is ActionFormat.TOOLS:
-        last = "the query once its result is what the question asks for" if by_query else "what your query returned"
-        return _TOOL_RULES.format(last=last).strip()
-    if by_query:
-        last = "ANSWER with the query once its result is what the question asks for."
-        return _RULES.format(argument=_ANSWER_SQL, last=last).strip()
-    last = "ANSWER with the values that your query returned."
-    return _RULES.format(argument=_ANSWER_VALUE, last=last).strip()
+        return _TOOL_RULES.format(last=asked if by_query else "what your query returned").strip()
+    last = asked if by_query else "the values that your query returned"
+    actions = "\n".join(_usage(kind, mode) for kind in ACTIONS)
+    return _RULES.format(actions=actions, last=f"ANSWER with {last}.").strip()
+
+
+def _usage(kind: str, mode: AnswerMode) -> str:
+    action = ACTIONS[kind]
+    usage = f"{kind} {action.argument.name} - {action.help}. Example: {kind} {action.example}"
+    if action.argument is ANSWER:
+        return _ANSWER_SQL if mode is AnswerMode.SQL else _ANSWER_VALUE.format(usage=usage)
+    return usage
 
 
 SYSTEM_PROMPT = system_prompt(AnswerMode.VALUE)

@@ -1,4 +1,4 @@
-"""The four actions as tools that a chat template can declare, and the formats in which families of models call them."""
+"""The actions as tools that a chat template can declare, and the formats in which families of models call them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from env_server.types import ActionType, AnswerMode, SQLAction
+from env_server.actions import ACTIONS, ANSWER, Argument
+from env_server.types import AnswerMode, SQLAction
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -20,13 +21,12 @@ if TYPE_CHECKING:
 Schema = dict[str, Any]
 """A tool as chat templates know it: the JSON schema of a function."""
 
-_ANSWER = {
-    AnswerMode.VALUE: (
-        "value",
-        "The answer: one value as it is, a list separated by commas, or rows as a | b, one row per line; [] when "
-        "nothing fits.",
+_ANSWERS = {
+    AnswerMode.VALUE: ANSWER._replace(
+        meaning="The answer: one value as it is, a list separated by commas, or rows as a | b, one row per line; [] "
+        "when nothing fits.",
     ),
-    AnswerMode.SQL: ("sql", "The query that answers the question."),
+    AnswerMode.SQL: ANSWER._replace(name="sql", meaning="The query that answers the question."),
 }
 
 
@@ -39,38 +39,33 @@ class ToolCall:
 
 
 def tool_schemas(mode: AnswerMode) -> list[Schema]:
-    """Return the declarations of the four tools."""
-    argument, meaning = _ANSWER[mode]
-    return [
-        _schema(ActionType.DESCRIBE, "Show a table's columns.", "table", "The table's name."),
-        _schema(ActionType.SAMPLE, "Show a few rows of a table.", "table", "The table's name."),
-        _schema(ActionType.QUERY, "Run one SELECT and see its result.", "sql", "The query, in SQLite's dialect."),
-        _schema(ActionType.ANSWER, "Give the answer and finish.", argument, meaning),
-    ]
+    """Return the declarations of the tools, one for each action."""
+    return [_schema(kind, mode) for kind in ACTIONS]
 
 
 def call_of(action: SQLAction, mode: AnswerMode) -> ToolCall:
     """Return the call that stands for an action."""
-    name = action.action_type.lower()
-    return ToolCall(name, {argument_name(ActionType(action.action_type), mode): action.argument})
+    kind = action.action_type
+    return ToolCall(kind.lower(), {_argument(kind, mode).name: action.argument})
 
 
-def argument_name(kind: ActionType, mode: AnswerMode) -> str:
-    """Return the name of a tool's one argument."""
-    if kind is ActionType.ANSWER:
-        return _ANSWER[mode][0]
-    return "sql" if kind is ActionType.QUERY else "table"
+def _argument(kind: str, mode: AnswerMode) -> Argument:
+    """Return a tool's one argument."""
+    argument = ACTIONS[kind].argument
+    return _ANSWERS[mode] if argument is ANSWER else argument
 
 
-def _schema(kind: ActionType, description: str, argument: str, meaning: str) -> Schema:
+def _schema(kind: str, mode: AnswerMode) -> Schema:
+    action, argument = ACTIONS[kind], _argument(kind, mode)
     parameters = {
         "type": "object",
-        "properties": {argument: {"type": "string", "description": meaning}},
-        "required": [argument],
+        "properties": {argument.name: {"type": "string", "description": argument.meaning}},
+        "required": [argument.name],
     }
+    description = action.tool or f"{action.help[0].upper()}{action.help[1:]}."
     return {
         "type": "function",
-        "function": {"name": kind.value.lower(), "description": description, "parameters": parameters},
+        "function": {"name": kind.lower(), "description": description, "parameters": parameters},
     }
 
 

@@ -15,25 +15,24 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
+from env_server.actions import ACTIONS
 from env_server.client import SyncSQLEnvClient
 from env_server.data.loading import DEFAULT_SPEC, SYNTAX, load_dataset
 from env_server.dataset import Question, Split
-from env_server.environment import SQLEnvironment
-from env_server.factory import EnvironmentFactory
+from env_server.environment import EnvironmentFactory, SQLEnvironment
 from env_server.judging.answers import format_answer
-from env_server.types import ActionType, AnswerMode, SQLObservation
+from env_server.types import AnswerMode, SQLObservation
 from sqlenv.parser import Parser, choice
 from trainer.chat.actions import parse_action
 from trainer.cli.terminal import line_reader
 from trainer.config import ENV_HELP, TOKEN_HELP, token_of
 from trainer.rollout.environments import LOCAL
 
-HELP = """\
-DESCRIBE table     columns, types, keys and row count
-SAMPLE table       a few rows
-QUERY select ...   one read-only statement
-ANSWER value       ends it: a value; a, b, c; or rows as a | b, one per line
+HELP = (
+    "\n".join(f"{f'{kind} {each.argument.name}':<18} {each.shows}" for kind, each in ACTIONS.items())
+    + """
 help and tables cost nothing; quit, or Ctrl-D, leaves; arrow keys edit, Tab completes"""
+)
 _COMMANDS = ("help", "tables", "quit")
 _GOLD_ROWS = 20
 """Rows of the gold answer that are shown."""
@@ -104,7 +103,7 @@ def _play(console: Console, environment: SQLEnvironment | SyncSQLEnvClient, obse
 
     def words() -> list[str]:
         """Actions, commands, and the names that the episode has shown."""
-        return [*ActionType, *_COMMANDS, *dict.fromkeys(re.findall(r"\w+", observation.schema_info))]
+        return [*ACTIONS, *_COMMANDS, *dict.fromkeys(re.findall(r"\w+", observation.schema_info))]
 
     read = line_reader("play", words)
     while not observation.done:

@@ -18,16 +18,15 @@ from functools import partial
 from itertools import chain, combinations, count, islice
 from typing import TYPE_CHECKING
 
+from env_server.actions import query_outcome
 from env_server.data.loading import load_dataset
 from env_server.data.own_questions import typed_question
 from env_server.dataset import Dataset, Gold, Row
 from env_server.errors import DataError, SQLError
-from env_server.jobs import QueryJob
 from env_server.judging.answers import parse_answer
 from env_server.judging.submissions import submitted_query
 from env_server.judging.verdict import judge_value
-from env_server.outcomes import query_outcome
-from env_server.sql.pool import DatabasePool, run_query
+from env_server.sql.pool import DatabasePool, QueryJob, run_query
 from env_server.types import ActionType, AnswerMode
 from inference.engine import Engine
 from trainer.chat.actions import format_action

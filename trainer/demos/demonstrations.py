@@ -13,8 +13,7 @@ from rich.console import Console
 
 from env_server.data.loading import load_dataset
 from env_server.dataset import Question, in_turn
-from env_server.environment import SQLEnvironment
-from env_server.factory import EnvironmentFactory
+from env_server.environment import EnvironmentFactory, SQLEnvironment
 from env_server.settings import EnvSettings, JudgingSettings
 from env_server.types import AnswerMode
 from sqlenv.progress import reported

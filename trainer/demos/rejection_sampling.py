@@ -26,9 +26,8 @@ from typing import Any
 from env_server.cache import default_cache_dir
 from env_server.data.loading import load_dataset
 from env_server.dataset import Dataset, Hardness, Question, Split
-from env_server.environment import SQLEnvironment
-from env_server.episodes import question_text
-from env_server.factory import EnvironmentFactory
+from env_server.environment import EnvironmentFactory, SQLEnvironment
+from env_server.episode import question_text
 from env_server.reward import normalize_action
 from env_server.settings import EnvSettings
 from env_server.test_suites.building import TITLE, build_suites

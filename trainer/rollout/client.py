@@ -28,9 +28,9 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from env_server.client.connection import SPARE_FILES, allow_open_files
 from env_server.dataset import Question
 from env_server.errors import SQLEnvError
-from env_server.open_files import SPARE_FILES, allow_open_files
 from env_server.types import ActionType, SQLAction, SQLObservation
 from inference.engine import Completion, ContextOverflowError, Engine, EngineError, Sampling, Session
 from trainer.chat.actions import ParsedAction

@@ -11,8 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Protocol
 
-from env_server.environment import SQLEnvironment
-from env_server.factory import EnvironmentFactory
+from env_server.environment import EnvironmentFactory, SQLEnvironment
 from env_server.settings import EnvSettings
 from env_server.test_suites.building import TITLE
 from env_server.types import AnswerMode, SQLAction, SQLObservation

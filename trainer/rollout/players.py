@@ -14,8 +14,8 @@ from operator import attrgetter
 from typing import Protocol
 
 from env_server.dataset import Dataset, Question, Split, in_turn
+from env_server.environment import EnvironmentFactory
 from env_server.errors import SQLEnvError
-from env_server.factory import EnvironmentFactory
 from env_server.judging.answers import format_answer
 from env_server.settings import EnvSettings, JudgingSettings
 from env_server.sql.pool import Databases

@@ -28,8 +28,8 @@ from types import ModuleType
 from typing import Any
 
 from env_server.dataset import Dataset, Split
+from env_server.environment import EnvironmentFactory
 from env_server.errors import SQLEnvError
-from env_server.factory import EnvironmentFactory
 from env_server.settings import EnvSettings, JudgingSettings, RewardSettings
 from env_server.types import AnswerMode
 from sqlenv.parser import did_you_mean

@@ -19,7 +19,7 @@ import asyncio
 from collections.abc import Sequence
 
 from env_server.dataset import Dataset, Question
-from env_server.episodes import question_text
+from env_server.episode import question_text
 from env_server.judging.answers import format_answer
 from env_server.settings import EnvSettings
 from env_server.sql.pool import DatabasePool

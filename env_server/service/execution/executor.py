@@ -27,14 +27,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, NamedTuple, Self
 
+from env_server.actions import ActionOutcome, Job, Outcome, query_outcome
+from env_server.cache import LRUCache
 from env_server.errors import DataError, SQLEnvError, SQLError
-from env_server.jobs import Job, QueryJob
-from env_server.lru import LRUCache
-from env_server.outcomes import ActionOutcome, Outcome, query_outcome
 from env_server.service.execution.process import OVERRUN_S, Answer, ProcessSetup
 from env_server.service.execution.worker import Worker, WorkerLostError
 from env_server.settings import EnvSettings, SandboxSettings
 from env_server.sql.cost import RunLimits
+from env_server.sql.pool import QueryJob
 from env_server.sql.sandbox import QueryResult, Sandbox
 from env_server.types import AnswerMode
 

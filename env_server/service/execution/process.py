@@ -21,11 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
+from env_server.actions import Job, JudgeJob, Outcome, query_outcome
 from env_server.errors import DataError, SQLEnvError, SQLError
-from env_server.jobs import Job, JudgeJob, QueryJob
-from env_server.outcomes import Outcome, query_outcome
 from env_server.settings import DisplaySettings, JudgingSettings, SandboxSettings
-from env_server.sql.pool import DatabasePool, run_query
+from env_server.sql.pool import DatabasePool, QueryJob, run_query
 from env_server.sql.sandbox import QueryResult, limit_memory
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from asyncio.subprocess import PIPE
 from contextlib import suppress
 from typing import Any, cast
 
+from env_server.actions import Job
 from env_server.errors import SQLEnvError
-from env_server.jobs import Job
 from env_server.service.execution.process import HEADER, Answer, ProcessSetup, frame
 
 START_S = 60.0

@@ -13,7 +13,7 @@ import { Refusal, Session, Unauthorised, getReady, token } from "./server.js";
 const THEMES = ["auto", "light", "dark"];
 const ANSWERS = { value: "a value; lists with commas", sql: "a query that yields the answer" };
 
-const view = new EpisodeView(act, insert);
+const view = new EpisodeView(act, insert, () => list.actions);
 const list = new QuestionList({ withToken, onChoose: start, onFailure: showNotice });
 const policies = new Policies({ withToken, names: () => list.policies });
 let session = { isOpen: false, close: () => {} };

@@ -20,13 +20,16 @@ const VERDICTS = {
 export class EpisodeView {
   #act;
   #insert;
+  #actions;
   #total = 0;
   #pending = null;
 
-  // `act(type, argument)` is called for a click on a table, `insert(name)` for one on a column.
-  constructor(act, insert) {
+  // `act(type, argument)` is called for a click on a table, `insert(name)` for one on a column; `actions()` are those
+  // that the server has.
+  constructor(act, insert, actions) {
     this.#act = act;
     this.#insert = insert;
+    this.#actions = actions;
   }
 
   get tables() {
@@ -146,10 +149,11 @@ export class EpisodeView {
   }
 
   #tableItem(name) {
-    const label = (verb) => ({ class: "small", "aria-label": `${verb} ${name}` });
-    const item = el("li", {}, el("div", { class: "table" }, el("span", { class: "name" }, name),
-      button("Describe", () => this.#act("DESCRIBE", name), label("Describe")),
-      button("Sample", () => this.#act("SAMPLE", name), label("Sample"))));
+    const buttons = this.#actions().filter(({ argument }) => argument === "table").map((action) => {
+      const verb = action.name[0] + action.name.slice(1).toLowerCase();
+      return button(verb, () => this.#act(action.name, name), { class: "small", "aria-label": `${verb} ${name}` });
+    });
+    const item = el("li", {}, el("div", { class: "table" }, el("span", { class: "name" }, name), ...buttons));
     item.dataset.table = name;
     return item;
   }

@@ -16,6 +16,7 @@ export class QuestionList {
   #questions = [];
   answerMode = "value";
   policies = [];
+  actions = [];
 
   // `withToken(work)` runs `work` until the server accepts the token; `onChoose(question)` plays one;
   // `onFailure(text)` tells why there is no list.
@@ -37,6 +38,9 @@ export class QuestionList {
       const first = await this.#fetch({ limit: 0 });
       this.answerMode = first.answer_mode;
       this.policies = first.policies;
+      this.actions = first.actions;
+      $("actions").replaceChildren(...first.actions.map(({ name, argument, shows }) =>
+        el("div", {}, el("dt", {}, `${name} ${argument}`), el("dd", {}, shows))));
       $("dataset").textContent = [first.dataset,
         counted(first.databases.length, "database"), counted(first.total, "question")].join(" · ");
       if (first.total === 0) {

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -313,3 +315,27 @@ def quiet_server_log() -> Iterator[None]:
     logger.setLevel(logging.CRITICAL)
     yield
     logger.setLevel(level)
+
+
+PROGRAM = """
+import resource, sys
+from env_server.client.connection import allow_open_files
+soft, hard, needed = map(int, sys.argv[1:])
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+print(allow_open_files(needed), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+"""
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "needed", "allowed"),
+    [
+        (300, 4_000, 2_000, 2_000),
+        (1_024, 4_000, 100, 1_024),
+        (300, 1_000, 2_000, 1_000),
+        (200, 200, 10, 200),
+    ],
+)
+def test_the_limit_of_open_files_is_raised_as_far_as_it_goes(soft: int, hard: int, needed: int, allowed: int) -> None:
+    command = [sys.executable, "-c", PROGRAM, *map(str, (soft, hard, needed))]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ended.stdout.split() == [str(allowed)] * 2

@@ -13,8 +13,8 @@ from env_server.cache import CACHE_VARIABLE, Cache, default_cache_dir
 from env_server.data.loading import is_folder, is_named, load_dataset
 from env_server.data.synthetic import KIND
 from env_server.dataset import Split
+from env_server.environment import EnvironmentFactory
 from env_server.errors import DataError
-from env_server.factory import EnvironmentFactory
 from env_server.settings import DisplaySettings, EnvSettings, SandboxSettings
 from env_server.types import AnswerMode, SQLAction
 from tests.env_server.data.folders import add_database, spider_entry, write_entries

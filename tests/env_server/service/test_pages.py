@@ -14,6 +14,7 @@ from fastapi import FastAPI, HTTPException, Request
 from hypothesis import given
 from hypothesis import strategies as st
 
+from env_server.actions import ACTIONS
 from env_server.dataset import Dataset, Gold, Hardness, Question, Split
 from env_server.service.pages import (
     FOLDER,
@@ -159,6 +160,9 @@ async def test_questions_are_told_with_what_anybody_may_know() -> None:
     assert reply == {
         "dataset": "letters",
         "answer_mode": "value",
+        "actions": [
+            {"name": kind, "argument": each.argument.name, "shows": each.shows} for kind, each in ACTIONS.items()
+        ],
         "databases": [
             {"id": "alpha", "questions": 7},
             {"id": "beta", "questions": 7},

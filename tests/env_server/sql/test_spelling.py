@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from env_server.cache import CACHE_VARIABLE
 from env_server.data.loading import load_dataset
+from env_server.environment import EnvironmentFactory
 from env_server.errors import SQLError
-from env_server.factory import EnvironmentFactory
 from env_server.sql.schema import Column, Schema, Table
 from env_server.sql.spelling import as_shown
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from env_server.dataset import Dataset, Question
+from env_server.environment import EnvironmentFactory
 from env_server.errors import DataError
-from env_server.factory import EnvironmentFactory
 from env_server.settings import EnvSettings, SandboxSettings
 from env_server.test_suites.building import build_suites
 from env_server.test_suites.store import Suites

@@ -9,8 +9,7 @@ import pytest
 
 from env_server.data.loading import load_dataset
 from env_server.dataset import Dataset
-from env_server.environment import SQLEnvironment
-from env_server.factory import EnvironmentFactory
+from env_server.environment import EnvironmentFactory, SQLEnvironment
 from env_server.settings import EnvSettings, JudgingSettings, SandboxSettings, SQLRule
 from env_server.sql.pool import DatabasePool
 from env_server.test_suites.judge import SQLJudge

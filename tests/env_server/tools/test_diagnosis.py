@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from env_server.dataset import Dataset, Gold
+from env_server.environment import EnvironmentFactory
 from env_server.errors import DataError
-from env_server.factory import EnvironmentFactory
 from env_server.tools import diagnosis
 from env_server.tools.diagnosis import diagnose
 from env_server.tools.findings import DESCRIPTIONS, Finding, Kind, Severity, Stated

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from env_server.dataset import Dataset
-from env_server.environment import SQLEnvironment
-from env_server.factory import EnvironmentFactory
+from env_server.environment import EnvironmentFactory, SQLEnvironment
 from env_server.settings import EnvSettings, JudgingSettings
 from env_server.types import AnswerMode
 from trainer.chat.format import Conversation

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from env_server.dataset import Dataset, Question
-from env_server.environment import SQLEnvironment
-from env_server.factory import EnvironmentFactory
+from env_server.environment import EnvironmentFactory, SQLEnvironment
 from env_server.settings import EnvSettings, JudgingSettings
 from env_server.types import AnswerMode
 from trainer.demos.noisy_expert import NoisyExpert

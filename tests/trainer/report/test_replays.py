@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from env_server.dataset import Dataset
-from env_server.factory import EnvironmentFactory
+from env_server.environment import EnvironmentFactory
 from env_server.types import SQLAction
 from tests.trainer.records import make_record
 from tests.trainer.viewer.runs import played as shown_episode

@@ -15,10 +15,9 @@ import apsw
 import pytest
 import pytest_asyncio
 
+from env_server.actions import ActionOutcome, Job, JudgeJob, Outcome, query_outcome
 from env_server.dataset import Dataset
 from env_server.errors import DataError, SQLEnvError, SQLError
-from env_server.jobs import Job, JudgeJob, QueryJob
-from env_server.outcomes import ActionOutcome, Outcome, query_outcome
 from env_server.service.execution import worker
 from env_server.service.execution.executor import (
     ExecutionResult,
@@ -27,7 +26,7 @@ from env_server.service.execution.executor import (
 )
 from env_server.service.execution.worker import WorkerLostError
 from env_server.settings import EnvSettings, SandboxSettings
-from env_server.sql.pool import DatabasePool
+from env_server.sql.pool import DatabasePool, QueryJob
 from env_server.sql.sandbox import QueryResult
 from env_server.test_suites.building import build_suites
 from env_server.test_suites.judge import SQLJudge
@@ -348,7 +347,7 @@ async def test_a_start_that_fails_says_so_and_leaves_nothing(
 _SERVER = """
 import asyncio, sys
 from pathlib import Path
-from env_server.jobs import QueryJob
+from env_server.sql.pool import QueryJob
 from env_server.service.execution.executor import Executor
 from env_server.settings import EnvSettings, SandboxSettings
 

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from env_server.actions import query_outcome
 from env_server.dataset import Dataset
 from env_server.errors import DataError
-from env_server.jobs import QueryJob
-from env_server.outcomes import query_outcome
 from env_server.service.execution import executor
 from env_server.service.execution.executor import (
     INLINE_COUNT_BYTES,
@@ -22,6 +21,7 @@ from env_server.service.execution.executor import (
     InlineDatabases,
 )
 from env_server.settings import EnvSettings
+from env_server.sql.pool import QueryJob
 from env_server.sql.sandbox import QueryResult, Sandbox
 from tests.env_server.sql.hostile_statements import SCRIPT, build, small_statements, statements
 

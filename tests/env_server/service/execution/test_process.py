@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from env_server.actions import ActionOutcome, JudgeJob
 from env_server.dataset import Dataset
 from env_server.errors import DataError, SQLEnvError
-from env_server.jobs import JudgeJob, QueryJob
 from env_server.judging.verdict import Judgement
-from env_server.outcomes import ActionOutcome
 from env_server.service.execution.process import HEADER, Answer, JobRunner, ProcessSetup, frame
 from env_server.settings import DisplaySettings, JudgingSettings, SandboxSettings
+from env_server.sql.pool import QueryJob
 
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT {} FROM n"
 HASTY = SandboxSettings(vm_steps=10**15, deadline_s=0.02)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from env_server.dataset import SQLValue
 from env_server.environment import SQLEnvironment
+from env_server.formatting import ResultTable, episode_html, episode_text, result_table
 from env_server.settings import DisplaySettings
-from env_server.showing import ResultTable, episode_html, episode_text, result_table
 from env_server.sql.display import format_cell, format_result
 from env_server.sql.sandbox import QueryResult
 from tests.env_server.serving import action

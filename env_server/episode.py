@@ -1,10 +1,10 @@
 """The rules of the game: one episode at a time, one question about one hidden database. Pure, no I/O.
 
-A step has three parts. `plan` says what the action needs: a query run, a verdict reached, or nothing. Whoever plays
-runs it. `apply` takes the outcome and gives the observation. Planning changes nothing, so a step whose job was not run
-has not been taken; and no step is computed twice.
+A step has three parts. `plan` returns the job that the action needs (`env_server.actions`), or its outcome where it
+needs none. The caller runs the job. `apply` takes the outcome and returns the observation. Planning changes nothing, so
+a step whose job was not run has not been taken; and no step is computed twice.
 
-Promises:
+Invariants:
 - An action takes time and memory that do not grow with it: a longer argument than MAX_ARGUMENT_CHARS is an error.
 - The same data set, question and actions give byte-identical observations and rewards.
 - Whatever an agent sends is answered by an observation; only the caller's own mistakes raise.
@@ -21,30 +21,60 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+from env_server.actions import (
+    HISTORY_CHARS,
+    ActionContext,
+    ActionOutcome,
+    Job,
+    JudgeJob,
+    Outcome,
+    plan_action,
+    shorten,
+)
+from env_server.cache import LRUCache
 from env_server.dataset import Dataset, Question, Split
 from env_server.errors import EpisodeOverError, NoEpisodeError, SQLEnvError, StalePlanError
-from env_server.explorer import Explorer
-from env_server.jobs import Job, JudgeJob, QueryJob
 from env_server.judging.verdict import Judgement, judge_value
-from env_server.outcomes import ActionOutcome, Outcome, one_line
 from env_server.reward import EpisodeRewards
-from env_server.scores import Scores
-from env_server.settings import MAX_ARGUMENT_CHARS, EnvSettings
+from env_server.settings import EnvSettings
+from env_server.sql.pool import QueryJob
 from env_server.sql.schema import Schema
-from env_server.types import (
-    ActionType,
-    AnswerMode,
-    RewardComponents,
-    SQLAction,
-    SQLObservation,
-    SQLState,
-    Verdict,
-)
+from env_server.types import ActionType, AnswerMode, RewardComponents, SQLAction, SQLObservation, SQLState, Verdict
 
-HISTORY_CHARS = 200
-"""Longest entry of `action_history`: a reminder for the agent, not a transcript."""
+MAX_SCORES = 8_192
+LONGEST_TEXT = 1_000
+"""Characters of a query or an answer whose score is cached."""
+
+T = TypeVar("T", float, Judgement)
+
+
+class ScoreCache(LRUCache[tuple[str, str], T]):
+    """What texts are worth to questions: a function of both, since the same statement gives the same rows."""
+
+    def score(self, question_id: str, text: str, compute: Callable[[], T]) -> T:
+        """Return what a text is worth to a question; computed where it is not known."""
+        key = (question_id, text)
+        score = self.get(key)
+        if score is None:
+            score = compute()
+            if len(text) <= LONGEST_TEXT:
+                self.put(key, score)
+        return score
+
+
+class Scores:
+    """The scores of a data set's questions; the rollouts of a group query and answer much the same.
+
+    For all engines of one thread that play on it with the same settings.
+    """
+
+    def __init__(self, max_scores: int = MAX_SCORES) -> None:
+        self.phi: ScoreCache[float] = ScoreCache(max_scores)
+        """Of queries: how close their rows are to the gold rows."""
+        self.judgements: ScoreCache[Judgement] = ScoreCache(max_scores)
+        """Of typed answers."""
 
 
 @dataclass(slots=True)
@@ -53,7 +83,7 @@ class _Episode:
 
     episode_id: str
     question: Question
-    explorer: Explorer
+    context: ActionContext
     rewards: EpisodeRewards
     schema_info: str
     described: set[str] = field(default_factory=set)
@@ -74,12 +104,11 @@ class PlannedStep(NamedTuple):
     """Steps that the episode had when the action was planned."""
 
 
-class Episodes:
+class EpisodeEngine:
     """Plays episodes over a data set.
 
     `schema` returns a database's schema. `answer_mode` decides what ANSWER carries: a value, or a query that yields it,
-    which takes a JudgeJob. `scores` may be shared by all of one thread that play the same data set with the same
-    settings.
+    which takes a JudgeJob.
     """
 
     def __init__(
@@ -111,15 +140,16 @@ class Episodes:
         """
         question = self._dataset.question(question_id) if question_id else self._draw(seed, split)
         schema = self._schema(question.db_id)
+        judge = partial(self._judge, question)
         self._episode = episode = _Episode(
             episode_id=episode_id or f"{question.question_id}#{seed if seed is not None else 0}",
             question=question,
-            explorer=Explorer(schema, question.db_id, self._settings.display),
+            context=ActionContext(question.db_id, schema, self._settings.display, judge),
             rewards=EpisodeRewards(
                 question.gold,
                 self._settings.reward,
                 row_limit=self._settings.display.max_rows,
-                remember=partial(self._scores.phi.get, question.question_id),
+                cached=partial(self._scores.phi.score, question.question_id),
             ),
             schema_info="Tables: " + ", ".join(schema.table_names),
         )
@@ -136,8 +166,8 @@ class Episodes:
         # No action has a longer name, and one more character than the history shows tells that it is cut.
         kind = action.action_type.strip()[: HISTORY_CHARS + 1].upper()
         argument = action.argument.strip()
-        need = self._need(episode, kind, argument)
-        job, outcome = (need, None) if isinstance(need, (QueryJob, JudgeJob)) else (None, need)
+        need = plan_action(kind, argument, episode.context)
+        job, outcome = (need, None) if isinstance(need, QueryJob | JudgeJob) else (None, need)
         return PlannedStep(kind, argument, job, outcome, episode, episode.steps)
 
     def apply(self, step: PlannedStep, outcome: Outcome | None = None) -> SQLObservation:
@@ -151,10 +181,10 @@ class Episodes:
         outcome = outcome or step.outcome
         assert outcome is not None, "the outcome of the step's job is given"
         episode.steps += 1
-        episode.history.append(_shorten(f"{step.kind} {step.argument}"))
+        episode.history.append(shorten(f"{step.kind} {step.argument}"))
         if isinstance(outcome, Judgement):
             return self._end(episode, step.argument, Verdict.CORRECT if outcome.correct else Verdict.WRONG)
-        if step.kind == ActionType.ANSWER and outcome.ok:
+        if step.kind == ActionType.ANSWER and not outcome.error:
             return self._end(episode, step.argument, Verdict.UNJUDGED)
         return self._explore(episode, step, outcome)
 
@@ -180,40 +210,24 @@ class Episodes:
             raise SQLEnvError(f"data set {self._dataset.name} has no usable question in split {split.value!r}")
         return random.Random(seed).choice(questions)
 
-    def _need(self, episode: _Episode, kind: str, argument: str) -> Job | Outcome:
-        """Return what an action gives, or the job that tells."""
-        if len(argument) > MAX_ARGUMENT_CHARS:
-            size = f"{len(argument):,} characters, at most {MAX_ARGUMENT_CHARS:,}"
-            return ActionOutcome(error=f"too large: the argument is too long ({size})")
-        match kind:
-            case ActionType.DESCRIBE:
-                return episode.explorer.describe(argument)
-            case ActionType.SAMPLE:
-                return episode.explorer.sample(argument)
-            case ActionType.QUERY:
-                return episode.explorer.query(argument)
-            case ActionType.ANSWER:
-                return self._judge(episode.question, argument)
-        return ActionOutcome(error=one_line(f"unknown action {_shorten(kind)!r}; use one of {', '.join(ActionType)}"))
-
     def _judge(self, question: Question, argument: str) -> Job | Outcome:
-        if not argument:
-            return ActionOutcome(error="ANSWER needs the answer")
         if not question.judged:
             return ActionOutcome()
         if self._answer_mode is AnswerMode.SQL:
             return JudgeJob(question, argument)
-        return self._scores.judgements.get(question.question_id, argument, lambda: judge_value(argument, question.gold))
+        return self._scores.judgements.score(
+            question.question_id, argument, lambda: judge_value(argument, question.gold)
+        )
 
     def _explore(self, episode: _Episode, step: PlannedStep, outcome: ActionOutcome) -> SQLObservation:
-        if step.kind == ActionType.DESCRIBE and outcome.ok and outcome.result not in episode.described:
+        if step.kind == ActionType.DESCRIBE and not outcome.error and outcome.result not in episode.described:
             episode.described.add(outcome.result)
             episode.schema_info += "\n\n" + outcome.result
         rows = outcome.rows if step.kind == ActionType.QUERY and episode.question.judged else None
         reward = episode.rewards.explore(
             step.kind,
             step.argument,
-            ok=outcome.ok,
+            ok=not outcome.error,
             rows=None if rows is None else rows.rows,
             row_count=None if rows is None else rows.row_count,
         )
@@ -258,7 +272,3 @@ class Episodes:
 def question_text(question: Question) -> str:
     """Return a question as it is asked: with the outside knowledge that BIRD calls evidence."""
     return f"{question.text}\nHint: {question.evidence}" if question.evidence else question.text
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= HISTORY_CHARS else text[: HISTORY_CHARS - 1] + "…"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from env_server.dataset import Gold, Row, SQLValue
-from env_server.progress import ROW_LIMIT, Target
+from env_server.reward import ROW_LIMIT, Target
 
 
 def gold(*rows: Row) -> Gold:
