@@ -100,7 +100,7 @@ def all_rows(machine: Machine, model: str, small_model: str | None) -> list[Row]
     policies += [("model", model, Needs(gpus=1, gib=16))]
     rows = [row for policy in policies for row in _policy_rows(machine, *policy)]
     configs = sorted((ROOT / "configs").glob("*.yaml"))
-    rows += [row for path in configs for row in _config_rows(machine, path, small_model)]
+    rows += [row for path in configs for row in _config_rows(path, small_model)]
     return sorted(rows, key=lambda row: "tiny" not in row.name.split("/"))
 
 
@@ -132,15 +132,14 @@ def _policy_rows(machine: Machine, label: str, policy: str, needs: Needs) -> Ite
             )
 
 
-def _config_rows(machine: Machine, path: Path, small_model: str | None) -> Iterable[Row]:
+def _config_rows(path: Path, small_model: str | None) -> Iterable[Row]:
     text = path.read_text(encoding="utf-8")
     config = yaml.safe_load(text)
     if "stages" in config:
         return  # two steps of it are those of another config
     size = re.search(r"(\d+) GiB", text)
-    apart = path.stem == "two-gpus"
     on_cpu = bool(config.get("use_cpu"))
-    needs = Needs() if on_cpu else Needs(gpus=2 if apart else 1, gib=float(size[1]) if size else 0.0)
+    needs = Needs() if on_cpu else Needs(gpus=1, gib=float(size[1]) if size else 0.0)
     served = bool(config.get("use_vllm"))
     needs = replace(
         needs,
@@ -150,13 +149,11 @@ def _config_rows(machine: Machine, path: Path, small_model: str | None) -> Itera
         bitsandbytes=bool(config.get("load_in_4bit")),
     )
     command: tuple[str, ...] = ("benchmarks.two_steps", str(path.relative_to(ROOT)))
-    if apart:
-        command += (f"--server_gpu={machine.second_gpu}",)
     if path.stem == "smollm2":
         needs = needs if small_model else replace(needs, gpus=1)  # two CPU cores train it for minutes
         command += ("--model", small_model) if small_model else ()
     yield Row(f"steps/{path.stem}", command, needs)
-    if path.stem in ("tiny", "qwen3-0.6b"):
+    if path.stem in ("tiny", "small-gpu"):
         more = replace(needs, vllm=True, gib=24 if needs.gpus else 0)
         yield Row(f"steps/{path.stem}/vllm", (*command, "--use_vllm"), more)
 

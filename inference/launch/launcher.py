@@ -33,7 +33,7 @@ examples:
 
   # one GPU of 24 GiB, of which the server takes 30%; adapters are trained, and they alone are sent
   sqlenv inference --model Qwen/Qwen3-0.6B --share_gpu --weight_sync lora --max_lora_rank 32 --max_model_len 4096
-  sqlenv train --config configs/qwen3-0.6b.yaml --use_vllm true
+  sqlenv train --config configs/small-gpu.yaml --model_name_or_path Qwen/Qwen3-0.6B --use_vllm true
 
   # one GPU of 80 GiB; all weights are trained, and go through a folder in memory
   sqlenv inference --model Qwen/Qwen3-1.7B --share_gpu --max_model_len 5120

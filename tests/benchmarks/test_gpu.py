@@ -50,10 +50,10 @@ def test_a_cpu_runs_the_tiny_policy_with_both_engines_and_two_transports() -> No
 
 def test_one_gpu_of_24_gib_runs_what_needs_neither_a_second_nor_a_larger_one() -> None:
     names = {row.name for row in all_rows(ONE, MODEL, None)}
-    assert names - runnable(ONE) == {name for name in names if "nccl" in name} | {"steps/two-gpus", "steps/full-80gb"}
+    assert names - runnable(ONE) == {name for name in names if "nccl" in name} | {"steps/full-80gb"}
     assert runnable(TWO) == names
     assert "steps/t4" in runnable(T4)
-    assert not {"steps/qwen3-0.6b", "model/push/disk/bfloat16"} & runnable(T4)
+    assert not {"steps/small-gpu", "model/push/disk/bfloat16"} & runnable(T4)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_on_one_gpu_a_server_leaves_room_and_on_two_it_has_its_own() -> None:
     assert "--share_gpu --max_model_len 4096" in rows["model/push/disk/bfloat16"]
     assert "--share_gpu" not in rows["model/push/nccl/bfloat16"]
     assert "--server_gpu=1" in rows["model/push/nccl/bfloat16"]
-    config = yaml.safe_load((ROOT / "configs" / "qwen3-0.6b.yaml").read_text())
+    config = yaml.safe_load((ROOT / "configs" / "small-gpu.yaml").read_text())
     assert server_flags(config, "m", gpu=True, own_gpu=False) == (
         ["--model", "m", "--weight_sync", "lora", "--max_lora_rank", "32", "--max_model_len", "4096", "--share_gpu"]
     )

@@ -88,11 +88,7 @@ def test_every_config_passes_and_its_header_has_the_estimate(
         server.model = folder_of(models, config)
         server.settings = StandIn.settings | {"weight_transfer_config": {"backend": written["weight_sync"]}}
         flags += ["--vllm_server_base_url", url]
-    if "env_server" in written:
-        with serving(tmp_path, Path("synthetic")) as environments:
-            status, said, wrong = plan(*flags, "--env", environments.url, "--env_token", "geheim")
-    else:
-        status, said, wrong = plan(*flags)
+    status, said, wrong = plan(*flags)
     assert status == 0
     assert all("taken over from " in line for line in wrong.splitlines()), "of stages, by the next one"
     assert "preflight OK" in said
@@ -268,13 +264,20 @@ def test_a_cpu_that_is_too_small_is_a_problem(plan: Plan, monkeypatch: pytest.Mo
     assert "--per_device_train_batch_size 8 --gradient_accumulation_steps 8" in wrong
 
 
+def test_environment_servers_are_asked(plan: Plan, tmp_path: Path) -> None:
+    with serving(tmp_path, Path("synthetic")) as environments:
+        status, said, _ = plan("--config", "configs/tiny.yaml", "--env", environments.url, "--env_token", "geheim")
+    assert status == 0
+    assert "preflight OK" in said
+
+
 def test_a_server_that_cannot_take_the_adapter_or_serves_another_model(
     plan: Plan, models: Path, vllm: tuple[str, type[StandIn]]
 ) -> None:
     url, server = vllm
     server.model, server.context = "some/other-model", 2_048
-    flags = ["--config", "configs/two-gpus.yaml", "--model_name_or_path", str(models / "Qwen3-1.7B")]
-    flags += ["--vllm_server_base_url", url]
+    flags = ["--config", "configs/small-gpu.yaml", "--model_name_or_path", str(models / "Qwen3-1.7B")]
+    flags += ["--use_vllm", "true", "--vllm_server_base_url", url]
     status, said, wrong = plan(*flags, "--lora_r", "64")
     assert status == 2
     assert "takes adapters up to rank 32, and this one has rank 64" in wrong
