@@ -29,7 +29,6 @@ from inference.launch.plan import VLLM_URL
 from sqlenv.parser import Parser, choice, output_file, whole_number
 from sqlenv.progress import reported
 from trainer.chat.format import ChatFormat
-from trainer.chat.text_to_sql import SYSTEM_PROMPT
 from trainer.config import (
     ACTION_FORMAT_HELP,
     ENV_HELP,
@@ -59,7 +58,7 @@ from trainer.rollout.client import PlayEpisode, RolloutClient, RolloutSettings, 
 from trainer.rollout.environments import LOCAL, AnyEnvironments, Environments, open_environments
 from trainer.rollout.episodes import Episode, EpisodeRecord, record
 from trainer.rollout.players import Examples, OraclePlayer, Player, RandomPlayer, play, with_sql
-from trainer.rollout.text_to_sql import TEXT_TO_SQL_STEPS, TextToSQL
+from trainer.rollout.text_to_sql import SYSTEM_PROMPT, TEXT_TO_SQL_STEPS, TextToSQL
 
 if TYPE_CHECKING:
     # Where a model plays, its packages are imported: they take seconds, and the scripted players need none of them.
