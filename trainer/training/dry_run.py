@@ -1,8 +1,10 @@
 """`sqlenv train --dry_run`: a preflight that finds what is wrong with a run before it starts.
 
 Flags are resolved as for a run. It loads the data, the model's config and tokenizer, tries the chat template, begins an
-episode on each environment, queries the inference servers, checks the Hub token where the policy is to be pushed, and
-measures memory on the GPU that is here, or estimates it. Nothing is written where the run would write, nor on the Hub.
+episode on each environment, queries the inference servers, and checks the Hub token where the policy is to be pushed.
+On the GPU that is here it takes two optimizer steps on made-up rows of the greatest length, with the model, optimizer
+and loss of the run; where a micro-batch does not fit it is halved until one does, so that the flags that fit are known.
+Elsewhere memory is estimated (`trainer.training.memory`). Nothing is written where the run would write, nor on the Hub.
 
 The plan is one table. Every problem is reported, all at once, and the exit status is then 2.
 """
@@ -10,27 +12,31 @@ The plan is one table. Every problem is reported, all at once, and the exit stat
 from __future__ import annotations
 
 import asyncio
+import copy
 import math
 import os
 import shutil
-import sysconfig
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
+from subprocess import CalledProcessError
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import torch
+from datasets import Dataset as HubDataset
 from peft import PeftConfig
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from transformers import PretrainedConfig, PreTrainedTokenizerBase, SchedulerType
-from trl import ModelConfig, get_peft_config
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy
+from trl import GRPOConfig, GRPOTrainer, ModelConfig, get_peft_config
 
 from env_server.data.loading import load_dataset
 from env_server.dataset import Dataset, Question, Split
 from env_server.errors import SQLEnvError
-from env_server.types import AnswerMode, SQLObservation
+from env_server.types import AnswerMode
 from inference.engine import EngineError
 from inference.launch.plan import WeightSyncMode
 from inference.out_of_memory import is_out_of_memory, release
@@ -46,6 +52,7 @@ from trainer.engines import choose_weight_sync, is_served, server_command, serve
 from trainer.eval.run_files import RunFolder
 from trainer.export.hub import Destination
 from trainer.flags.configs import SQLEnvConfig
+from trainer.grpo import SQLEnvTrainer, model_arguments, use_engine
 from trainer.models import base_config, load_tokenizer
 from trainer.out_of_memory import smaller_batch
 from trainer.policy import resolve_policy
@@ -53,16 +60,13 @@ from trainer.rollout.environments import open_environments
 from trainer.rollout.players import Examples
 from trainer.rollout.rewards import rewards_of, try_rewards, weights_of
 from trainer.training.checkpointing import require_room
-from trainer.training.memory import GIB, estimate, main_memory, meta_model, peak, quantized_bits
-from trainer.training.probe import measure
+from trainer.training.memory import GIB, estimate, main_memory, meta_model, peak
 from trainer.training.questions import QuestionFilter, require_questions
 
 SERVER_S = 60.0
 """For a server's answer; its settings take it seconds."""
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.gguf")
 T = TypeVar("T")
-COMPILERS = ("gcc", "clang")
-"""What Triton looks for, unless the variable CC names another one."""
 
 
 class DryRunError(SQLEnvError):
@@ -117,38 +121,34 @@ class _Preflight:
 
     def check(self) -> None:
         """Run all checks; those that need the outcome of a failed one are left out."""
-        dataset = tokenizer = config = adapter = observation = None
+        dataset = tokenizer = config = adapter = None
+        asked: list[Question] = []
+        prompt = 0
         with self.checking("output"):
             self._check_output()
         with self.checking("hub"):
-            self._check_hub()
+            if (destination := Destination.of(self._config)) is not None:
+                destination.check_token()
+                self.say("hub", f"the policy will be pushed to {destination.repo}; the token is valid")
         with self.checking("data"):
-            dataset = self._check_data()
+            dataset, asked = self._check_data()
         with self.checking("model"):
             config, adapter = self._check_model()
         with self.checking("tokenizer"):
-            tokenizer = load_tokenizer(self._model_config, trust_remote_code=self._config.trust_remote_code)
-            self._check_vocabulary(tokenizer, config)
+            tokenizer = self._check_tokenizer(config)
         if dataset is not None:
             with self.checking("environments"):
-                observation = self._check_environments(dataset)
-        prompt = 0
-        if dataset is not None and tokenizer is not None and observation is not None:
-            with self.checking("template"):
-                prompt = self._check_template(dataset, tokenizer, observation, config)
+                prompt = self._check_episode(dataset, asked, tokenizer, config)
         if self._config.use_vllm:
-            with self.checking("inference"):
-                self._check_servers(config, adapter, prompt)
+            for url in every_server(server_urls(self._config)):
+                with self.checking("inference"):
+                    self.say("inference", asyncio.run(self._query(url, adapter, self._width(config, prompt))))
         else:
             self.say("inference", "Hugging Face generate, in this process")
-        self._say_steps(dataset)
-        if self._gpu_here:
-            with self.checking("compiler"):
-                headers = Path(sysconfig.get_path("include", "posix_prefix"))
-                self.say("compiler", compiler(os.environ, shutil.which, headers))
+        self._say_steps(len(asked))
         if config is not None and tokenizer is not None:
             with self.checking("memory"):
-                # The probe loads and trains the policy: with other problems, its error would not be the first.
+                # It loads and trains the policy: with other problems, its error would not be the first.
                 self._check_memory(config, adapter, tokenizer, prompt, probe=self._probe and not self.problems)
 
     def _check_output(self) -> None:
@@ -165,26 +165,17 @@ class _Preflight:
             raise DryRunError(f"--output_dir {path}: {parent} is not writable by user {os.getuid()}")
         self.say("output", f"{path}, {shutil.disk_usage(parent).free / GIB:,.0f} GiB free")
 
-    def _check_hub(self) -> None:
-        destination = Destination.of(self._config)
-        if destination is not None:
-            destination.check_token()
-            self.say("hub", f"the policy will be pushed to {destination.repo}; the token is valid")
-
-    def _check_data(self) -> Dataset:
+    def _check_data(self) -> tuple[Dataset, list[Question]]:
         dataset = load_dataset(self._config.data, answer_mode=self._answer_mode)
-        train, held_out = self._asked(dataset), dataset.select(Split.EVAL)
+        asked = QuestionFilter.of(self._config).asked(dataset, self._config.data)
         self.say(
             "data",
-            f"{self._config.data}, {self._answer_mode.value} mode: {_extent(train)} to train on, "
-            f"{_extent(held_out)} to evaluate on",
+            f"{self._config.data}, {self._answer_mode.value} mode: {_extent(asked)} to train on, "
+            f"{_extent(dataset.select(Split.EVAL))} to evaluate on",
         )
-        require_questions(train, self._config)
+        require_questions(asked, self._config)
         try_rewards(rewards_of(self._config.reward_functions), dataset, self._answer_mode)
-        return dataset
-
-    def _asked(self, dataset: Dataset) -> list[Question]:
-        return QuestionFilter.of(self._config).asked(dataset, self._config.data)
+        return dataset, asked
 
     def _check_model(self) -> tuple[PretrainedConfig, PeftConfig | None]:
         name = str(self._model_config.model_name_or_path)
@@ -205,73 +196,65 @@ class _Preflight:
             expected = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
             check_shapes(check_weights(folder), expected, str(folder))
         trained = "all weights" if adapter is None else f"LoRA of rank {getattr(adapter, 'r', '?')}"
-        bits = quantized_bits(self._model_config)
+        bits = 4 if self._model_config.load_in_4bit else 8 if self._model_config.load_in_8bit else 0
         precision = f"{self._model_config.dtype or 'float32'}{f', {bits} bits' if bits else ''}"
         computes = "bfloat16" if self._config.bf16 else "float16" if self._config.fp16 else "no mixed precision"
         self.say("model", f"{name} ({config.model_type}), {trained}, {precision}, {computes}")
         return config, adapter
 
-    def _check_vocabulary(self, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig | None) -> None:
+    def _check_tokenizer(self, config: PretrainedConfig | None) -> PreTrainedTokenizerBase:
+        tokenizer = load_tokenizer(self._model_config, trust_remote_code=self._config.trust_remote_code)
         size = config.get_text_config(decoder=True).vocab_size if config is not None else math.inf
         if len(tokenizer) > size:
             raise DryRunError(
                 f"the tokenizer has {len(tokenizer):,} tokens and the model {size:,}; they do not belong together"
             )
+        return tokenizer
 
-    def _check_environments(self, dataset: Dataset) -> SQLObservation:
-        token = token_of(self._config.env_token)
-        environments = open_environments(
-            self._config.env_server, token, dataset, self._config.environment, self._answer_mode
-        )
-        longest = max(self._asked(dataset), key=lambda question: len(question.text))
-        with closing(environments), environments.blocking() as session:
-            observation = session.reset(question_id=longest.question_id)
-        self.say(
-            "environments",
-            f"{self._config.env_server}, {self._config.step_budget} steps per episode; an episode was begun",
-        )
-        return observation
-
-    def _check_template(
+    def _check_episode(
         self,
         dataset: Dataset,
-        tokenizer: PreTrainedTokenizerBase,
-        observation: SQLObservation,
+        asked: Sequence[Question],
+        tokenizer: PreTrainedTokenizerBase | None,
         config: PretrainedConfig | None,
     ) -> int:
-        examples = Examples.play(dataset, self._config.few_shot, self._answer_mode, self._config.step_budget)
-        settings = ChatSettings.of(self._config, self._config.chat_template_kwargs)
-        chat = ChatFormat(tokenizer, settings, examples.conversations)
-        for line in chat.lines:
-            self.say("thinking", line)
-        prompt = len(chat.prompt_ids(first_message(observation)))
-        turn = self._config.max_turn_length + chat.reasoning_length
-        self.say("template", f"the prompt of the longest question is {prompt} tokens, a turn at most {turn}")
-        context = self._context(config)
-        if prompt + turn > context:
-            raise DryRunError(
-                f"the context of {context} tokens does not hold the prompt of {prompt} and a turn of {turn}; lower "
-                "--max_turn_length"
-            )
+        """Begin an episode of the longest question, and return the tokens of its prompt."""
+        grpo = self._config
+        environments = open_environments(
+            grpo.env_server, token_of(grpo.env_token), dataset, grpo.environment, self._answer_mode
+        )
+        longest = max(asked, key=lambda question: len(question.text))
+        with closing(environments), environments.blocking() as session:
+            observation = session.reset(question_id=longest.question_id)
+        self.say("environments", f"{grpo.env_server}, {grpo.step_budget} steps per episode; an episode was begun")
+        prompt = 0
+        if tokenizer is None:
+            return prompt
+        with self.checking("template"):
+            examples = Examples.play(dataset, grpo.few_shot, self._answer_mode, grpo.step_budget)
+            chat = ChatFormat(tokenizer, ChatSettings.of(grpo, grpo.chat_template_kwargs), examples.conversations)
+            for line in chat.lines:
+                self.say("thinking", line)
+            prompt = len(chat.prompt_ids(first_message(observation)))
+            turn = grpo.max_turn_length + chat.reasoning_length
+            self.say("template", f"the prompt of the longest question is {prompt} tokens, a turn at most {turn}")
+            if config is not None and prompt + turn > (context := _context(config)):
+                raise DryRunError(
+                    f"the context of {context} tokens does not hold the prompt of {prompt} and a turn of {turn}; lower "
+                    "--max_turn_length"
+                )
         return prompt
 
-    def _context(self, config: PretrainedConfig | None) -> int:
-        if config is None:
-            return sum((self._config.max_completion_length, self._config.max_turn_length))
-        return int(config.get_text_config(decoder=True).max_position_embeddings)
+    def _width(self, config: PretrainedConfig | None, prompt: int) -> int:
+        """The tokens of the longest row."""
+        whole = prompt + self._config.max_completion_length
+        return whole if config is None else min(_context(config), whole)
 
-    def _check_servers(self, config: PretrainedConfig | None, adapter: PeftConfig | None, prompt: int) -> None:
-        needed = min(self._context(config), prompt + self._config.max_completion_length)
-        name = resolve_policy(
-            str(self._model_config.model_name_or_path), self._model_config.model_revision
-        ).base.location
-        for url in every_server(server_urls(self._config)):
-            with self.checking("inference"):
-                self.say("inference", asyncio.run(self._query(url, name, adapter, needed)))
-
-    async def _query(self, url: str, name: str, adapter: PeftConfig | None, needed: int) -> str:
+    async def _query(self, url: str, adapter: PeftConfig | None, needed: int) -> str:
         """What a server reports about itself. Raises DryRunError, ReplicaError."""
         rank = getattr(adapter, "r", 0)
+        policy = resolve_policy(str(self._model_config.model_name_or_path), self._model_config.model_revision)
+        name = policy.base.location
         async with VLLMSettings(request_timeout_s=SERVER_S).client() as client:
             server = VLLMServer(url, client)
             try:
@@ -303,13 +286,13 @@ class _Preflight:
         here = WorkerFacts() if cannot else facts_here(self._config.device)
         return choose_weight_sync(asked, adapter is not None, here, (workers,))
 
-    def _say_steps(self, dataset: Dataset | None) -> None:
+    def _say_steps(self, asked: int) -> None:
         grpo = self._config
         episodes = grpo.per_device_train_batch_size * grpo.gradient_accumulation_steps * grpo.world_size
         questions = episodes // (grpo.num_generations * grpo.num_iterations)
         steps = grpo.max_steps
-        if steps <= 0 and dataset is not None:
-            steps = math.ceil(grpo.num_train_epochs * len(self._asked(dataset)) / max(1, questions))
+        if steps <= 0:
+            steps = math.ceil(grpo.num_train_epochs * asked / max(1, questions))
         ranks = f" on {grpo.world_size} ranks" if grpo.world_size > 1 else ""
         tokens = grpo.max_completion_length
         self.say(
@@ -337,7 +320,7 @@ class _Preflight:
         probe: bool,
     ) -> None:
         grpo = self._config
-        width = min(self._context(config), prompt + grpo.max_completion_length)
+        width = self._width(config, prompt)
         evaluated = grpo.eval_episodes if grpo.eval_episodes >= 0 else grpo.max_concurrency
         batch = max(grpo.per_device_train_batch_size * grpo.steps_per_generation, evaluated)
         on_gpu = self._gpu_here or grpo.plans_gpu
@@ -361,7 +344,7 @@ class _Preflight:
             where, there = f"free on {torch.cuda.get_device_name()}", float(torch.cuda.mem_get_info()[0])
         rows = grpo.per_device_train_batch_size
         if probe:
-            fitting, measured = self._measure(tokenizer, prompt, width)
+            fitting, measured = measure(grpo, self._model_config, tokenizer, prompt, width)
             generation = (
                 peak({**parts, "gradients": 0.0, "activations": 0.0, "logits": 0.0}) if not grpo.use_vllm else 0
             )
@@ -377,18 +360,6 @@ class _Preflight:
                 f"{'--max_concurrency or ' if parts['generation'] else ''}--max_completion_length, or add "
                 f"--gradient_checkpointing true, --use_peft true or {smaller_batch(grpo, max(1, rows // 2))}"
             )
-
-    def _measure(self, tokenizer: PreTrainedTokenizerBase, prompt: int, width: int) -> tuple[int, float]:
-        try:
-            return measure(self._config, self._model_config, tokenizer, prompt, width)
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            words = release(error)
-        raise DryRunError(
-            f"one row of {width:,} tokens does not fit; lower --max_completion_length, or add --gradient_checkpointing "
-            f"true, --use_peft true or --load_in_4bit true, or take a smaller model ({words})"
-        )
 
 
 def unprepared(transport: WeightSyncMode, rank: int, settings: Mapping[str, Mapping[str, Any] | None]) -> str:
@@ -409,27 +380,6 @@ def unprepared(transport: WeightSyncMode, rank: int, settings: Mapping[str, Mapp
             return ""
 
 
-def compiler(environment: Mapping[str, str], which: Callable[[str], str | None], headers: Path) -> str:
-    """Return the C compiler that Triton would take. Raises DryRunError where it has none, or lacks Python's headers.
-
-    TRL's fused loss runs on Triton, which compiles a module of Python's at the first training step.
-    """
-    asked = environment.get("CC")
-    found = which(asked.split()[0]) if asked else next(filter(None, map(which, COMPILERS)), None)
-    if found is None:
-        named = f"CC={asked}" if asked else " and ".join(COMPILERS)
-        raise DryRunError(
-            f"no C compiler was found ({named}), and the loss needs one on a GPU, at the first step; Debian and "
-            "Ubuntu: apt-get install gcc libc6-dev"
-        )
-    if not (headers / "Python.h").is_file():
-        raise DryRunError(
-            f"{headers} has no Python.h, which the loss needs on a GPU, at the first step; Debian and Ubuntu: apt-get "
-            "install python3-dev"
-        )
-    return found
-
-
 async def _if_allowed(answer: Awaitable[T], otherwise: T) -> T:
     """What a server answers those who may change its weights."""
     try:
@@ -440,3 +390,96 @@ async def _if_allowed(answer: Awaitable[T], otherwise: T) -> T:
 
 def _extent(questions: Sequence[Question]) -> str:
     return f"{len(questions):,} questions on {len({question.db_id for question in questions})} databases"
+
+
+def _context(config: PretrainedConfig) -> int:
+    return int(config.get_text_config(decoder=True).max_position_embeddings)
+
+
+def measure(
+    grpo: GRPOConfig, model_config: ModelConfig, tokenizer: PreTrainedTokenizerBase, prompt: int, width: int
+) -> tuple[int, float]:
+    """The rows of a micro-batch that fit on this GPU, halved until they do, and the bytes at the peak.
+
+    Raises DryRunError when one row does not fit, or a step fails. Collective: every rank calls it.
+    """
+    rows = grpo.per_device_train_batch_size
+    while True:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        try:
+            train_longest(grpo, model_config, tokenizer, prompt, width, rows)
+            return rows, float(torch.cuda.max_memory_reserved())
+        except (RuntimeError, CalledProcessError) as error:
+            if not is_out_of_memory(error):
+                # Triton compiles TRL's fused loss, with a C compiler and Python's headers.
+                fix = "apt-get install gcc libc6-dev python3-dev, if it is about a compiler or Python.h"
+                raise DryRunError(f"a training step fails: {' '.join(str(error).split())} ({fix})") from error
+            words = release(error)
+        finally:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        if rows == 1:
+            raise DryRunError(
+                f"one row of {width:,} tokens does not fit; lower --max_completion_length, or add "
+                "--gradient_checkpointing true, --use_peft true or --load_in_4bit true, or take a smaller model "
+                f"({words})"
+            )
+        rows //= 2
+
+
+class _OneAttempt(SQLEnvTrainer):
+    """Raises when memory runs out, where a run goes on with half the micro-batch."""
+
+    training_step = GRPOTrainer.training_step
+
+
+class _NoEngine:
+    def sync_weights(self) -> None:
+        """TRL asks for it; there is no engine."""
+
+
+def train_longest(
+    grpo: GRPOConfig,
+    model_config: ModelConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: int,
+    width: int,
+    rows: int,
+) -> None:
+    """Take two optimizer steps, each of two micro-batches of so many made-up rows. Writes nothing that stays."""
+
+    def rollout(prompts: list[Any], _: Any) -> dict[str, Any]:
+        def made_up(length: int) -> list[list[int]]:
+            return torch.randint(len(tokenizer), (len(prompts), length)).tolist()
+
+        completion, count = width - prompt, len(prompts)
+        return {
+            "prompt_ids": made_up(prompt),
+            "completion_ids": made_up(completion),
+            "logprobs": [[-1.0] * completion] * count,
+            "env_mask": [[1] * completion] * count,
+        }
+
+    def reward(completions: list[Any], **_: Any) -> list[float]:
+        return [float(index % 2) for index in range(len(completions))]
+
+    with TemporaryDirectory(prefix="sqlenv-preflight-") as folder:
+        args = copy.copy(grpo)
+        args.output_dir, args.report_to, args.disable_tqdm, args.push_to_hub = folder, [], True, False
+        args.save_strategy, args.load_best_model_at_end = SaveStrategy.NO, False
+        args.eval_strategy, args.eval_on_start, args.logging_strategy = IntervalStrategy.NO, False, IntervalStrategy.NO
+        args.max_steps, args.gradient_accumulation_steps, args.steps_per_generation, args.num_iterations = 2, 2, 2, 1
+        args.per_device_train_batch_size, args.generation_batch_size = rows, 2 * rows * grpo.world_size
+        args.num_generations, args.max_completion_length = 2, width - prompt
+        args.reward_weights, args.use_vllm = None, False
+        trainer = _OneAttempt(
+            **model_arguments(args, model_config),
+            reward_funcs=reward,
+            args=args,
+            train_dataset=HubDataset.from_list([{"prompt": [{"role": "user", "content": "?"}]}] * 64 * rows),
+            processing_class=tokenizer,
+            rollout_func=rollout,
+        )
+        use_engine(trainer, _NoEngine())
+        trainer.train()

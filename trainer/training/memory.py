@@ -1,7 +1,7 @@
 """How much memory training needs, in closed form, where the device that would measure it is not here.
 
 The terms are what TRL 1.16, transformers 5 and torch 2.13 allocate, read in their source. No GPU has confirmed them;
-on one, `trainer.training.probe` measures instead. An estimate is for the longest rows that a run allows: most steps
+on one, `trainer.training.dry_run` measures instead. An estimate is for the longest rows that a run allows: most steps
 need less.
 """
 
@@ -18,36 +18,24 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from trl import GRPOConfig, ModelConfig
 
 GIB = 2**30
-
 RUNTIME = GIB
-"""Python with its libraries on a CPU; CUDA's context, the libraries' workspaces and compiled kernels on a GPU."""
+"""Python with its libraries on a CPU; CUDA's context, workspaces and compiled kernels on a GPU."""
 FRAGMENTATION = 0.05
 """What torch's allocator holds and cannot use, as a share of what is in use."""
-TILE_POSITIONS, TILE_VOCABULARY = 4_096, 32_768
-"""The largest tile of logits in TRL's fused head, which never holds rows x positions x vocabulary."""
-CPU_TILES = 6
-"""Without Triton, the head's backward pass holds this many float32 tiles at once."""
+TILE_POSITIONS, TILE_VOCABULARY, CPU_TILES = 4_096, 32_768, 6
+"""The largest tile of logits in TRL's fused head; without Triton, its backward pass holds so many in float32."""
 QUANTIZED = {4: 0.5 + 4 / 64, 8: 1.0}
 """Bytes of a weight, by its number of bits; 4 bits have a float32 scale per 64 weights (Dettmers et al., 2023)."""
-OPTIMIZER_BYTES = {
-    "sgd": 0.0,
-    "adafactor": 0.05,  # a row and a column per matrix
-    "paged": 0.0,  # on the host
-    "8bit": 2.06,  # two bytes, and a float32 scale per 256 of each
-    "bnb": 2.06,
-    "torchao": 2.06,
-}
-"""Bytes of state per trained parameter, by a part of the optimizer's name; all others keep two numbers, as Adam."""
+OPTIMIZER_BYTES = {"sgd": 0.0, "adafactor": 0.05, "paged": 0.0, "8bit": 2.06, "bnb": 2.06, "torchao": 2.06}
+"""Bytes of state per trained parameter, by a part of the optimizer's name; all others keep two numbers, as Adam.
+
+Adafactor has a row and a column per matrix; a paged one is on the host; 8 bits have a float32 scale per 256.
+"""
 
 
 def optimizer_bytes(name: str, weight_bytes: float) -> float:
     """Bytes of an optimizer's state for each trained parameter of so many bytes."""
     return next((size for part, size in OPTIMIZER_BYTES.items() if part in name), 2.0 * weight_bytes)
-
-
-def quantized_bits(model_config: ModelConfig) -> int | None:
-    """Bits of a quantised weight."""
-    return 4 if model_config.load_in_4bit else 8 if model_config.load_in_8bit else None
 
 
 def meta_model(config: PretrainedConfig, trust_remote_code: bool | None = None) -> nn.Module:
@@ -92,7 +80,7 @@ def estimate(
     dtype = str(config.dtype or "float32") if model_config.dtype in (None, "auto") else str(model_config.dtype)
     stored = 2 if dtype.removeprefix("torch.") in ("bfloat16", "float16", "half") else 4
     computed = 2 if grpo.bf16 or grpo.fp16 else stored
-    bits = quantized_bits(model_config)
+    bits = 4 if model_config.load_in_4bit else 8 if model_config.load_in_8bit else None
     full = adapter is None
     learned = stored if full else 4 if bits is None else 2  # adapters are float32, on a quantised base bfloat16
     rows, checkpointing = grpo.per_device_train_batch_size, grpo.gradient_checkpointing

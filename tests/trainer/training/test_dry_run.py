@@ -29,7 +29,7 @@ from trainer.policy import PlaySettings
 from trainer.tiny import BASE_CHECKPOINT
 from trainer.training import dry_run
 from trainer.training.arguments import parse_train
-from trainer.training.dry_run import DryRunError, compiler, unprepared
+from trainer.training.dry_run import DryRunError, unprepared
 
 ROOT = Path(__file__).parents[3]
 CONFIGS = {path.stem: path for path in sorted((ROOT / "configs").glob("*.yaml"))}
@@ -202,51 +202,56 @@ def test_a_push_that_will_fail_is_in_the_way(
 
 
 class FakeGPU:
-    """A GPU of 10 GiB, of which the probe says what it measured."""
+    """A GPU of 10 GiB, which takes so many rows at once."""
 
-    def __init__(self, measured: tuple[int, float] | RuntimeError) -> None:
-        self._measured = measured
+    def __init__(self, fitting: int, peak: float, error: Exception) -> None:
+        self._fitting, self._peak, self._error = fitting, peak, error
 
-    def measure(self, *_: Any) -> tuple[int, float]:
-        if isinstance(self._measured, RuntimeError):
-            raise self._measured
-        return self._measured
+    def train(self, *arguments: Any) -> None:
+        if arguments[-1] > self._fitting:
+            raise self._error
 
     def put_in(self, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(torch.cuda, "is_available", lambda: True)
         patch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
         patch.setattr(torch.cuda, "mem_get_info", lambda: (10 * 2**30, 16 * 2**30))
-        patch.setattr(dry_run, "compiler", lambda *_: "gcc")
-        patch.setattr(dry_run, "measure", self.measure)
+        patch.setattr(torch.cuda, "empty_cache", lambda: None)
+        patch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
+        patch.setattr(torch.cuda, "max_memory_reserved", lambda: self._peak)
+        patch.setattr(dry_run, "train_longest", self.train)
+
+
+FULL = torch.OutOfMemoryError("CUDA out of memory")
 
 
 @pytest.mark.parametrize(
-    ("measured", "status", "words"),
+    ("gpu", "words"),
     [
-        ((16, 3.25 * 2**30), 0, "about 3.2 GiB of the 10.0 free on a GPU, measured: 2 steps of 16 rows x 1,105 tokens"),
-        ((16, 12 * 2**30), 2, "about 12.0 GiB are needed and 10.0 are there"),
-        ((4, 9 * 2**30), 2, "--per_device_train_batch_size 4 --gradient_accumulation_steps 16 does"),
-        (torch.OutOfMemoryError("CUDA out of memory"), 2, "one row of 1,105 tokens does not fit; lower --max_comp"),
+        (FakeGPU(16, 3.25 * 2**30, FULL), "about 3.2 GiB of the 10.0 free on a GPU, measured: 2 steps of 16 rows x"),
+        (FakeGPU(16, 12 * 2**30, FULL), "about 12.0 GiB are needed and 10.0 are there"),
+        (FakeGPU(4, 9 * 2**30, FULL), "--per_device_train_batch_size 4 --gradient_accumulation_steps 16 does"),
+        (FakeGPU(0, 0.0, FULL), "one row of 1,105 tokens does not fit; lower --max_comp"),
+        (FakeGPU(0, 0.0, RuntimeError("Failed to find C compiler")), "C compiler (apt-get install gcc"),
     ],
 )
 def test_a_gpu_that_is_here_is_measured(
-    measured: tuple[int, float] | RuntimeError, status: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gpu: FakeGPU, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
-    flags = ["--config", "configs/tiny.yaml", "--output_dir", str(tmp_path / "run"), "--dry_run", "true"]
-    grpo, model = parse_train(flags)
-    grpo.use_cpu = False
+    grpo, model = parse_train(
+        ["--config", "configs/tiny.yaml", "--output_dir", str(tmp_path / "run"), "--dry_run", "true"]
+    )
+    grpo.use_cpu, grpo.per_device_train_batch_size, grpo.gradient_accumulation_steps = False, 16, 4
     console = Console(file=io.StringIO(), width=1_000)
     with monkeypatch.context() as patch:
-        FakeGPU(measured).put_in(patch)
-        if status:
+        gpu.put_in(patch)
+        if "measured" not in words:
             with pytest.raises(DryRunError, match=re.escape(words)):
                 dry_run.dry_run(grpo, model, console)
             return
-        needed = dry_run.dry_run(grpo, model, console)
-        estimated = dry_run.dry_run(grpo, model, console, probe=False)
-    assert isinstance(measured, tuple)
-    assert needed == measured[1] != estimated
+        assert (
+            dry_run.dry_run(grpo, model, console) == 3.25 * 2**30 != dry_run.dry_run(grpo, model, console, probe=False)
+        )
     assert words in console.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -287,33 +292,6 @@ def test_a_server_that_cannot_take_the_adapter_or_serves_another_model(
     assert f"{url} serves some/other-model, 2,048 tokens" in said
     assert "the first weight sync tells whether it is the same model" in said
     assert "longer episodes drop their oldest turns" in said
-
-
-@pytest.mark.parametrize(
-    ("variables", "there", "found"),
-    [
-        ({}, ["gcc", "clang", "cc"], "/bin/gcc"),
-        ({}, ["clang"], "/bin/clang"),
-        ({"CC": "ccache-gcc -m64"}, ["gcc", "ccache-gcc"], "/bin/ccache-gcc"),
-        ({}, [], "no C compiler was found (gcc and clang)"),
-        ({}, ["cc"], "no C compiler was found (gcc and clang)"),  # Triton does not look for it
-        ({"CC": "icx"}, ["gcc"], "no C compiler was found (CC=icx)"),
-    ],
-)
-def test_the_compiler_that_the_loss_takes(
-    variables: dict[str, str], there: list[str], found: str, tmp_path: Path
-) -> None:
-    def which(name: str) -> str | None:
-        return f"/bin/{name}" if name in there else None
-
-    (tmp_path / "Python.h").touch()
-    if found.startswith("/"):
-        assert compiler(variables, which, tmp_path) == found
-        with pytest.raises(DryRunError, match=r"has no Python\.h.*apt-get install python3-dev$"):
-            compiler(variables, which, tmp_path / "elsewhere")
-        return
-    with pytest.raises(DryRunError, match=f"{re.escape(found)}.*apt-get install gcc libc6-dev$"):
-        compiler(variables, which, tmp_path)
 
 
 @pytest.mark.parametrize(
