@@ -116,8 +116,7 @@ def _version() -> str:
 
 def _train(argv: Sequence[str]) -> int:
     with _nothing_to_save():
-        from trainer.flags.early import look
-        from trainer.flags.fields import Command
+        from trainer.flags.early import Command, look
 
         look(Command.TRAIN, argv)
         _loading("train")
@@ -165,8 +164,7 @@ def _export(argv: Sequence[str]) -> int:
 
 def _warmup(argv: Sequence[str]) -> int:
     with _nothing_to_save():
-        from trainer.flags.early import look
-        from trainer.flags.fields import Command
+        from trainer.flags.early import Command, look
 
         look(Command.WARMUP, argv)
         _loading("warmup")

@@ -65,6 +65,7 @@ from inference.weights.ranks import Ranks
 from inference.weights.transport import SyncCheck, Transport
 from trainer.chat.format import ChatFormat
 from trainer.config import ConfigError, SQLEnvArguments
+from trainer.flags.configs import SQLEnvConfig
 from trainer.models import load_policy, tokenizer_of
 from trainer.policy import PlaySettings, resolve_policy
 from trainer.ranks import require_whole_model
@@ -246,14 +247,11 @@ def _generating(trainer: GRPOTrainer) -> Iterator[PreTrainedModel]:
         yield model
 
 
-def check_vllm_flags(arguments: SQLEnvArguments, grpo: GRPOConfig, model_config: ModelConfig) -> None:
+def check_vllm_flags(config: SQLEnvConfig) -> None:
     """Refuse what cannot work before anything is loaded. Raises ConfigError."""
-    server_urls(grpo)
-    transport = arguments.weight_sync
-    if transport == "lora" and not model_config.use_peft:
-        raise ConfigError("--weight_sync lora pushes adapters, and this run trains none; add --use_peft")
-    if transport == "nccl" and not arguments.plans_gpu:  # else it is not this machine that will train
-        has_cuda = torch.cuda.is_available() and not grpo.use_cpu
+    server_urls(config)
+    if config.weight_sync == "nccl" and not config.plans_gpu:  # else it is not this machine that will train
+        has_cuda = torch.cuda.is_available() and not config.use_cpu
         if reason := why_not_from(has_cuda, has_vllm()):
             raise ConfigError(reason)
 
@@ -267,11 +265,9 @@ def server_urls(grpo: GRPOConfig) -> tuple[str, ...]:
         raise ConfigError(f"--vllm_server_base_url: {error}") from None
 
 
-def find_servers(
-    arguments: SQLEnvArguments, grpo: GRPOConfig, model_config: ModelConfig, ranks: Ranks, loop: RolloutLoop
-) -> None:
+def find_servers(config: SQLEnvConfig, model_config: ModelConfig, ranks: Ranks, loop: RolloutLoop) -> None:
     """Wait until an inference server is ready. Collective: every rank calls it. Raises InferenceError."""
-    settings = VLLMSettings(server_timeout_s=grpo.vllm_server_timeout)
+    settings = VLLMSettings(server_timeout_s=config.vllm_server_timeout)
 
     async def ready(server: VLLMServer) -> None:
         await server.health(settings.health_timeout_s)
@@ -279,10 +275,10 @@ def find_servers(
 
     def find() -> None:
         try:
-            loop.run(ask_all(every_server(server_urls(grpo)), settings, ready))
+            loop.run(ask_all(every_server(server_urls(config)), settings, ready))
         except EngineUnavailableError as error:
             rank = model_config.lora_r if model_config.use_peft else 0
-            command = server_command(str(model_config.model_name_or_path), arguments.weight_sync, rank)
+            command = server_command(str(model_config.model_name_or_path), config.weight_sync, rank)
             raise EngineUnavailableError(f"{error}; start one with `{command}`") from error
 
     _on_main(ranks, find)

@@ -64,7 +64,7 @@ from trainer.eval.run_files import PLACES, RunFolder, replace_json
 from trainer.eval.statistics import interval_text, percent
 from trainer.flags.config_file import STAGES, read_config, split_config
 from trainer.flags.configs import Config, SQLEnvConfig, WarmupConfig, honours
-from trainer.flags.fields import Command
+from trainer.flags.early import Command
 from trainer.next_command import NextCommand
 from trainer.policy import SavedPlay, resolve_policy
 from trainer.ranks import Ranks, abort_together

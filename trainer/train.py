@@ -36,7 +36,7 @@ from trainer.eval.statistics import EvaluationSummary
 from trainer.evaluate import choose_questions
 from trainer.export.checkpoint import publish
 from trainer.export.hub import Destination
-from trainer.flags.configs import SQLEnvConfig, context_advice
+from trainer.flags.configs import SQLEnvConfig
 from trainer.grpo import SQLEnvTrainer, build_trainer, stop_at_turns_ends
 from trainer.models import load_tokenizer
 from trainer.next_command import NextCommand, what_next
@@ -54,7 +54,6 @@ from trainer.signals import StopAfterStep, StopSignals
 from trainer.tiny import BASE_NOTES
 from trainer.training.adaptive import AdaptiveWeights, GuidedStarts
 from trainer.training.arguments import parse_train
-from trainer.training.batch_shape import BatchSettings, BatchShape
 from trainer.training.batches import Batches
 from trainer.training.checkpointing import Saved, SaveStates, policy_kept, writes_in_one_line
 from trainer.training.dry_run import dry_run
@@ -62,7 +61,7 @@ from trainer.training.evaluating import EvaluateAtStart
 from trainer.training.evaluations import RunEvaluations
 from trainer.training.health import HealthMonitor, RunInfo
 from trainer.training.provenance import provenance
-from trainer.training.questions import EpochOrder, QuestionFilter, require_questions
+from trainer.training.questions import BatchSettings, BatchShape, EpochOrder, QuestionFilter, require_questions
 from trainer.training.run_log import RunLog, episode_lines
 from trainer.training.trackers import writing_into
 
@@ -127,7 +126,7 @@ def _train(
         stack.enter_context(closing(environments))
         loop = stack.enter_context(RolloutLoop())
         if use_vllm:
-            find_servers(config, config, model_config, ranks, loop)
+            find_servers(config, model_config, ranks, loop)
         environments.prepare([*questions, *held_out])
 
         # The trainer, with the policy.
@@ -137,7 +136,7 @@ def _train(
         say(f"policy  {model}: {_size(trainer.model)}, on {config.device.type}")
         setup = RolloutSetup(trainer, chat, config, ranks, loop, use_vllm)
         settings = setup.settings
-        advise("sqlenv train", [*chat.lines, *context_advice(settings.budget.max_context, settings.budget.turn)])
+        advise("sqlenv train", chat.lines)
         play = replace(
             config.play_settings(),
             chat_template_kwargs=chat.settings.chat_template_kwargs,

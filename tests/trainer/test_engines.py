@@ -1,4 +1,4 @@
-"""Which servers a run's flags mean, and which flags cannot work; what the whole does is in tests/integration."""
+"""Which servers a run's flags mean, and which transport weights take; what the whole does is in tests/integration."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 from transformers import TrainerControl, TrainerState
-from trl import GRPOConfig, ModelConfig
+from trl import GRPOConfig
 
 from inference.vllm.pressure import PressureGauge
-from trainer.config import ConfigError, SQLEnvArguments
-from trainer.engines import LogPressure, check_vllm_flags, server_urls
+from inference.weights.device_facts import WorkerFacts
+from trainer.config import ConfigError
+from trainer.engines import LogPressure, check_vllm_flags, choose_weight_sync, server_urls
+from trainer.flags.configs import SQLEnvConfig
 
 
 @pytest.fixture
@@ -32,18 +34,9 @@ def test_servers_are_named_as_for_trl(grpo: GRPOConfig) -> None:
         server_urls(grpo)
 
 
-@pytest.mark.parametrize(
-    ("transport", "complaint"),
-    [("lora", "add --use_peft"), ("nccl", "the trainer has none")],
-)
-def test_what_cannot_work_is_refused(grpo: GRPOConfig, transport: str, complaint: str) -> None:
-    with pytest.raises(ConfigError, match=complaint):
-        check_vllm_flags(SQLEnvArguments(weight_sync=transport), grpo, ModelConfig())
-
-
-def test_what_works_is_not_refused(grpo: GRPOConfig) -> None:
-    check_vllm_flags(SQLEnvArguments(), grpo, ModelConfig())
-    check_vllm_flags(SQLEnvArguments(weight_sync="lora"), grpo, ModelConfig(use_peft=True))
+def test_what_needs_a_gpu_is_refused_without_one() -> None:
+    with pytest.raises(ConfigError, match="the trainer has none"):
+        check_vllm_flags(SQLEnvConfig(use_cpu=True, bf16=False, weight_sync="nccl"))
 
 
 def test_what_servers_said_in_a_step_is_logged_with_it(grpo: GRPOConfig) -> None:
@@ -69,3 +62,37 @@ def test_what_servers_said_in_a_step_is_logged_with_it(grpo: GRPOConfig) -> None
     assert metrics["engine/waiting"] == metrics["engine/kv_cache"] == [1, 2]
     assert metrics["engine/preemptions"] == [1, 1]
     assert metrics["engine/prefix_hits"] == [1.0], "in the step that had prompts"
+
+
+HERE = WorkerFacts(gpu="GPU-a", nccl="2.28.9")
+
+
+def server(transfer: str, *gpus: str, nccl: str = "2.28.9") -> list[WorkerFacts]:
+    """Return what the workers of a server say that was prepared for `transfer`."""
+    return [WorkerFacts(f"process {gpu}", transfer, gpu, nccl) for gpu in gpus]
+
+
+@pytest.mark.parametrize("asked", ["disk", "lora", "nccl"])
+def test_a_transport_that_is_asked_for_is_taken(asked: str) -> None:
+    assert choose_weight_sync(asked, True, HERE, ()) == asked
+
+
+@pytest.mark.parametrize(
+    ("servers", "transport"),
+    [
+        ([server("ipc", "GPU-b")], "disk"),
+        ([server("nccl", "GPU-b")], "nccl"),
+        ([server("nccl", "GPU-b"), server("nccl", "GPU-c", "GPU-d")], "nccl"),
+        ([server("nccl", "GPU-a")], "disk"),
+        ([server("nccl", "GPU-b"), server("nccl", "GPU-a")], "disk"),
+        ([server("nccl", "GPU-b"), server("ipc", "GPU-a")], "disk"),
+        ([server("nccl", "GPU-b", nccl="2.27.5")], "disk"),
+        ([server("", "GPU-b")], "disk"),
+        ([[]], "disk"),
+        ([], "disk"),
+    ],
+)
+def test_auto_goes_where_all_servers_are(servers: list[list[WorkerFacts]], transport: str) -> None:
+    assert choose_weight_sync("auto", False, HERE, servers) == transport
+    assert choose_weight_sync("auto", False, WorkerFacts(), servers) == "disk", "a trainer without a GPU"
+    assert choose_weight_sync("auto", True, HERE, servers) == "lora", "an adapter alone"

@@ -1,23 +1,24 @@
 """`SQLEnvConfig` and `WarmupConfig`: TRL's dataclasses with SQLEnv's fields and defaults; what becomes of each field.
 
-Of TRL's some three hundred fields, those in `REFUSED` would make another run than was asked for, or do nothing, and
-are refused with the reason and the fix; those in `WITHOUT_EFFECT` may be given, and a line says that they do nothing;
-those in `NEEDS` do something beside another flag alone. All others are honoured. Nothing is ignored in silence.
+Of TRL's some three hundred fields, those in `UNSUPPORTED` are refused with the reason; those in `NEEDS` do something
+beside another flag alone, and a line says so; `check_together` has what does not go together. All others are honoured.
+Nothing is ignored in silence.
 
 Defaults that depend on the machine and on what was given are in `trainer.training.arguments`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import Trainer, TrainingArguments, get_scheduler
+from transformers import SchedulerType, Trainer, TrainingArguments, get_scheduler
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from transformers.training_args import OptimizerNames
 from trl import GRPOConfig, ModelConfig, SFTConfig
 
@@ -25,8 +26,9 @@ from env_server.types import AnswerMode
 from inference.launch.plan import PORT
 from trainer.config import ActionFormat, ConfigError, SQLEnvArguments, WarmupArguments
 from trainer.export.hub import Destination
-from trainer.flags.fields import Command, flags_of
+from trainer.flags.early import Command, flags_of
 from trainer.policy import PlaySettings
+from trainer.training.questions import BatchSettings, BatchShape
 
 
 @dataclass(repr=False)
@@ -193,6 +195,15 @@ class WarmupConfig(WarmupArguments, SFTConfig):  # type: ignore[misc]
 
 
 Config = SQLEnvConfig | WarmupConfig
+BEST = "eval_success_rate"
+"""By what the best checkpoint is chosen."""
+EVALUATION_METRICS = (
+    BEST,
+    *(
+        f"eval_{name}"
+        for name in ("success_low", "success_high", "reward", "steps", "parse_rate", "episodes", "failed")
+    ),
+)
 
 
 def _each(reasons: Mapping[str, str]) -> dict[str, str]:
@@ -201,8 +212,8 @@ def _each(reasons: Mapping[str, str]) -> dict[str, str]:
 
 
 _DISTRIBUTION = (
-    "the engines sample from the policy's whole distribution, which the importance ratio compares with; whatever cuts "
-    "or bends it makes that ratio wrong. Use --temperature"
+    "the engines sample from the policy's whole distribution, which the importance ratio compares with; use "
+    "--temperature"
 )
 _RECOMPUTED = "logprobs are computed again in training mode, and with noise they would not be those sampled under"
 _OWN_SERVER = "the server is started apart from the trainer; give it to `sqlenv inference"
@@ -210,42 +221,8 @@ _NO_EVALUATION = "a warm-up evaluates nothing; `sqlenv evaluate` plays questions
 _ENCODED = "episodes come to TRL as token ids with labels on the policy's own tokens, and need no preparation"
 _BOTH = {
     "parallelism_config": "it cannot be given by flag; `accelerate launch --config_file` takes it",
-    "enable_jit_checkpoint": "leave it out; SIGTERM saves a checkpoint anyway, at the end of the step",
-    "lora_task_type": "the policy is a causal language model; leave it out",
-}
-REFUSED: Mapping[type, Mapping[str, str]] = {
-    SQLEnvConfig: _each(
-        {
-            **_BOTH,
-            "hub_always_push": "there is one push, at the end; leave it out",
-            "top_p top_k min_p repetition_penalty generation_kwargs vllm_structured_outputs_regex": _DISTRIBUTION,
-            "lora_dropout": f"{_RECOMPUTED}; use --weight_decay against overfitting",
-            "neftune_noise_alpha": _RECOMPUTED,
-            "auto_find_batch_size": "a smaller batch would tear groups apart; set --per_device_train_batch_size, and "
-            "the number of episodes in a step stays what it is",
-            "vllm_mode": "SQLEnv does not run vLLM inside the trainer; leave it out, start `sqlenv inference --model "
-            "...` beside it (--share_gpu on the same GPU), and name it with --vllm_server_base_url",
-            "vllm_gpu_memory_utilization": f"{_OWN_SERVER} --gpu_memory_utilization`",
-            "vllm_max_model_length": f"{_OWN_SERVER} --max_model_len`",
-            "vllm_tensor_parallel_size": f"{_OWN_SERVER} ... -- --tensor-parallel-size N`",
-            "vllm_model_impl": f"{_OWN_SERVER} ... -- --model-impl NAME`",
-            "vllm_enable_sleep_mode": "servers do not sleep; `sqlenv inference --share_gpu` leaves most of the GPU's "
-            "memory to the trainer",
-        }
-    ),
-    WarmupConfig: _each(
-        {
-            **_BOTH,
-            "eval_strategy eval_on_start load_best_model_at_end": _NO_EVALUATION,
-            "chat_template_path eos_token": "a turn is written and ended as the tokenizer's own files say, in every "
-            "command; change it there",
-            "assistant_only_loss dataset_kwargs": _ENCODED,
-        }
-    ),
-}
-"""What is refused, and why: the run would be another one than was asked for."""
-
-_NONE_IN_BOTH = {
+    "enable_jit_checkpoint": "SIGTERM saves a checkpoint anyway, at the end of the step",
+    "lora_task_type": "the policy is a causal language model",
     "do_train": "the command trains",
     "do_predict": "there are no predictions; `sqlenv evaluate` plays questions",
     "local_rank": "a rank's number comes from its launcher",
@@ -256,10 +233,24 @@ _NONE_IN_BOTH = {
     "include_for_metrics batch_eval_metrics prediction_loss_only bf16_full_eval fp16_full_eval": "an evaluation plays "
     "episodes with the policy as it trains, and has no batches",
 }
-WITHOUT_EFFECT: Mapping[type, Mapping[str, str]] = {
+UNSUPPORTED: Mapping[type, Mapping[str, str]] = {
     SQLEnvConfig: _each(
         {
-            **_NONE_IN_BOTH,
+            **_BOTH,
+            "hub_always_push": "there is one push, at the end",
+            "top_p top_k min_p repetition_penalty generation_kwargs vllm_structured_outputs_regex": _DISTRIBUTION,
+            "lora_dropout": f"{_RECOMPUTED}; use --weight_decay against overfitting",
+            "neftune_noise_alpha": _RECOMPUTED,
+            "auto_find_batch_size": "a smaller batch would tear groups apart; set --per_device_train_batch_size, and "
+            "the number of episodes in a step stays what it is",
+            "vllm_mode": "SQLEnv does not run vLLM inside the trainer; start `sqlenv inference --model ...` beside it "
+            "(--share_gpu on the same GPU), and name it with --vllm_server_base_url",
+            "vllm_gpu_memory_utilization": f"{_OWN_SERVER} --gpu_memory_utilization`",
+            "vllm_max_model_length": f"{_OWN_SERVER} --max_model_len`",
+            "vllm_tensor_parallel_size": f"{_OWN_SERVER} ... -- --tensor-parallel-size N`",
+            "vllm_model_impl": f"{_OWN_SERVER} ... -- --model-impl NAME`",
+            "vllm_enable_sleep_mode": "servers do not sleep; `sqlenv inference --share_gpu` leaves most of the GPU's "
+            "memory to the trainer",
             "vllm_group_port": "the trainer finds a free port for the weights by itself",
             "do_eval": "--eval_episodes and --eval_strategy say what is evaluated",
             "num_generations_eval": "an evaluation plays each question once, greedily",
@@ -271,21 +262,23 @@ WITHOUT_EFFECT: Mapping[type, Mapping[str, str]] = {
             "data_seed train_sampling_strategy length_column_name": "--seed orders the questions",
             "dataloader_drop_last": "a step is always whole; questions that do not fill one are left out",
             "use_cache cache_implementation use_transformers_continuous_batching use_transformers_paged "
-            "transformers_continuous_batching_config": "SQLEnv's own engine generates, with a cache and batches of its "
-            "own",
+            "transformers_continuous_batching_config": "SQLEnv's own engine generates, with its own cache and batches",
             "ds3_gather_for_generation": "with DeepSpeed ZeRO-3, vLLM servers generate, and get the weights",
         }
     ),
     WarmupConfig: _each(
         {
-            **_NONE_IN_BOTH,
-            "do_eval eval_steps eval_delay eval_packing metric_for_best_model greater_is_better": _NO_EVALUATION,
-            "completion_only_loss dataset_text_field": _ENCODED,
+            **_BOTH,
+            "eval_strategy eval_on_start load_best_model_at_end do_eval eval_steps eval_delay eval_packing "
+            "metric_for_best_model greater_is_better": _NO_EVALUATION,
+            "chat_template_path eos_token": "a turn is written and ended as the tokenizer's own files say, in every "
+            "command; change it there",
+            "assistant_only_loss dataset_kwargs completion_only_loss dataset_text_field": _ENCODED,
             "truncation_mode": "an episode longer than --max_length is left out, not cut",
         }
     ),
 }
-"""What changes nothing, and why: a line says so, and the run goes on."""
+"""What is refused, and why: the run would be another one than was asked for, or the flag would do nothing."""
 
 NEEDS: Mapping[str, str] = _each(
     {
@@ -322,35 +315,24 @@ NEEDS: Mapping[str, str] = _each(
 def honours(command: Command, config: type[Config], name: str, value: str) -> bool:
     """Whether a command does something with a flag of this value."""
     flag = flags_of(command).get(name)
-    if flag is None or name in REFUSED[config] or name in WITHOUT_EFFECT[config]:
-        return False
-    return value in flag.metadata.get("choices", (value,))
+    return flag is not None and name not in UNSUPPORTED[config] and value in flag.metadata.get("choices", (value,))
 
 
-def check_given(config: type[Config], given: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:
-    """Return what to tell a user who gave these values of flags that do nothing.
-
-    Raises ConfigError for a flag that is refused. A default, and what is off, ask for nothing.
-    """
-    said = []
+def check_given(config: type[Config], given: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    """Refuse flags that are not supported. Raises ConfigError. A default, and what is off, ask for nothing."""
     for name, value in given.items():
-        if value == defaults.get(name) or value in (None, False, 0, {}, "{}", "no"):
-            continue
-        if name in REFUSED[config]:
+        off = value == defaults.get(name) or value in (None, False, 0, {}, "{}", "no")
+        if name in UNSUPPORTED[config] and not off:
             shown = " ".join(map(str, value)) if isinstance(value, list) else value
-            raise ConfigError(f"--{name} {shown}: {REFUSED[config][name]}")
-        if name in WITHOUT_EFFECT[config]:
-            said.append(f"--{name} has no effect: {WITHOUT_EFFECT[config][name]}")
-    return said
+            raise ConfigError(f"--{name} {shown}: {UNSUPPORTED[config][name]}; leave it out")
 
 
-def check_needs(config: type[Config], given: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
+def check_needs(given: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
     """Return what to tell a user of whose flags some do nothing beside the `values` of all."""
     said = [
         f"--{name} has no effect without {NEEDS[name]}"
         for name in given
-        if name in NEEDS and name not in WITHOUT_EFFECT[config]
-        if not any(_is_so(need, values) for need in NEEDS[name].split(" or "))
+        if name in NEEDS and not any(_is_so(need, values) for need in NEEDS[name].split(" or "))
     ]
     if "env_token" in given and values["env_server"] == "local":
         said.append("--env_token has no effect without --env")
@@ -406,27 +388,101 @@ def check_optimizer(config: TrainingArguments, model: nn.Module) -> None:
     get_scheduler(config.lr_scheduler_type, some, 1, 2, config.lr_scheduler_kwargs)
 
 
-def check_adapter(config: SQLEnvConfig, model: ModelConfig) -> None:
-    """Refuse adapters that vLLM does not serve, and a push of whole weights that are not whole. Raises ConfigError."""
-    if config.sync_ref_model and model.use_peft:
-        raise ConfigError(
-            "--sync_ref_model moves a whole reference model; an adapter's is its base. Leave one of them out"
+def check_together(config: SQLEnvConfig, model: ModelConfig) -> None:
+    """Refuse flags of `sqlenv train` that do not go together, each with what to change. Raises ConfigError."""
+    if _keeps_best(config) and config.metric_for_best_model in (None, "loss"):
+        # transformers puts "loss" where nothing was given, and there is no loss in an evaluation.
+        config.metric_for_best_model, config.greater_is_better = BEST, True
+    for wrong, text in _conflicts(config, model):
+        if wrong:
+            raise ConfigError(text)
+
+
+def _keeps_best(config: SQLEnvConfig) -> bool:
+    return bool(config.load_best_model_at_end or config.save_strategy == SaveStrategy.BEST)
+
+
+def _conflicts(config: SQLEnvConfig, model: ModelConfig) -> Iterator[tuple[object, str]]:
+    shape, settings, stale = BatchShape.of(config), BatchSettings.of(config), f"--staleness {config.staleness}"
+    yield (
+        config.staleness and shape.steps_per_batch > 1,
+        f"{stale} needs batches that are trained on in one update, and here it is {shape.steps_per_batch}; leave out "
+        "--steps_per_generation and --num_iterations, or --staleness",
+    )
+    yield (
+        config.staleness and not config.use_vllm,
+        f"{stale} has rollouts and training at the same time, and Hugging Face generate uses the very model that is "
+        "trained; add --use_vllm true, or leave --staleness out",
+    )
+    yield (
+        config.staleness and not config.vllm_importance_sampling_correction,
+        f"{stale} trains on samples of earlier weights, which --vllm_importance_sampling_correction false leaves "
+        "uncorrected; leave one of them out",
+    )
+    yield (
+        settings.turn_advantages and config.use_liger_kernel,
+        "--advantages turn gives each token its own, which Liger's loss does not take; leave out one",
+    )
+    yield (
+        settings.turn_advantages and config.multi_objective_aggregation != "sum_then_normalize",
+        "--advantages turn compares sums of rewards, and --multi_objective_aggregation "
+        f"{config.multi_objective_aggregation} scales each one for itself; leave one of them out",
+    )
+    for flag, given in (
+        ("--dynamic_sampling", settings.dynamic_sampling > 0),
+        ("--rollout_downsampling", settings.rollout_downsampling > 1),
+        ("--guided_starts", settings.guided_starts),
+        ("--advantages turn", settings.turn_advantages),
+    ):
+        yield (
+            given and shape.rows % shape.generations,
+            f"{flag} judges whole groups, and each rank has {shape.rows} rows, no multiple of --num_generations "
+            f"{shape.generations}; change --per_device_train_batch_size or --gradient_accumulation_steps",
         )
+    evaluates = config.eval_strategy != IntervalStrategy.NO
+    yield (
+        evaluates and config.eval_episodes == 0,
+        f"--eval_strategy {config.eval_strategy.value} evaluates as training goes on, and --eval_episodes 0 leaves no "
+        "questions to evaluate on; change one of the two",
+    )
+    schedule = SchedulerType(config.lr_scheduler_type)
+    yield (
+        schedule in (SchedulerType.REDUCE_ON_PLATEAU, SchedulerType.GREEDY),
+        f"--lr_scheduler_type {schedule.value} follows the loss of evaluations, and they have none; use "
+        "constant_with_warmup, linear or cosine",
+    )
+    best = config.metric_for_best_model if _keeps_best(config) else None
+    yield (
+        best and not evaluates,
+        "the best checkpoint is known by evaluations; add --eval_strategy steps --eval_steps N",
+    )
+    yield (
+        best and f"eval_{best.removeprefix('eval_')}" not in EVALUATION_METRICS,
+        f"--metric_for_best_model must be one of {', '.join(EVALUATION_METRICS)}, not {best}",
+    )
+    yield (
+        config.sync_ref_model and model.use_peft,
+        "--sync_ref_model moves a whole reference model; an adapter's is its base. Leave one of them out",
+    )
     if not config.use_vllm:
         return
     quantized = model.load_in_4bit or model.load_in_8bit
-    if quantized and config.weight_sync not in ("auto", "lora"):
-        raise ConfigError(
-            f"--weight_sync {config.weight_sync} sends whole weights, and quantized ones are not: use lora"
-        )
+    yield (
+        quantized and config.weight_sync not in ("auto", "lora"),
+        f"--weight_sync {config.weight_sync} sends whole weights, and quantized ones are not: use lora",
+    )
     special = "--use_dora" if model.use_dora else "--lora_modules_to_save" if model.lora_modules_to_save else ""
-    if model.use_peft and special and config.weight_sync in ("auto", "lora"):
-        fix = "leave it out" if quantized else "add --weight_sync disk, which sends whole weights, or leave it out"
-        raise ConfigError(f"{special}: vLLM serves no such adapter; {fix}")
+    fix = "leave it out" if quantized else "add --weight_sync disk, which sends whole weights, or leave it out"
+    yield (
+        model.use_peft and special and config.weight_sync in ("auto", "lora"),
+        f"{special}: vLLM serves no such adapter; {fix}",
+    )
+    yield (
+        config.weight_sync == "lora" and not model.use_peft,
+        "--weight_sync lora pushes adapters, and this run trains none; add --use_peft",
+    )
 
 
-PROMPT_TOKENS = 350
-"""The rules, a question and the names of the tables, with a usual tokenizer."""
 OBSERVATION_TOKENS = 150
 """A usual observation; the longest, 2,000 characters, is up to ten times that."""
 FEWEST_TURNS = 3
@@ -445,13 +501,3 @@ def length_advice(completion: int, turn: int) -> list[str]:
             f"with their observations take about {needed} tokens"
         ]
     return []
-
-
-def context_advice(context: int, turn: int) -> list[str]:
-    """Say when a context has no room for the prompt and one whole turn."""
-    if context >= PROMPT_TOKENS + turn:
-        return []
-    return [
-        f"a context of {context} tokens is less than a prompt (about {PROMPT_TOKENS}) and a turn of --max_turn_length "
-        f"{turn} together; most episodes will fail or be cut short"
-    ]

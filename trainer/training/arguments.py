@@ -2,7 +2,7 @@
 
 `TrlParser` reads flags and `--config`. What is not given follows from the policy (an adapter's shape, how it was
 played), from the machine and from other flags; a flag or a key always wins. Flags that are refused raise; those that
-have no effect, and combinations that train badly, are said on stderr, one line each, by the main rank.
+have no effect, and combinations that train badly, are lines on stderr, by the main rank.
 
 An adapter goes on being trained, with its own rank, scaling and modules. Its base stays what it was, so that servers
 which hold the base take what is pushed, and so does whoever uses the result. A KL term (`--beta`) is measured from the
@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields
 from enum import Enum
@@ -35,30 +35,30 @@ from trainer.flags.configs import (
     Config,
     SQLEnvConfig,
     WarmupConfig,
-    check_adapter,
     check_given,
     check_needs,
     check_packages,
+    check_together,
     length_advice,
 )
+from trainer.flags.early import Command
 from trainer.policy import (
     SETTINGS_FILE,
     TRAIN_NAMES,
     WARMUP_NAMES,
     SavedPlay,
+    Settled,
     read_play,
     resolve_policy,
     saved_play,
     settle,
 )
 from trainer.rollout.rewards import reward_hacking_advice, rewards_of
-from trainer.training.batch_shape import BatchSettings, check_batches
-from trainer.training.evaluating import settle_evaluation
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)
 NamedPlay = tuple[str, SavedPlay]
 """A policy's name, and how it was played."""
-EPISODES_PER_STEP = {"sqlenv train": 64, "sqlenv warmup": 16}
+EPISODES_PER_STEP = {Command.TRAIN: 64, Command.WARMUP: 16}
 """Eight groups of eight: enough with both rights and wrongs in them, on any machine. 16 demonstrations were measured to
 teach a model of 135 million parameters the actions in 29 steps."""
 LIGHT_BYTES = 100_000_000
@@ -70,76 +70,60 @@ def parse_train(argv: Sequence[str], start_play: NamedPlay | None = None) -> tup
 
     `start_play` is how the policy was played where that is not yet saved beside it.
     """
-
-    def check(config: SQLEnvConfig, model: ModelConfig) -> list[str]:
-        if config.use_vllm:
-            check_vllm_flags(config, config, model)
-        check_batches(config, BatchSettings.of(config))
-        settle_evaluation(config, config.eval_episodes)
-        check_adapter(config, model)
-        return [
-            *reward_hacking_advice(
-                rewards_of(config.reward_functions),
-                config.reward_weights,
-                config.multi_objective_aggregation,
-                config.step_budget,
-            ),
-            *length_advice(config.max_completion_length, config.max_turn_length),
-        ]
-
-    return _parse("sqlenv train", SQLEnvConfig, RunKind.TRAIN, TRAIN_NAMES, argv, start_play, check)
+    return _parse(Command.TRAIN, SQLEnvConfig, argv, start_play)
 
 
 def parse_warmup(argv: Sequence[str], start_play: NamedPlay | None = None) -> tuple[WarmupConfig, ModelConfig]:
     """Read the flags and `--config` of `sqlenv warmup`; as `parse_train`. Raises ConfigError."""
-    return _parse("sqlenv warmup", WarmupConfig, RunKind.WARMUP, WARMUP_NAMES, argv, start_play)
+    return _parse(Command.WARMUP, WarmupConfig, argv, start_play)
 
 
 def _parse(
-    prog: str,
-    kind: type[AnyConfig],
-    run: RunKind,
-    names: Sequence[str],
-    argv: Sequence[str],
-    start_play: NamedPlay | None,
-    check: Callable[[AnyConfig, ModelConfig], list[str]] | None = None,
+    command: Command, kind: type[AnyConfig], argv: Sequence[str], start_play: NamedPlay | None
 ) -> tuple[AnyConfig, ModelConfig]:
-    parser = FlagParser((kind, ModelConfig), prog)
+    parser = FlagParser((kind, ModelConfig), command.prog)
     given = parser.given(argv)
     check_numbers(given)
     name = given.get("model_name_or_path")
     if not name:
         raise ConfigError("name the policy to train with --model_name_or_path (a folder or a model on the Hub)")
-    output = find_output(run, given)
+    output = find_output(RunKind[command.name], given)
     policy = resolve_policy(str(name), given.get("model_revision"))
     machine = Machine.here(bool(given.get("use_cpu")), width_of(policy.base))
     planned = bool(given.get("dry_run")) and machine.cpu and "use_cpu" not in given
     shape = implied_flags(policy, given)
-    play = _TakenOver.of(given, policy, output.checkpoint, start_play, names)
+    names = TRAIN_NAMES if command is Command.TRAIN else WARMUP_NAMES
+    inherited, settled = _taken_over(given, policy, output.checkpoint, start_play, names)
     device = Machine(gpu=True, bf16=True, ranks=machine.ranks) if planned else machine
-    chosen = {
-        **machine_defaults(prog, given | shape, device),
-        **shape,
-        **play.flags,
-        "output_dir": str(output.folder),
-    }
+    chosen = machine_defaults(command, given | shape, device) | shape | inherited | {"output_dir": str(output.folder)}
     if planned:  # transformers refuses bfloat16 where the GPU that is planned for is not
         chosen["use_cpu"] = True
     defaults = parser.defaults() | chosen
-    lines = [*starting_line(policy), *output.lines, *play.lines, *check_given(kind, given, defaults)]
-    if not planned:
-        lines += _machine_lines(given, machine, policy if kind is SQLEnvConfig else None)
+    check_given(kind, given, defaults)
     with config_errors():
         config, model = parser.parse_dict(chosen | given)
-    config.custom_system_prompt = play.system_prompt
+    config.custom_system_prompt = settled.settings.custom_system_prompt
     config.resume_from_checkpoint = None if output.checkpoint is None else str(output.checkpoint)
+    check_packages(config, model, elsewhere=planned)
+    lines = [*starting_line(policy), *output.lines, *settled.lines]
+    if not planned:
+        lines += _machine_lines(given, machine, policy if command is Command.TRAIN else None)
+    lines += check_needs(given, vars(config) | vars(model))
     if isinstance(config, SQLEnvConfig):
         config.plans_gpu = planned
         changed = {name: defaults.get(name) for name, value in given.items() if value != defaults.get(name)}
         config.changed = json.loads(json.dumps(changed, default=str))
-    check_packages(config, model, elsewhere=planned)
-    advice = [] if check is None else check(config, model)
-    advise(prog, [*lines, *check_needs(kind, given, vars(config) | vars(model)), *advice])
+        check_together(config, model)
+        if config.use_vllm:
+            check_vllm_flags(config)
+        lines += reward_hacking_advice(
+            rewards_of(config.reward_functions),
+            config.reward_weights,
+            config.multi_objective_aggregation,
+            config.step_budget,
+        )
+        lines += length_advice(config.max_completion_length, config.max_turn_length)
+    advise(command.prog, lines)
     return config, model
 
 
@@ -210,9 +194,9 @@ class Machine:
         return cls(gpu, False, not gpu or torch.cuda.is_bf16_supported(including_emulation=False), ranks)
 
 
-def machine_defaults(prog: str, given: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
+def machine_defaults(command: Command, given: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
     """The defaults that depend on the machine and on what was given."""
-    trains = prog == "sqlenv train"
+    trains = command is Command.TRAIN
     # On a GPU, an adapter trains about as well as all weights, in a quarter of the memory.
     lora = machine.gpu if given.get("use_peft") is None else bool(given["use_peft"])
     chosen: dict[str, Any] = {
@@ -246,7 +230,7 @@ def machine_defaults(prog: str, given: Mapping[str, Any], machine: Machine) -> d
     if not given.keys() & sets_step:
         # Whoever lowers the micro-batch, to save memory, still gets the same step.
         rows = int(given.get("per_device_train_batch_size", 8 if trains else 4)) * machine.ranks
-        chosen["gradient_accumulation_steps"] = max(1, EPISODES_PER_STEP[prog] // rows)
+        chosen["gradient_accumulation_steps"] = max(1, EPISODES_PER_STEP[command] // rows)
     elif "gradient_accumulation_steps" not in given:
         chosen["gradient_accumulation_steps"] = 1
     return chosen
@@ -326,41 +310,28 @@ def _text(value: Any) -> str:
     return " ".join(map(str, _as_list(value))) or "none"
 
 
-@dataclass(frozen=True, slots=True)
-class _TakenOver:
-    """What a run takes over from its policy: defaults of flags, the system prompt, and what to say of it."""
-
-    flags: Mapping[str, Any]
-    system_prompt: str | None
-    lines: Sequence[str]
-
-    @classmethod
-    def of(
-        cls,
-        given: Mapping[str, Any],
-        policy: NamedPolicy,
-        checkpoint: Path | None,
-        start_play: NamedPlay | None,
-        names: Sequence[str],
-    ) -> _TakenOver:
-        """Look at how the policy was played that training starts from, or the resumed run's. Raises SQLEnvError."""
-        said = {name: given[name] for name in names if name in given}
-        if (file := given.get("system_prompt")) is not None:
-            said["custom_system_prompt"] = prompt_in(file)
-        if isinstance(variables := said.get("chat_template_kwargs"), str):
-            with suppress(ValueError):  # the dataclass says what is wrong with it
-                said["chat_template_kwargs"] = json.loads(variables)
-        saved: SavedPlay | None
-        if checkpoint is not None and (settings := checkpoint / SETTINGS_FILE).is_file():
-            name, saved = str(checkpoint), read_play(settings)
-        elif start_play is not None:
-            name, saved = start_play
-        else:
-            name, saved = policy.name, saved_play(policy.ref)
-        settled = settle(name, saved, said, names)
-        flags = {}
-        if saved is not None:
-            inherited = {name: getattr(saved.settings, name) for name in names if name != "custom_system_prompt"}
-            # None is no number, but whatever the command does without one.
-            flags = {name: str(v) if isinstance(v, Enum) else v for name, v in inherited.items() if v is not None}
-        return cls(flags, settled.settings.custom_system_prompt, settled.lines)
+def _taken_over(
+    given: Mapping[str, Any],
+    policy: NamedPolicy,
+    checkpoint: Path | None,
+    start_play: NamedPlay | None,
+    names: Sequence[str],
+) -> tuple[dict[str, Any], Settled]:
+    """Return the defaults of flags that follow from how the policy was played that training starts from, or the run
+    that it resumes, and how it is played now. Raises SQLEnvError.
+    """
+    said = {name: given[name] for name in names if name in given}
+    if (file := given.get("system_prompt")) is not None:
+        said["custom_system_prompt"] = prompt_in(file)
+    if isinstance(variables := said.get("chat_template_kwargs"), str):
+        with suppress(ValueError):  # the dataclass says what is wrong with it
+            said["chat_template_kwargs"] = json.loads(variables)
+    saved: SavedPlay | None
+    if checkpoint is not None and (settings := checkpoint / SETTINGS_FILE).is_file():
+        name, saved = str(checkpoint), read_play(settings)
+    else:
+        name, saved = start_play or (policy.name, saved_play(policy.ref))
+    inherited = {} if saved is None else {n: getattr(saved.settings, n) for n in names if n != "custom_system_prompt"}
+    # None is no number, but whatever the command does without one.
+    flags = {name: str(v) if isinstance(v, Enum) else v for name, v in inherited.items() if v is not None}
+    return flags, settle(name, saved, said, names)

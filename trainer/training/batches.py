@@ -41,7 +41,6 @@ from trainer.rollout.groups import PlayedGroups, most_spread, play_groups
 from trainer.rollout.rewards import REWARD_FUNCTIONS, Reward, total_reward, weights_of
 from trainer.rollout.timing import Phase, attribute
 from trainer.training.adaptive import AdaptiveWeights, Give, GuidedStarts
-from trainer.training.batch_shape import BatchSettings, BatchShape
 from trainer.training.batch_stats import (
     BatchRecords,
     BatchTimes,
@@ -51,7 +50,7 @@ from trainer.training.batch_stats import (
     of_all_ranks,
     without_texts,
 )
-from trainer.training.questions import EpochOrder
+from trainer.training.questions import BatchSettings, BatchShape, EpochOrder
 
 SCALE_FLOOR = 1e-4
 """What TRL adds to the standard deviation that it divides advantages by."""

@@ -13,71 +13,31 @@ Promises:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from math import inf
 from typing import Any, Protocol
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_utils import IntervalStrategy, SaveStrategy, SchedulerType
-from trl import GRPOConfig
+from transformers.trainer_utils import IntervalStrategy
 
-from trainer.config import ConfigError
 from trainer.eval.statistics import EvaluationSummary
+from trainer.flags.configs import EVALUATION_METRICS
 
 PREFIX = "eval_"
 """What transformers tells evaluations by; trackers and metrics.jsonl show `eval/` instead."""
-BEST = "eval_success_rate"
-"""By what the best checkpoint is chosen."""
-
-_NUMBERS: Mapping[str, Callable[[EvaluationSummary], float]] = {
-    BEST: lambda summary: summary.success_rate,
-    "eval_success_low": lambda summary: summary.interval.low,
-    "eval_success_high": lambda summary: summary.interval.high,
-    "eval_reward": lambda summary: summary.mean_reward,
-    "eval_steps": lambda summary: summary.mean_steps,
-    "eval_parse_rate": lambda summary: summary.parse_rate,
-    "eval_episodes": lambda summary: summary.episodes,
-    "eval_failed": lambda summary: summary.failed,
-}
 
 
 def evaluation_metrics(summary: EvaluationSummary) -> dict[str, float]:
     """The numbers of an evaluation, under the names that transformers knows them by."""
-    return {name: number(summary) for name, number in _NUMBERS.items()}
+    interval = summary.interval
+    numbers = (summary.success_rate, interval.low, interval.high, summary.mean_reward, summary.mean_steps)
+    rest = (summary.parse_rate, summary.episodes, summary.failed)
+    return dict(zip(EVALUATION_METRICS, (*numbers, *rest), strict=True))
 
 
 def worst_metrics(args: TrainingArguments) -> dict[str, float]:
     """The metrics of an evaluation that was cut short or failed: no checkpoint is the best by them."""
     name = args.metric_for_best_model
     return {} if name is None else {PREFIX + name.removeprefix(PREFIX): -inf if args.greater_is_better else inf}
-
-
-def settle_evaluation(grpo: GRPOConfig, eval_episodes: int) -> None:
-    """Check the flags on evaluation during training, and let the best checkpoint be the most successful one.
-
-    Raises ConfigError.
-    """
-    evaluates = grpo.eval_strategy != IntervalStrategy.NO
-    if evaluates and eval_episodes == 0:
-        raise ConfigError(
-            f"--eval_strategy {grpo.eval_strategy.value} evaluates as training goes on, and --eval_episodes 0 leaves "
-            "no questions to evaluate on; change one of the two"
-        )
-    if grpo.lr_scheduler_type in (SchedulerType.REDUCE_ON_PLATEAU, SchedulerType.GREEDY):
-        raise ConfigError(
-            f"--lr_scheduler_type {grpo.lr_scheduler_type.value} follows the loss of evaluations, and they have none; "
-            "use constant_with_warmup, linear or cosine"
-        )
-    if not grpo.load_best_model_at_end and grpo.save_strategy != SaveStrategy.BEST:
-        return
-    if not evaluates:
-        raise ConfigError("the best checkpoint is known by evaluations; add --eval_strategy steps --eval_steps N")
-    # transformers puts "loss" where nothing was given, and there is no loss in an evaluation.
-    if grpo.metric_for_best_model in (None, "loss"):
-        grpo.metric_for_best_model, grpo.greater_is_better = BEST, True
-    name = grpo.metric_for_best_model
-    if PREFIX + name.removeprefix(PREFIX) not in _NUMBERS:
-        raise ConfigError(f"--metric_for_best_model must be one of {', '.join(_NUMBERS)}, not {name}")
 
 
 class EvaluationsSoFar(Protocol):

@@ -21,7 +21,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from trainer.eval.run_files import Alert, RunFolder
 from trainer.flags.configs import SQLEnvConfig
-from trainer.training.batch_shape import BatchShape
+from trainer.training.questions import BatchShape
 
 Rows = Sequence[Mapping[str, float | None]]
 """Logged training steps, the newest last; TRL logs None for a mean over nothing but NaN."""

@@ -1,4 +1,4 @@
-"""Which questions a batch asks, and which stand ready to replace those without signal.
+"""How training is cut into batches, which questions each asks, and which stand ready to replace those without signal.
 
 `EpochOrder` is TRL's own: every question once in an epoch, shuffled anew in each. It is a function of the seed and the
 batch's number, so that every rank, and a run that resumes, draws the same.
@@ -10,13 +10,83 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import ceil
 
 from trl import GRPOConfig
 from trl.trainer.utils import RepeatSampler
 
 from env_server.dataset import Dataset, Hardness, Question, Split
-from trainer.config import ConfigError, EpisodeArguments
+from trainer.config import ConfigError, EpisodeArguments, SQLEnvArguments
 from trainer.rollout.client import derive_seed
+
+
+@dataclass(frozen=True, slots=True)
+class BatchShape:
+    """How TRL cuts training into batches. A step is one update of the weights."""
+
+    rows: int
+    """Of one rank, in a batch."""
+    generations: int
+    """Episodes of a group."""
+    batches_per_step: int
+    steps_per_batch: int
+    """One of the two is 1."""
+
+    @classmethod
+    def of(cls, grpo: GRPOConfig) -> BatchShape:
+        """The shape of a run's batches."""
+        micro_batches = grpo.steps_per_generation * grpo.num_iterations
+        accumulated = grpo.gradient_accumulation_steps
+        return cls(
+            rows=grpo.per_device_train_batch_size * grpo.steps_per_generation,
+            generations=grpo.num_generations,
+            batches_per_step=max(1, accumulated // micro_batches),
+            steps_per_batch=ceil(micro_batches / accumulated),
+        )
+
+    def step_of(self, batch: int) -> int:
+        """The first step that trains on a batch."""
+        return batch // self.batches_per_step * self.steps_per_batch
+
+    def first_batch(self, step: int) -> int:
+        """The first batch that is generated in a step, or that the step is in the midst of."""
+        return step // self.steps_per_batch * self.batches_per_step
+
+    def lag(self, staleness: int) -> int:
+        """So many batches just before one may not have ended when it may be begun."""
+        return (staleness + 1) * self.batches_per_step - 1 if staleness else 0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSettings:
+    """How batches are filled."""
+
+    staleness: int = 0
+    """Updates that a token may be old when it is trained on."""
+    dynamic_sampling: float = 0.0
+    """Groups that may be played in the place of those without signal, for each group of a batch."""
+    rollout_downsampling: int = 1
+    """Episodes that are played for each one that is trained on."""
+    turn_advantages: bool = False
+    """Whether turns have advantages of their own, beside their episode's (`trainer.rollout.credit`)."""
+    guided_starts: bool = False
+    """Whether groups that are all wrong are played again with steps given (`trainer.training.adaptive`)."""
+
+    @classmethod
+    def of(cls, arguments: SQLEnvArguments) -> BatchSettings:
+        """The settings that flags ask for."""
+        return cls(
+            arguments.staleness,
+            arguments.dynamic_sampling,
+            arguments.rollout_downsampling,
+            arguments.advantages == "turn",
+            arguments.guided_starts,
+        )
+
+    @property
+    def judges(self) -> bool:
+        """Whether results choose what is trained on."""
+        return self.dynamic_sampling > 0 or self.rollout_downsampling > 1 or self.guided_starts
 
 
 class EpochOrder:

@@ -18,9 +18,10 @@ from rich.console import Console
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from trainer.eval.run_files import RunFolder, episode_line
+from trainer.flags.configs import BEST
 from trainer.report.tables import clock
 from trainer.rollout.episodes import EpisodeRecord
-from trainer.training.evaluating import BEST, PREFIX
+from trainer.training.evaluating import PREFIX
 
 WIDTH = 132
 """Columns that both lines fit into, unless a KL term or a slow weight sync is shown as well."""

@@ -11,8 +11,7 @@ from trl import ModelConfig
 from trainer.config import ConfigError
 from trainer.flags.config_file import read_config, split_config
 from trainer.flags.configs import SQLEnvConfig
-from trainer.flags.early import look
-from trainer.flags.fields import Command
+from trainer.flags.early import Command, look
 from trainer.training.arguments import FlagParser, parse_train
 
 

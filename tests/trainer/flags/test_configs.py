@@ -1,33 +1,36 @@
-"""What becomes of TRL's fields: refused, without effect, beside another alone; by the tables and the command line."""
+"""What becomes of TRL's fields: refused, or beside another alone; by the tables and the command line."""
 
 from __future__ import annotations
 
 import re
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 from transformers.integrations.integration_utils import get_available_reporting_integrations
-from trl import GRPOConfig, SFTConfig
+from trl import GRPOConfig, ModelConfig, SFTConfig
 
 from sqlenv import cli
 from trainer.config import ConfigError, SQLEnvArguments
 from trainer.flags.configs import (
+    EVALUATION_METRICS,
     NEEDS,
-    REFUSED,
-    WITHOUT_EFFECT,
+    UNSUPPORTED,
     SQLEnvConfig,
     WarmupConfig,
     check_given,
     check_needs,
-    context_advice,
+    check_together,
     length_advice,
 )
-from trainer.flags.fields import Command, flags_of
+from trainer.flags.early import Command, flags_of
 
 KINDS = [(SQLEnvConfig, Command.TRAIN), (WarmupConfig, Command.WARMUP)]
 NOWHERE = ["--use_cpu", "true", "--bf16", "false", "--model_name_or_path", "nowhere", "--output_dir", "nowhere"]
 NOWHERE += ["--data", "answers:synthetic", "--answer_mode", "sql"]
 """Both commands get past their flags, and then find that the data set and the mode do not go together."""
+EVERY_TWO = ("--eval_strategy", "steps", "--eval_steps", "2")
+NO_CORRECTION = "--vllm_importance_sampling_correction"
 SERVERS = ("--use_vllm", "true", "--use_peft", "true")
 
 
@@ -46,8 +49,7 @@ def test_tables_are_of_fields_and_say_one_thing_of_each(
     kind: type[SQLEnvConfig | WarmupConfig], command: Command
 ) -> None:
     names = flags_of(command).keys()
-    assert REFUSED[kind].keys() | WITHOUT_EFFECT[kind].keys() <= names
-    assert not REFUSED[kind].keys() & WITHOUT_EFFECT[kind].keys()
+    assert UNSUPPORTED[kind].keys() <= names
     both = flags_of(Command.TRAIN).keys() | flags_of(Command.WARMUP).keys()
     assert both >= NEEDS.keys()
     assert both >= {need.split()[0].removeprefix("--") for text in NEEDS.values() for need in text.split(" or ")}
@@ -55,26 +57,23 @@ def test_tables_are_of_fields_and_say_one_thing_of_each(
 
 @pytest.mark.parametrize(("kind", "command"), KINDS)
 def test_no_flag_is_ignored_in_silence(kind: type[SQLEnvConfig | WarmupConfig], command: Command) -> None:
-    for name, reason in REFUSED[kind].items():
-        assert check_given(kind, {name: "x"}, {name: "x"}) == []
-        assert check_given(kind, {name: False}, {name: True}) == []
+    for name, reason in UNSUPPORTED[kind].items():
+        check_given(kind, {name: "x"}, {name: "x"})
+        check_given(kind, {name: False}, {name: True})
         with pytest.raises(ConfigError) as refused:
             check_given(kind, {name: ["x", 1]}, {name: None})
-        assert str(refused.value) == f"--{name} x 1: {reason}"
-    for name, reason in WITHOUT_EFFECT[kind].items():
-        assert check_given(kind, {name: "x"}, {name: None}) == [f"--{name} has no effect: {reason}"]
+        assert str(refused.value) == f"--{name} x 1: {reason}; leave it out"
     off = dict.fromkeys(flags_of(command)) | {"env_server": "local"}
-    for name in NEEDS.keys() & flags_of(command).keys() - WITHOUT_EFFECT[kind].keys() - REFUSED[kind].keys():
-        assert check_needs(kind, {name: "x"}, off) == [f"--{name} has no effect without {NEEDS[name]}"]
+    for name in NEEDS.keys() & flags_of(command).keys() - UNSUPPORTED[kind].keys():
+        assert check_needs({name: "x"}, off) == [f"--{name} has no effect without {NEEDS[name]}"]
         needed, _, value = NEEDS[name].partition(" or ")[0].removeprefix("--").partition(" ")
-        assert check_needs(kind, {name: "x"}, off | {needed: value or True}) == []
-    assert check_needs(kind, {"env_token": "x"}, off) == ["--env_token has no effect without --env"]
+        assert check_needs({name: "x"}, off | {needed: value or True}) == []
+    assert check_needs({"env_token": "x"}, off) == ["--env_token has no effect without --env"]
 
 
 @pytest.mark.parametrize("command", ["train", "warmup"])
 def test_the_command_says_what_does_nothing_and_goes_on(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    no_effect, needs, end = said(capsys, "--do_train", "true", "--use_dora", "true", command=command)
-    assert no_effect == "--do_train has no effect: the command trains"
+    needs, end = said(capsys, "--use_dora", "true", command=command)
     assert needs == "--use_dora has no effect without --use_peft"
     assert "answers:synthetic" in end
 
@@ -98,7 +97,14 @@ def test_flags_that_ask_for_what_is_so_pass_in_silence(
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        (("--top_p", "0.5"), "--top_p 0.5: .* Use --temperature"),
+        (("--top_p", "0.5"), "--top_p 0.5: .* use --temperature; leave it out"),
+        ((*EVERY_TWO, "--eval_episodes", "0"), ".*--eval_episodes 0 leaves no questions.*"),
+        ((*EVERY_TWO, "--lr_scheduler_type", "reduce_lr_on_plateau"), ".* follows the loss of evaluations, .*"),
+        (("--save_strategy", "best"), ".*; add --eval_strategy steps --eval_steps N"),
+        (
+            (*EVERY_TWO, "--save_strategy", "best", "--metric_for_best_model", "bleu"),
+            f"--metric_for_best_model must be one of {', '.join(EVALUATION_METRICS)}, not bleu",
+        ),
         (("--max_completion_length", "0"), "--max_completion_length must be positive, not 0"),
         (("--temperature", "0"), "--temperature must be positive, not 0.0"),
         (("--num_generations", "1"), "--num_generations must be at least 2, .*"),
@@ -109,6 +115,10 @@ def test_flags_that_ask_for_what_is_so_pass_in_silence(
         (("--max_steps", "0"), "--max_steps must be positive, or -1 .*"),
         (("--chat_template_kwargs", "think"), "--chat_template_kwargs think is no mapping; .*"),
         (("--load_in_4bit", "true"), "--load_in_4bit: .* add --use_peft"),
+        (("--staleness", "1"), ".* Hugging Face generate .*"),
+        ((*SERVERS, "--staleness", "1", "--steps_per_generation", "16"), ".* leave out --steps_per_generation .*"),
+        ((*SERVERS, "--staleness", "1", NO_CORRECTION, "false"), f".* {NO_CORRECTION} false .*"),
+        (("--use_vllm", "true", "--weight_sync", "lora"), "--weight_sync lora .* add --use_peft"),
         ((*SERVERS, "--use_dora", "true"), "--use_dora: .* --weight_sync disk.*"),
         ((*SERVERS, "--lora_modules_to_save", "embed_tokens"), "--lora_modules_to_save: .* --weight_sync disk.*"),
         (("--num_generations", "7"), r"generation_batch_size \(64\) must be divisible by num_generations \(7\)\."),
@@ -120,6 +130,16 @@ def test_what_cannot_work_is_refused_in_one_line(
 ) -> None:
     (line,) = said(capsys, *flags)
     assert re.fullmatch(complaint, line)
+
+
+@pytest.mark.parametrize(
+    "flag", [{"dynamic_sampling": 1.0}, {"rollout_downsampling": 2}, {"guided_starts": True}, {"advantages": "turn"}]
+)
+def test_groups_that_span_ranks_are_not_judged(flag: dict[str, Any]) -> None:
+    config = SQLEnvConfig(use_cpu=True, bf16=False, **flag)
+    config.num_generations = 7  # as on several ranks
+    with pytest.raises(ConfigError, match=f"--{next(iter(flag))} .*judges whole groups"):
+        check_together(config, ModelConfig())
 
 
 @pytest.mark.parametrize(
@@ -165,11 +185,9 @@ def test_what_trains_badly_is_said_and_the_run_goes_on(
     assert "answers:synthetic" in end
 
 
-def test_advice_on_lengths_and_contexts() -> None:
+def test_advice_on_lengths() -> None:
     lengths = [(4096, 256), (1024, 64), (1217, 256), (100, 200)]
     assert [len(length_advice(completion, turn)) for completion, turn in lengths] == [0, 0, 1, 1]
-    assert context_advice(606, 256) == []
-    assert len(context_advice(605, 256)) == 1
 
 
 def test_python_gets_the_defaults_and_the_checks_of_the_command() -> None:

@@ -14,8 +14,7 @@ import pytest
 from env_server.errors import DataError
 from tests.test_dependencies import TRAINING, loaded_by
 from trainer.config import ConfigError
-from trainer.flags.early import look
-from trainer.flags.fields import Command, flags_of
+from trainer.flags.early import Command, flags_of, look
 from trainer.tiny import BASE_CHECKPOINT
 
 TINY = ["--model_name_or_path", str(BASE_CHECKPOINT)]

@@ -10,7 +10,7 @@ import pytest
 from trl import ModelConfig
 
 from trainer.flags.configs import SQLEnvConfig, WarmupConfig
-from trainer.flags.fields import Command, flags_of
+from trainer.flags.early import Command, flags_of
 from trainer.training.arguments import FlagParser
 
 KINDS = {Command.TRAIN: SQLEnvConfig, Command.WARMUP: WarmupConfig}

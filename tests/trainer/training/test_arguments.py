@@ -22,6 +22,7 @@ from inference.precision import measure_precision
 from tests.trainer.test_policy import OTHER
 from trainer.config import ConfigError
 from trainer.flags.configs import SQLEnvConfig, WarmupConfig
+from trainer.flags.early import Command
 from trainer.policy import WARMUP_NAMES, PlaySettings, resolve_policy
 from trainer.tiny import BASE_CHECKPOINT
 from trainer.training.arguments import (
@@ -48,11 +49,11 @@ def given_by(*words: str) -> dict[str, Any]:
 
 
 def train_defaults(given: dict[str, Any], machine: Machine) -> dict[str, Any]:
-    return FlagParser((SQLEnvConfig, ModelConfig), "").defaults() | machine_defaults("sqlenv train", given, machine)
+    return FlagParser((SQLEnvConfig, ModelConfig), "").defaults() | machine_defaults(Command.TRAIN, given, machine)
 
 
 def warmup_defaults(given: dict[str, Any], machine: Machine) -> dict[str, Any]:
-    return FlagParser((WarmupConfig, ModelConfig), "").defaults() | machine_defaults("sqlenv warmup", given, machine)
+    return FlagParser((WarmupConfig, ModelConfig), "").defaults() | machine_defaults(Command.WARMUP, given, machine)
 
 
 def test_a_value_that_equals_the_default_is_given_all_the_same(tmp_path: Path) -> None:

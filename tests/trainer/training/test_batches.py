@@ -24,7 +24,6 @@ from inference.engine import EngineError
 from inference.hf.engine import HFEngine
 from tests.rank_state import rank_state
 from trainer.chat.format import ChatFormat
-from trainer.config import ConfigError
 from trainer.ranks import Ranks
 from trainer.rollout.background import RolloutLoop
 from trainer.rollout.client import EpisodeRequest, RolloutClient, RolloutSettings
@@ -35,10 +34,9 @@ from trainer.rollout.failures import RolloutError
 from trainer.rollout.rewards import REWARD_FUNCTIONS
 from trainer.rollout.transcript import TokenBudget
 from trainer.training.adaptive import AdaptiveWeights
-from trainer.training.batch_shape import BatchSettings, BatchShape, check_batches
 from trainer.training.batch_stats import BatchRecords
 from trainer.training.batches import Batches, StaleError, prompt_of, total_rewards
-from trainer.training.questions import EpochOrder
+from trainer.training.questions import BatchSettings, BatchShape, EpochOrder
 
 Told = tuple[int, list[EpisodeRecord]]
 
@@ -573,38 +571,6 @@ def test_ranks_weigh_by_the_episodes_of_all(loop: RolloutLoop) -> None:
     weights_of(0)  # so that rank 0's are there when rank 1 gathers, and the other way round
     assert weights_of(1) == weights_of(0)
     assert {episode.question_id for part in parts.values() for episode in part.rows} == {"q0", "q1"}
-
-
-@pytest.mark.parametrize(
-    ("grpo", "filled", "words"),
-    [
-        (config(steps_per_generation=2, use_vllm=True), BatchSettings(staleness=1), "--steps_per_generation 2"),
-        (config(), BatchSettings(staleness=1), "Hugging Face generate"),
-        (
-            config(use_vllm=True, vllm_importance_sampling_correction=False),
-            BatchSettings(staleness=1),
-            "--vllm_importance_sampling_correction false",
-        ),
-    ],
-)
-def test_what_cannot_be_kept_is_refused(grpo: GRPOConfig, filled: BatchSettings, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        check_batches(grpo, filled)
-
-
-@pytest.mark.parametrize(
-    ("filled", "flag"),
-    [
-        (BatchSettings(dynamic_sampling=1), "--dynamic_sampling"),
-        (BatchSettings(rollout_downsampling=2), "--rollout_downsampling"),
-        (BatchSettings(guided_starts=True), "--guided_starts"),
-    ],
-)
-def test_groups_that_span_ranks_are_not_judged(filled: BatchSettings, flag: str) -> None:
-    grpo = config(rows=3, generations=3)
-    grpo.num_generations = 2  # as it may be on two ranks
-    with pytest.raises(ConfigError, match=f"{flag} judges whole groups"):
-        check_batches(grpo, filled)
 
 
 @pytest.fixture
