@@ -21,7 +21,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from accelerate.utils import DistributedType
@@ -48,11 +48,19 @@ from trainer.policy import PolicyError, resolve_policy
 from trainer.rollout.rewards import Reward, weights_of
 from trainer.training.batches import Batches, prompt_of
 from trainer.training.checkpointing import CheckpointingTrainer
-from trainer.training.evaluating import evaluation_metrics, worst_metrics
-from trainer.training.step_times import StepTimes, Wait, WeightSync
+from trainer.training.evaluations import evaluation_metrics, worst_metrics
+from trainer.training.step_times import StepTimes
 
 ENTROPY_CONTROL = ("_entropy_window_stats", "entropy_coef", "_last_world_entropy")
 """TRL's adaptive entropy bonus, which every loss moves."""
+
+
+class WeightSync(Protocol):
+    """What TRL calls before the rollout of a new step."""
+
+    def sync_weights(self) -> None:
+        """Bring the engine to the trainer's weights."""
+
 
 Evaluate = Callable[[], EvaluationSummary | None]
 """Evaluates the policy as it is, or returns None where an evaluation was cut short; every rank calls it."""
@@ -89,12 +97,12 @@ class SQLEnvTrainer(CheckpointingTrainer, GRPOTrainer):  # type: ignore[misc]  #
         # TRL averages them until its next log, with its own: the run's log and every tracker get both.
         self.times = StepTimes(lambda name, seconds: self._metrics["train"][name].append(seconds))
         self.add_callback(self.times)
-        use_engine(self, self.times.timing(weights))
+        use_engine(self, weights)
 
     def sync_engine(self) -> None:
         """Bring the engine to the current weights, unless it has them. Collective: every rank calls it."""
         if self._last_loaded_step != self.state.global_step:
-            with profiling_context(self, "sync_weights"):
+            with profiling_context(self, "sync_weights"), self.times.waiting("push"):
                 self.vllm_generation.sync_weights()
             self._last_loaded_step = self.state.global_step
 
@@ -124,7 +132,7 @@ class SQLEnvTrainer(CheckpointingTrainer, GRPOTrainer):  # type: ignore[misc]  #
         batches = self._batches
         if batches is not None:
             self.sync_engine()
-            with self.times.waiting(Wait.ROLLOUT):
+            with self.times.waiting("rollout"):
                 prompts = batches.prepare(self)
             self.times.played(batches.waits)
             inputs = [{**row, "prompt": prompt} for row, prompt in zip(inputs, prompts, strict=True)]
@@ -310,7 +318,7 @@ def build_trainer(
             reward_funcs=list(rewards),
             args=grpo,
             train_dataset=prompt_rows(questions),
-            # Only so that transformers lets evaluation happen; see `trainer.training.evaluating`.
+            # Only so that transformers lets evaluation happen; see `trainer.training.evaluations`.
             eval_dataset=prompt_rows(eval_questions) if eval_questions else None,
             processing_class=tokenizer,
         )

@@ -72,7 +72,7 @@ from trainer.signals import StopSignals
 from trainer.training.arguments import NamedPlay, parse_train, parse_warmup
 from trainer.training.dry_run import dry_run
 from trainer.training.questions import QuestionFilter, require_questions
-from trainer.training.trackers import closing_runs
+from trainer.training.run_log import closing_runs
 
 START = ("model_name_or_path", "model_revision")
 """The policy that the first stage starts from."""

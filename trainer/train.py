@@ -57,13 +57,10 @@ from trainer.training.arguments import parse_train
 from trainer.training.batches import Batches
 from trainer.training.checkpointing import Saved, SaveStates, policy_kept, writes_in_one_line
 from trainer.training.dry_run import dry_run
-from trainer.training.evaluating import EvaluateAtStart
 from trainer.training.evaluations import RunEvaluations
 from trainer.training.health import HealthMonitor, RunInfo
-from trainer.training.provenance import provenance
 from trainer.training.questions import BatchSettings, BatchShape, EpochOrder, QuestionFilter, require_questions
-from trainer.training.run_log import RunLog, episode_lines
-from trainer.training.trackers import writing_into
+from trainer.training.run_log import RunLog, episode_lines, provenance, writing_into
 
 
 def run(argv: Sequence[str]) -> int:
@@ -202,7 +199,7 @@ def _train(
             states.append(Saved(adaptive, "reward_weights.json", "--reward_weighting adaptive"))
         if guided is not None:
             states.append(Saved(guided, "guided_starts.json", "--guided_starts"))
-        trainer.add_callback(EvaluateAtStart(evaluations))
+        trainer.add_callback(evaluations)
         trainer.add_callback(SaveStates(play, states))
 
         # Evaluate, train, evaluate.

@@ -1,7 +1,14 @@
 """The evaluations of a run: played with its environments, written into its folder, printed in the terminal.
 
-Every rank plays its share; the main one writes what all of them played. All evaluations play the same questions,
-greedily, so that any two can be compared in pairs.
+transformers decides when to evaluate on the way (`eval_strategy`, `eval_steps`, `eval_delay`), keeps the best
+checkpoint (`load_best_model_at_end`, `save_strategy best`) and logs to the trackers; of its own evaluation, and TRL's,
+nothing runs. All evaluations play the same questions, greedily, so that any two can be compared in pairs. Guarantees:
+
+1. Evaluations leave training alone: with and without them, a run's weights are the same to the bit.
+2. On several ranks each plays its share, all see the same numbers, and the main one writes.
+3. A run that is asked to stop leaves the evaluation that it is in, keeps nothing of it, saves a checkpoint and stops.
+   When it resumes, that evaluation is the first thing that it does.
+4. What a resumed run had evaluated is not played again; evaluations of steps that it takes again are dropped.
 """
 
 from __future__ import annotations
@@ -10,9 +17,12 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 from rich.console import Console
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import IntervalStrategy
 
 from env_server.dataset import Dataset, Question, Split
 from env_server.types import AnswerMode
@@ -20,6 +30,7 @@ from sqlenv.progress import reported
 from trainer.eval.run_files import Evaluation, RunFolder
 from trainer.eval.statistics import EvaluationSummary, compare, interval_text, percent, summarize
 from trainer.evaluate import excluded_by_reason, play_scripted
+from trainer.flags.configs import EVALUATION_METRICS
 from trainer.ranks import Ranks
 from trainer.rollout.background import RolloutLoop
 from trainer.rollout.client import RolloutClient, derive_seed, request_for
@@ -32,9 +43,25 @@ LABELS = ("random", "before", "after", "oracle")
 """The evaluations of a run in the order of the comparison table."""
 
 OnEpisode = Callable[[Episode], None]
+PREFIX = "eval_"
+"""What transformers tells evaluations by; trackers and metrics.jsonl show `eval/` instead."""
 
 
-class RunEvaluations:
+def evaluation_metrics(summary: EvaluationSummary) -> dict[str, float]:
+    """The numbers of an evaluation, under the names that transformers knows them by."""
+    interval = summary.interval
+    numbers = (summary.success_rate, interval.low, interval.high, summary.mean_reward, summary.mean_steps)
+    rest = (summary.parse_rate, summary.episodes, summary.failed)
+    return dict(zip(EVALUATION_METRICS, (*numbers, *rest), strict=True))
+
+
+def worst_metrics(args: TrainingArguments) -> dict[str, float]:
+    """The metrics of an evaluation that was cut short or failed: no checkpoint is the best by them."""
+    name = args.metric_for_best_model
+    return {} if name is None else {PREFIX + name.removeprefix(PREFIX): -inf if args.greater_is_better else inf}
+
+
+class RunEvaluations(TrainerCallback):  # type: ignore[misc]  # transformers carries no types
     """Plays `questions`, greedily where a model plays, and keeps the outcome in `folder`."""
 
     def __init__(
@@ -96,12 +123,24 @@ class RunEvaluations:
             return None
         return self._judge(label, f"step {step}", records, step, during=True)
 
-    def resume_from(self, step: int) -> None:
-        """Drop what was evaluated after a step that training goes on from: those steps are taken again."""
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Begin with an evaluation: the one before training, for the trackers, or one that was cut short.
+
+        transformers reads `eval_on_start` next. What was evaluated after this step is dropped: those steps are taken
+        again.
+        """
+        step = state.global_step
         if self._ranks.is_main:
             for later, evaluation in self._folder.evaluations_during():
                 if later > step:
                     self._folder.drop_evaluation(evaluation.label)
+        known = self.known(step) is not None
+        due = args.eval_on_start or (
+            args.eval_strategy == IntervalStrategy.STEPS and step % state.eval_steps == 0 and args.eval_delay <= step
+        )
+        args.eval_on_start = known if step == 0 else not known and due
 
     def known(self, step: int) -> EvaluationSummary | None:
         """What was evaluated at a step; 0 is before training. Collective: every rank calls it."""

@@ -1,7 +1,7 @@
-"""The log of a training run: two lines per logged step at the terminal, metrics.jsonl and episodes.jsonl.
+"""The log of a training run: two lines per logged step at the terminal, metrics.jsonl, episodes.jsonl, and trackers.
 
 The metrics are those that TRL logs, and so those that the trackers of `--report_to` get: `grpo` adds what rollouts were
-like to them, `evaluating` logs evaluations. On several ranks, the main one alone keeps a log.
+like to them, and logs evaluations. On several ranks, the main one alone keeps a log.
 
 Of the two lines at the terminal, the first is about the episodes, the second about the update and the time. Lines break
 between two numbers where the terminal is narrow. What was not measured is left out. "reward" is the environment's, as
@@ -10,18 +10,27 @@ in evaluations and in `sqlenv play`; TRL's "reward" is the weighted one that it 
 
 from __future__ import annotations
 
+import os
+import platform
+import subprocess
+import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from trl import GRPOConfig
 
 from trainer.eval.run_files import RunFolder, episode_line
 from trainer.flags.configs import BEST
 from trainer.report.tables import clock
 from trainer.rollout.episodes import EpisodeRecord
-from trainer.training.evaluating import PREFIX
+from trainer.training.evaluations import PREFIX
 
 WIDTH = 132
 """Columns that both lines fit into, unless a KL term or a slow weight sync is shown as well."""
@@ -172,3 +181,95 @@ def _lines(start: str, words: Sequence[str], width: int) -> list[str]:
             gap = ""
         lines[-1] += gap + word
     return [line for line in lines if line.strip()]
+
+
+FOLDERS = {"TENSORBOARD_LOGGING_DIR": "tensorboard", "WANDB_DIR": ""}
+"""The variables that trackers know their folder by, and where it is in a run's folder.
+
+A container's file system is read-only but for runs. TensorBoard gets one folder for a run that stops and goes on;
+transformers would start one by the date each time. trackio keeps all runs together, where TRACKIO_DIR says when it is
+imported.
+"""
+
+
+@contextmanager
+def writing_into(grpo: GRPOConfig) -> Iterator[None]:
+    """Have trackers write into the run's folder, unless a variable says where, and name the run as it."""
+    folder = Path(grpo.output_dir).resolve()
+    if grpo.report_to and grpo.run_name is None:
+        grpo.run_name = folder.name
+    unset = [variable for variable in FOLDERS if variable not in os.environ]
+    os.environ.update({variable: str(folder / FOLDERS[variable]) for variable in unset})
+    try:
+        yield
+    finally:
+        for variable in unset:
+            del os.environ[variable]
+
+
+@contextmanager
+def closing_runs() -> Iterator[None]:
+    """End the run that wandb keeps open in the process, so that what is trained next does not write into it.
+
+    The other trackers end theirs with the training. One that was open before stays open.
+    """
+    wandb = sys.modules.get("wandb")
+    before = wandb is not None and wandb.run is not None
+    try:
+        yield
+    finally:
+        wandb = sys.modules.get("wandb")
+        if wandb is not None and wandb.run is not None and not before:
+            wandb.finish()
+
+
+ROOT = Path(__file__).resolve().parents[2]
+GIT_S = 5.0
+
+
+def provenance() -> dict[str, Any]:
+    """Return what is known of this process, its code and its machine."""
+    found: dict[str, Any] = {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit(ROOT),
+        "python": platform.python_version(),
+        "system": platform.platform(terse=True),
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "memory_gib": memory_gib(),
+        "gpus": [torch.cuda.get_device_name(device) for device in range(torch.cuda.device_count())],
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def commit(root: Path) -> str:
+    """Return the commit of a checkout, and whether files differ from it; nothing where it is none."""
+    if not (root / ".git").exists():
+        return ""
+
+    def git(*words: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", str(root), *words], capture_output=True, text=True, timeout=GIT_S, check=True
+        )
+        return done.stdout.strip()
+
+    with suppress(OSError, subprocess.SubprocessError):
+        return git("rev-parse", "HEAD") + (" with changes" if git("status", "--porcelain", "-uno") else "")
+    return ""
+
+
+def processor() -> str:
+    """Return the processor's name."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def memory_gib() -> float:
+    """Return the machine's memory, 0 where the system does not say."""
+    with suppress(AttributeError, OSError, ValueError):
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+    return 0.0

@@ -7,7 +7,7 @@ its own end. Guarantees:
    episodes, `push` what it waited for weights to arrive; `training` is the rest of the step, `other` what lies between
    two steps: evaluations, checkpoints, logs.
 2. `time/queue`, `time/generation`, `time/environment`, `time/judging` and `time/client` add up to `time/rollout`. They
-   divide it as `timings.split` divides the batch's own time, that of the slowest rank. So a batch that is played while
+   divide it as `timing.attribute` does the batch's own time, that of the slowest rank. So a batch that is played while
    the trainer does something else costs only what the trainer still has to wait for it.
 3. Every step has all of them, those that train on an earlier step's episodes too.
 """
@@ -17,28 +17,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from trainer.rollout.timing import Phase
-
-PREFIX = "time/"
-
-
-class Wait(StrEnum):
-    """What the trainer waits for."""
-
-    ROLLOUT = "rollout"
-    PUSH = "push"
-
-
-class WeightSync(Protocol):
-    """What TRL calls before the rollout of a new step."""
-
-    def sync_weights(self) -> None:
-        """Bring the engine to the trainer's weights."""
 
 
 class StepTimes(TrainerCallback):  # type: ignore[misc]  # transformers carries no types
@@ -47,23 +30,22 @@ class StepTimes(TrainerCallback):  # type: ignore[misc]  # transformers carries 
     def __init__(self, log: Callable[[str, float], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._log = log
         self._clock = clock
-        self._ended = self._begun = clock()
-        self._waited = dict.fromkeys(Wait, 0.0)
+        self._reset(clock())
+
+    def _reset(self, now: float) -> None:
+        self._ended = self._begun = now
+        self._waited = {"rollout": 0.0, "push": 0.0}
         self._waited_before = 0.0
         self._episodes = dict.fromkeys(Phase, 0.0)
 
     @contextmanager
-    def waiting(self, wait: Wait) -> Iterator[None]:
-        """The trainer waits in the block."""
+    def waiting(self, wait: str) -> Iterator[None]:
+        """The trainer waits in the block, for a `rollout` or a `push`."""
         start = self._clock()
         try:
             yield
         finally:
             self._waited[wait] += self._clock() - start
-
-    def timing(self, weights: WeightSync) -> WeightSync:
-        """The same, with its pushes timed."""
-        return _Timed(weights, self)
 
     def played(self, parts: Mapping[Phase, float]) -> None:
         """What the episodes of a batch waited for, in seconds."""
@@ -74,7 +56,7 @@ class StepTimes(TrainerCallback):  # type: ignore[misc]  # transformers carries 
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """What was before training is in no step."""
-        self._start_anew(self._clock())
+        self._reset(self._clock())
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -86,32 +68,14 @@ class StepTimes(TrainerCallback):  # type: ignore[misc]  # transformers carries 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Log the step's times; TRL logs after this."""
         now = self._clock()
-        waited = sum(self._waited.values())
-        training = now - self._begun - (waited - self._waited_before)
+        training = now - self._begun - (sum(self._waited.values()) - self._waited_before)
         other = self._begun - self._ended - self._waited_before
-        episodes = _divide(self._waited[Wait.ROLLOUT], self._episodes)
+        # What the trainer waited for episodes is divided as their own time was.
+        whole = sum(self._episodes.values())
+        episodes = {
+            part: self._waited["rollout"] * seconds / whole if whole else 0.0
+            for part, seconds in self._episodes.items()
+        }
         for name, seconds in (*episodes.items(), *self._waited.items(), ("training", training), ("other", other)):
-            self._log(f"{PREFIX}{name}", seconds)
-        self._start_anew(now)
-
-    def _start_anew(self, now: float) -> None:
-        self._ended = self._begun = now
-        self._waited = dict.fromkeys(Wait, 0.0)
-        self._waited_before = 0.0
-        self._episodes = dict.fromkeys(Phase, 0.0)
-
-
-class _Timed:
-    def __init__(self, weights: WeightSync, times: StepTimes) -> None:
-        self._weights = weights
-        self._times = times
-
-    def sync_weights(self) -> None:
-        with self._times.waiting(Wait.PUSH):
-            self._weights.sync_weights()
-
-
-def _divide(seconds: float, parts: Mapping[Phase, float]) -> dict[str, float]:
-    """Divide what the trainer waited for episodes as their own time was divided."""
-    whole = sum(parts.values())
-    return {part: seconds * parts[part] / whole if whole else 0.0 for part in Phase}
+            self._log(f"time/{name}", seconds)
+        self._reset(now)

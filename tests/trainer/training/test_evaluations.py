@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, TrainerControl, TrainerState, TrainingArguments
 
 from env_server.dataset import Dataset, Split
 from env_server.types import AnswerMode
@@ -22,6 +22,7 @@ from inference.engine import Completion, Sampling, Session
 from inference.hf.engine import HFEngine
 from trainer.chat.format import ChatFormat
 from trainer.eval.run_files import RunFolder
+from trainer.eval.statistics import EvaluationSummary, Interval
 from trainer.next_command import NextCommand
 from trainer.ranks import Ranks
 from trainer.rollout.background import RolloutLoop
@@ -29,7 +30,8 @@ from trainer.rollout.client import RolloutClient, RolloutSettings
 from trainer.rollout.environments import LocalEnvironments
 from trainer.rollout.transcript import TokenBudget
 from trainer.signals import StopSignals
-from trainer.training.evaluations import RunEvaluations
+from trainer.training.arguments import parse_train
+from trainer.training.evaluations import RunEvaluations, evaluation_metrics
 
 
 class Meanwhile:
@@ -147,7 +149,8 @@ def test_what_is_known_is_told_and_taken_over(evaluating: Evaluating, training: 
 def test_a_run_that_goes_on_from_a_step_forgets_what_came_after(evaluating: Evaluating, training: StopSignals) -> None:
     for step in (2, 4, 6):
         evaluating.during(step, training)
-    evaluating.evaluations.resume_from(4)
+    arguments = TrainingArguments("unused", use_cpu=True, bf16=False)
+    evaluating.evaluations.on_train_begin(arguments, TrainerState(global_step=4), TrainerControl())
     assert [step for step, _ in evaluating.folder.evaluations_during()] == [2, 4]
     assert len(evaluating.files()) == 4
 
@@ -188,3 +191,53 @@ def test_what_one_rank_has_left_is_kept_by_none(
     assert not evaluating.during(2, training)
     assert evaluating.files() == set()
     evaluating.close()
+
+
+CPU = ("--model_name_or_path", "x", "--use_cpu", "true", "--bf16", "false")
+EVERY_TWO = ("--eval_strategy", "steps", "--eval_steps", "2")
+SUMMARY = EvaluationSummary(8, 2, 1, 3, 0.25, Interval(0.1, 0.5), {}, {}, 0.3, 4.5, 0.9, {}, {})
+
+
+def test_the_best_checkpoint_is_the_most_successful_one() -> None:
+    best = (*CPU, *EVERY_TWO, "--save_strategy", "best", "--load_best_model_at_end", "true")
+    grpo, _ = parse_train(best)
+    assert (grpo.metric_for_best_model, grpo.greater_is_better) == ("eval_success_rate", True)
+    grpo, _ = parse_train([*best, "--metric_for_best_model", "success_low"])
+    assert (grpo.metric_for_best_model, grpo.greater_is_better) == ("success_low", True)
+
+
+def test_the_metrics_of_an_evaluation() -> None:
+    numbers = (0.25, 0.1, 0.5, 0.3, 4.5, 0.9, 8, 1)
+    names = ("success_rate", "success_low", "success_high", "reward", "steps", "parse_rate", "episodes", "failed")
+    assert evaluation_metrics(SUMMARY) == {f"eval_{name}": n for name, n in zip(names, numbers, strict=True)}
+
+
+@pytest.mark.parametrize(
+    ("step", "known", "strategy", "on_start", "begins"),
+    [
+        (0, True, "no", False, True),  # what was played before training is told to the trackers
+        (0, False, "no", True, False),  # no questions
+        (4, False, "steps", False, True),  # it was cut short
+        (4, True, "steps", True, False),
+        (5, False, "steps", False, False),  # none was due
+        (5, False, "steps", True, True),
+        (2, False, "steps", False, False),  # before eval_delay
+        (4, False, "no", False, False),
+    ],
+)
+def test_where_training_begins_with_an_evaluation(
+    step: int,
+    known: bool,
+    strategy: str,
+    on_start: bool,
+    begins: bool,
+    evaluating: Evaluating,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    arguments = TrainingArguments(
+        "runs/x", use_cpu=True, bf16=False, eval_strategy=strategy, eval_steps=2, eval_delay=3, eval_on_start=on_start
+    )
+    monkeypatch.setattr(RunEvaluations, "known", lambda *_: SUMMARY if known else None)
+    state = TrainerState(global_step=step, eval_steps=2)
+    evaluating.evaluations.on_train_begin(arguments, state, TrainerControl())
+    assert arguments.eval_on_start is begins

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import io
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -16,7 +22,17 @@ from env_server.types import ActionType, RewardComponents
 from tests.clock import Clock
 from trainer.eval.run_files import RunFolder
 from trainer.rollout.episodes import Episode, Outcome, TokenRow, Turn, record
-from trainer.training.run_log import RunLog, episode_lines
+from trainer.training.arguments import parse_train
+from trainer.training.run_log import (
+    WIDTH,
+    RunLog,
+    closing_runs,
+    commit,
+    episode_lines,
+    provenance,
+    step_text,
+    writing_into,
+)
 
 TURN = Turn("QUERY x", ActionType.QUERY, "x", True, "", "no such table: x", RewardComponents(total=-0.02))
 ROW = TokenRow([1], [2], [-0.1], [1], [0])
@@ -109,3 +125,159 @@ def test_a_run_that_goes_on_counts_its_own_steps_and_cuts_off_those_that_it_take
     assert "1:30 left" in logged.said.getvalue()
     assert [(row["step"], row["loss"]) for row in logged.folder.metrics()] == [(6, 0.25), (7, 0.5)]
     assert [row.step for row in logged.folder.episodes()] == [6]
+
+
+METRICS = {
+    "rollout/success_rate": 0.25,
+    "rollout/steps": 12.5,
+    "rollout/failed": 0.0,
+    "rollout/reward": 0.314,
+    "reward": -0.125,
+    "reward_std": 0.41,
+    "rollout/no_signal": 0.375,
+    "completions/mean_length": 1234.4,
+    "completions/clipped_ratio": 0.031,
+    "kl": 0.0123,
+    "entropy": 10.53,
+    "sampling/importance_sampling_ratio/min": 0.812,
+    "sampling/importance_sampling_ratio/max": 11.84,
+    "sampling/sampling_logp_difference/mean": 0.0113,
+    "grad_norm": 0.5312,
+    "gradient_share/correctness": 0.874,
+    "learning_rate": 2.5e-6,
+    "loss": 0.01,
+}
+TIMES = {
+    "time/rollout": 8.04,
+    "time/queue": 0.04,
+    "time/generation": 5.6,
+    "time/environment": 1.9,
+    "time/judging": 0.3,
+    "time/client": 0.2,
+    "time/push": 0.2,
+    "time/training": 12.4,
+    "time/other": 100.0,
+}
+LEFT = 3723.9
+
+
+def test_two_lines_hold_what_experts_watch() -> None:
+    usual = {name: value for name, value in METRICS.items() if name != "kl"} | TIMES
+    assert step_text(12, 60, usual, LEFT) == (
+        "step   12/60  success 25.0%  reward +0.31  weighted -0.125±0.41  no signal 38%  "
+        "12.5 steps  1234 tokens, 3% clipped  1h02 left\n"
+        "    entropy 10.53  ratio 0.81-11.84  gap 1e-02  grad 0.53 (87% correctness)  lr 2.5e-06  "
+        "rollout 8.0 s (70% generation), train 12 s"
+    )
+
+
+@pytest.mark.parametrize("width", [20, 40, 80, WIDTH, 200])
+def test_lines_break_between_numbers_alone(width: int) -> None:
+    wide, narrow = (step_text(12, 100, METRICS | TIMES, LEFT, columns) for columns in (10_000, width))
+    longest = max(map(len, re.split("  +|\n", wide)))
+    assert all(len(line) <= max(width, 4 + longest) for line in narrow.splitlines())
+    assert re.sub(r"\s+", " ", narrow) == re.sub(r"\s+", " ", wide)
+
+
+def test_what_was_not_measured_is_left_out() -> None:
+    metrics: dict[str, Any] = {"loss": 0.5, "reward": 0.5, "entropy": None}
+    assert step_text(3, 9, metrics, 30) == "step    3/9  weighted +0.500  0:30 left"
+
+
+def test_failed_episodes_are_said_where_there_are_any() -> None:
+    assert "failed 2" in step_text(3, 9, METRICS | {"rollout/failed": 2.0}, LEFT)
+    assert "failed" not in step_text(3, 9, METRICS, LEFT)
+
+
+def test_a_push_is_said_where_it_takes_its_time() -> None:
+    slow = step_text(3, 9, TIMES | {"time/push": 4.0}, LEFT)
+    assert slow.endswith("rollout 8.0 s (70% generation), push 4.0 s, train 12 s")
+
+
+def test_a_step_that_trains_on_an_earlier_ones_episodes_waits_for_none() -> None:
+    earlier = dict.fromkeys(TIMES, 0.0) | {"time/training": 12.4}
+    assert step_text(3, 9, earlier, LEFT).endswith("rollout 0.0 s, train 12 s")
+
+
+CPU = ("--model_name_or_path", "x", "--use_cpu", "true", "--bf16", "false")
+VARIABLES = ("TENSORBOARD_LOGGING_DIR", "WANDB_DIR")
+
+
+def test_trackers_write_into_the_runs_folder_under_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+    grpo, _ = parse_train([*CPU, "--output_dir", str(tmp_path / "first"), "--report_to", "tensorboard"])
+    with writing_into(grpo):
+        where = [os.environ[variable] for variable in VARIABLES]
+    assert where == [str(tmp_path / "first" / "tensorboard"), str(tmp_path / "first")]
+    assert grpo.run_name == "first"
+    assert not set(VARIABLES) & set(os.environ), "the next run in this process has a folder of its own"
+
+
+def test_what_was_said_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_DIR", "/elsewhere")
+    named = ("--report_to", "tensorboard", "--run_name", "mine")
+    grpo, _ = parse_train([*CPU, "--output_dir", str(tmp_path / "first"), *named])
+    with writing_into(grpo):
+        assert os.environ["WANDB_DIR"] == "/elsewhere"
+    assert os.environ["WANDB_DIR"] == "/elsewhere"
+    assert grpo.run_name == "mine"
+
+
+def test_a_run_that_no_tracker_sees_gets_no_name(tmp_path: Path) -> None:
+    grpo, _ = parse_train([*CPU, "--output_dir", str(tmp_path / "first"), "--report_to", "none"])
+    with writing_into(grpo):
+        assert grpo.run_name is None
+
+
+class Wandb:
+    """What of wandb's module matters here: one run is open in the process, or none."""
+
+    def __init__(self, run: object) -> None:
+        self.run: object = run
+
+    def finish(self) -> None:
+        self.run = None
+
+
+def test_the_run_that_wandb_keeps_open_ends_with_its_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    with closing_runs():
+        wandb = Wandb("opened in training")
+        monkeypatch.setitem(sys.modules, "wandb", wandb)
+    assert wandb.run is None
+    wandb.run = "the caller's own"
+    with closing_runs():
+        pass
+    assert wandb.run == "the caller's own"
+
+
+def test_what_is_known_is_said() -> None:
+    found = provenance()
+    assert found["cores"] == os.cpu_count()
+    assert found["memory_gib"] > 0
+    assert found["processor"]
+    assert abs(datetime.fromisoformat(found["started"]) - datetime.now(UTC)).total_seconds() < 3_600
+    assert all(found.values())
+
+
+def test_the_commit_and_whether_files_differ_from_it(tmp_path: Path) -> None:
+    assert commit(tmp_path) == ""
+    who = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(tmp_path), *who, *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    git("init", "--quiet")
+    (tmp_path / "file").write_text("one")
+    git("add", "file")
+    git("commit", "--quiet", "-m", "one")
+    assert commit(tmp_path) == git("rev-parse", "HEAD")
+    (tmp_path / "file").write_text("two")
+    assert commit(tmp_path) == f"{git('rev-parse', 'HEAD')} with changes"
+
+
+def test_a_checkout_that_git_cannot_read_has_no_commit(tmp_path: Path) -> None:
+    (tmp_path / ".git").write_text("gitdir: nowhere")
+    assert commit(tmp_path) == ""
