@@ -156,16 +156,6 @@ def test_a_step_is_finished_and_saved(clock: Clock, before: list[int], capfd: py
     assert before == [signal.SIGTERM]
 
 
-def test_ctrl_c_saves_the_step_and_stops_what_comes_after_the_command(capfd: pytest.CaptureFixture[str]) -> None:
-    with StopSignals("sqlenv train", NEXT) as stopping:
-        stopping.begin_training(Ranks())
-        terminate(signal.SIGINT)
-        assert capfd.readouterr().err == "sqlenv train: stopping after this step; Ctrl-C again stops at once\n"
-        assert wishes(end_of_step(stopping, 3)) == {True}
-    assert (stopping.status, stopping.stopped_after) == (130, 3)
-    assert capfd.readouterr().out.endswith("to resume:\n  knock twice\n")
-
-
 def test_after_the_last_step_the_model_is_saved_instead(capfd: pytest.CaptureFixture[str]) -> None:
     with StopSignals("sqlenv train", NEXT) as stopping:
         stopping.begin_training(Ranks())
@@ -178,16 +168,6 @@ def test_after_the_last_step_the_model_is_saved_instead(capfd: pytest.CaptureFix
         "the policy is trained and saved in runs/x/model, but not evaluated; to do so:\n"
         "  sqlenv evaluate --policy runs/x/model --data spider:here\n"
     )
-
-
-def test_a_run_that_only_concludes_is_finished_without_a_word(capfd: pytest.CaptureFixture[str]) -> None:
-    with StopSignals("sqlenv train", NEXT) as stopping:
-        stopping.begin_training(Ranks())
-        assert not stopping.end_training(Path("model"), "synthetic")
-        stopping.conclude()
-        terminate()
-    assert stopping.status == 0
-    assert capfd.readouterr() == ("", "")
 
 
 def prepared(stopping: StopSignals) -> None:
@@ -253,39 +233,6 @@ def test_a_second_signal_closes_all_in_a_step_too(
     assert stopping.status == status
     said = capfd.readouterr()
     assert (said.out, said.err.splitlines()[-1]) == ("", f"sqlenv train: ended at once by a second {NAMES[number]}")
-
-
-def test_a_second_signal_ends_what_does_not_react_to_the_first(no_task_is_left: None, clock: Clock) -> None:
-    cancelled: list[str] = []
-
-    async def shrug() -> None:
-        terminate()
-        with pytest.raises(asyncio.CancelledError):
-            await asyncio.Event().wait()
-        cancelled.append("by the first")
-        clock.now += LATER
-        terminate()
-        await asyncio.Event().wait()
-
-    with StopSignals("sqlenv train", NEXT) as stopping:
-        with asyncio.Runner() as runner:
-            runner.run(shrug())
-        pytest.fail("the run went on")
-    assert cancelled == ["by the first"]
-    assert stopping.status == 143
-
-
-def test_an_interrupt_and_an_error_are_none_of_its_business(capfd: pytest.CaptureFixture[str]) -> None:
-    def fail(error: BaseException) -> None:
-        with StopSignals("sqlenv train", NEXT) as stopping:
-            stopping.begin_training(Ranks())
-            terminate()
-            raise error
-
-    for error in (KeyboardInterrupt(), RuntimeError("a bug")):
-        with pytest.raises(type(error)):
-            fail(error)
-    assert capfd.readouterr().out == ""
 
 
 def test_a_background_job_of_a_shell_is_not_stopped_by_ctrl_c() -> None:

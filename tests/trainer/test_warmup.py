@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset as HubDataset
-from hypothesis import given
-from hypothesis import strategies as st
 from peft import PeftModel
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM, TrainerControl, TrainerState, TrainingArguments
@@ -112,18 +110,6 @@ async def test_the_ids_are_those_of_a_rollout_that_says_the_same(
     assert [label != IGNORED for label in learned["labels"]] == [mask == 1 for mask in trained]
 
 
-@given(st.text(), st.lists(st.tuples(st.text(min_size=1), st.text(min_size=1)), max_size=4), st.text(min_size=1))
-def test_only_the_words_of_the_policy_are_learned(opening: str, turns: list[tuple[str, str]], last: str) -> None:
-    queries = [(act("QUERY", sql), reply) for sql, reply in turns]
-    conversation = Conversation(opening, (*queries, (act("ANSWER", last), "")))
-    row = encode(conversation, CHAT)
-    assert len(row["input_ids"]) == len(row["labels"])
-    assert all(label in (IGNORED, token) for token, label in zip(row["input_ids"], row["labels"], strict=True))
-    words = [token for action, _ in conversation.turns for token in CHAT.turn_ids(action)]
-    assert [label for label in row["labels"] if label != IGNORED] == words
-    assert row["labels"][-1] == CHAT.stop_ids[0], "it learns to stop"
-
-
 def test_mistakes_are_read_and_not_learned() -> None:
     wrong, right = act("QUERY", "SELECT nothing"), act("QUERY", "SELECT age FROM pets")
     turns = ((wrong, "Error: no such column: nothing"), (right, "age\n3"), (act("ANSWER", "3"), ""))
@@ -203,17 +189,6 @@ def test_minutes_count_over_all_starts(monkeypatch: pytest.MonkeyPatch) -> None:
         clock.monotonic = lambda seconds=seconds: 5_000.0 + seconds
         again.on_step_end(BEGINS, TrainerState(), control)
         assert control.should_training_stop is stops
-
-
-def test_all_ranks_stop_at_the_first_deadline() -> None:
-    class BesideAFasterClock(Ranks):
-        def gather(self, items: Sequence[Any]) -> list[Any]:
-            return [*items, True]
-
-    deadline, control = Deadline(1.5, BesideAFasterClock()), TrainerControl()
-    deadline.on_train_begin(BEGINS, TrainerState(), control)
-    deadline.on_step_end(BEGINS, TrainerState(), control)
-    assert control.should_training_stop
 
 
 @pytest.fixture(scope="module")
@@ -343,17 +318,6 @@ def test_what_a_policy_played_right_is_learned(cache: None, tmp_path: Path, caps
     assert "tokens/s" in said
     before, _ = load_policy(base)
     assert any(not torch.equal(a, b) for a, b in zip(before.parameters(), learned.parameters(), strict=True))
-
-
-def test_a_resumed_run_tells_its_own_speed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(trainer.warmup, "time", clock := Clock())
-    line = ProgressLine(Console(file=sys.stderr))
-    state = TrainerState(global_step=10, max_steps=20, num_input_tokens_seen=90_000)
-    line.on_train_begin(TrainingArguments(), state, TrainerControl())
-    state.global_step = 12
-    clock.now += 10.0
-    line.on_log(TrainingArguments(), state, TrainerControl(), {"loss": 0.5, "num_tokens": 95_000})
-    assert "5.0 s a step, 500 tokens/s, 1 min left" in capsys.readouterr().err
 
 
 def test_a_run_of_so_many_minutes_tells_how_many_are_left(

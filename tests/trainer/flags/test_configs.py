@@ -79,22 +79,6 @@ def test_the_command_says_what_does_nothing_and_goes_on(command: str, capsys: py
 
 
 @pytest.mark.parametrize(
-    "flags",
-    [
-        ("--top_p", "1.0", "--min_p", "0", "--repetition_penalty", "1", "--generation_kwargs", "{}"),
-        ("--lora_dropout", "0", "--use_peft", "true", "--lora_r", "8", "--vllm_mode", "server"),
-        ("--gradient_checkpointing_kwargs", '{"use_reentrant": false}', "--num_train_epochs", "2"),
-        ("--beta", "0.1", "--use_bias_correction_kl", "false", "--save_steps", "3"),
-    ],
-)
-def test_flags_that_ask_for_what_is_so_pass_in_silence(
-    flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
-    (end,) = said(capsys, *flags)
-    assert "answers:synthetic" in end
-
-
-@pytest.mark.parametrize(
     ("flags", "complaint"),
     [
         (("--top_p", "0.5"), "--top_p 0.5: .* use --temperature; leave it out"),

@@ -21,15 +21,12 @@ from trainer.config import ConfigError
 from trainer.rollout.episodes import Episode, Outcome, TokenRow, Turn
 from trainer.rollout.rewards import REWARD_FUNCTIONS, bound_without_answer
 from trainer.training.adaptive import (
-    FIRST_LEFT,
     LEAST,
     RATE,
     AdaptiveWeights,
     GuidedEpisode,
     GuidedStarts,
-    Known,
     given_steps,
-    learn,
     steps_left,
 )
 
@@ -141,17 +138,6 @@ def weights_after(weights: Sequence[float]) -> AdaptiveWeights:
     return adaptive
 
 
-def test_spreads_are_within_groups_and_groups_of_one_are_left_out() -> None:
-    """All right beside all wrong: correctness differs between groups, and so says nothing."""
-    all_solved, all_failed, one = [(1.0, 1.0, 0.0, 1.0)] * 2, [(0.0, 0.0, 0.0, 1.0)] * 2, [(0.0,) * 4]
-    mixed = [(1.0, 1.0, 0.0, 1.0), (0.0, 0.5, 0.0, 1.0)]
-    for history in ([[all_solved, all_failed]], [[one, []]]):
-        assert told(AdaptiveWeights(BASE), history)[-1] == BASE
-    assert told(AdaptiveWeights(BASE), [[mixed, all_solved, one, []]]) == told(
-        AdaptiveWeights(BASE), [[mixed, all_solved]]
-    )
-
-
 def test_a_checkpoint_of_other_rewards_is_refused() -> None:
     with pytest.raises(ConfigError, match="--reward_functions"):
         AdaptiveWeights((*BASE, 0.1)).load_state_dict(AdaptiveWeights(BASE).state_dict())
@@ -196,21 +182,6 @@ def test_the_steps_that_are_left_follow_success(left: int, results: list[tuple[i
     assert steps_left(left, [each for result in results for each in guided("easy", *result)]) == expected
 
 
-@given(
-    st.lists(st.tuples(st.sampled_from(["easy", "hard"]), st.integers(1, 5), st.integers(0, 8)), max_size=30),
-)
-def test_levels_move_by_one_step_a_batch_and_each_for_itself(results: list[tuple[str, int, int]]) -> None:
-    known: Known = {"left": {}, "ways": {}}
-    for level, steps, solved in results:
-        before = {name: known["left"].get(name, FIRST_LEFT) for name in ("easy", "hard")}
-        known = learn(known, {"episodes": guided(level, steps, solved, 8), "ways": {}})
-        for name, left in before.items():
-            now = known["left"].get(name, FIRST_LEFT)
-            assert now >= 1
-            assert abs(now - left) <= (name == level)
-            assert now <= left or solved >= 2
-
-
 def actions(*texts: str) -> tuple[SQLAction, ...]:
     return tuple(
         SQLAction(action_type=kind, argument=argument) for kind, _, argument in (t.partition(" ") for t in texts)
@@ -224,12 +195,6 @@ def test_the_oracles_steps_are_given_where_there_is_sql(pets: Dataset, pets_pool
     query, *_ = (action.argument for action in starts.of(1)("oslo") if action.action_type == ActionType.QUERY)
     assert query == pets.question("oslo").gold_sql
     assert len(starts.of(1)("oslo")) == 3
-
-
-def test_a_batch_that_may_still_be_played_gives_nothing_to_the_next(pets: Dataset, pets_pool: DatabasePool) -> None:
-    starts = GuidedStarts(pets, pets_pool, AnswerMode.VALUE, lag=1)
-    starts.observe(0, [make_record("q", "wrong", given_steps=2)] * 8, [])
-    assert [len(starts.of(batch)("oslo")) for batch in (0, 1, 2)] == [2, 2, 3]
 
 
 def played(question_id: str, *texts: str, outcome: Outcome = Outcome.CORRECT) -> Episode:
@@ -259,18 +224,3 @@ def test_without_sql_the_policys_own_way_is_given_and_the_shortest_that_has_a_qu
     assert starts.of(2)("cats") == actions(*short[:1])
     assert starts.of(2)("oldest") == ()
     assert GuidedStarts(pets, pets_pool, AnswerMode.VALUE).ways(episodes) == {}, "the oracle knows the way there"
-
-
-def test_a_run_that_resumes_gives_what_it_would_have_given(pets: Dataset, pets_pool: DatabasePool) -> None:
-    hidden = replace(pets, questions=tuple(replace(each, gold_sql="") for each in pets.questions))
-    starts, resumed = (GuidedStarts(hidden, pets_pool, AnswerMode.VALUE, lag=1) for _ in range(2))
-    for batch, name in enumerate(("cats", "oldest")):
-        way = starts.ways([played(name, "DESCRIBE pets", "DESCRIBE owners", "QUERY SELECT 2", "ANSWER 2")])
-        starts.observe(batch, [make_record("q", "wrong", given_steps=2)] * 8, [way])
-    resumed.load_state_dict(json.loads(json.dumps(starts.state_dict())))
-    assert resumed.state_dict() == starts.state_dict()
-    for batch in (2, 3):
-        assert [resumed.of(batch)(name) for name in ("cats", "oldest")] == [
-            starts.of(batch)(name) for name in ("cats", "oldest")
-        ]
-    assert [len(starts.of(batch)("oldest")) for batch in (2, 3)] == [0, 3]

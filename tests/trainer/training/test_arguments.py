@@ -14,10 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trl import ModelConfig
 
-from env_server.service.settings import ServiceSettings
 from env_server.types import AnswerMode
 from inference.adapters import NamedPolicy
-from inference.launch.launcher import read_arguments
 from inference.precision import measure_precision
 from tests.trainer.test_policy import OTHER
 from trainer.config import ConfigError
@@ -122,18 +120,6 @@ def test_a_warm_up_trains_what_training_trains(machine: Machine, given: dict[str
     assert warmed["learning_rate"] == (3e-4 if warmed["use_peft"] else 1e-4)
 
 
-def test_weights_that_are_trained_stay_in_float32_and_frozen_ones_do_not() -> None:
-    assert warmup_defaults({"use_peft": False}, A100)["dtype"] == "float32"
-    assert warmup_defaults({}, A100)["dtype"] == "bfloat16"
-    assert warmup_defaults({"load_in_4bit": True}, T4)["dtype"] == "float16"
-
-
-def test_an_adapter_learns_at_ten_times_the_rate() -> None:
-    assert train_defaults({}, A100)["learning_rate"] == pytest.approx(
-        10 * train_defaults({"use_peft": False}, A100)["learning_rate"]
-    )
-
-
 @given(st.sampled_from([1, 2, 4, 8, 16, 32, 64]), st.sampled_from([1, 2, 4, 8]))
 def test_a_step_has_as_many_episodes_whatever_the_micro_batch_and_the_ranks(rows: int, ranks: int) -> None:
     defaults = train_defaults({"per_device_train_batch_size": rows}, Machine(ranks=ranks))
@@ -149,11 +135,6 @@ def test_who_sets_the_step_gets_it() -> None:
 def test_who_sets_epochs_gets_no_number_of_steps_beside_it() -> None:
     assert train_defaults({}, A100)["max_steps"] > 0
     assert train_defaults({"num_train_epochs": 1.0}, A100)["max_steps"] == -1
-
-
-def test_servers_are_looked_for_where_they_are_started_and_that_is_no_environment_servers_port() -> None:
-    launched, _ = read_arguments(["--model", "m"])
-    assert train_defaults({}, A100)["vllm_server_port"] == launched.port != ServiceSettings.model_fields["port"].default
 
 
 def test_a_bare_run_is_read_with_a_word_about_its_precision_alone(capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,24 +168,6 @@ def test_without_a_gpu_the_configs_for_a_cpu_are_named_unless_it_is_asked_for_or
     assert capsys.readouterr().err == ""
 
 
-def test_a_machine_without_an_accelerator_needs_no_flag(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    here = Machine.here()
-    assert (here.gpu, here.cpu, here.ranks) == (False, True, 2)
-    assert Machine.here(use_cpu=True) == here
-
-
-def test_a_flag_wins_over_a_config_and_that_over_a_default(tmp_path: Path) -> None:
-    config = tmp_path / "run.yaml"
-    config.write_text("learning_rate: 3e-4\nmax_completion_length: 700\nstep_budget: 7\n", encoding="utf-8")
-    flags = ["--use_cpu", "--model_name_or_path", "m", "--learning_rate", "1e-2", "--bf16", "false"]
-    grpo, model = parse_train([*flags, "--config", str(config)])
-    assert (grpo.learning_rate, grpo.max_completion_length, grpo.step_budget) == (1e-2, 700, 7)
-    assert not grpo.bf16
-    assert model.lora_target_modules == "all-linear"
-
-
 def test_a_run_knows_the_flags_that_were_given_another_value_with_what_they_would_have_been(tmp_path: Path) -> None:
     config = tmp_path / "run.yaml"
     config.write_text("learning_rate: 3e-4\nmax_completion_length: 4096\nstep_budget: 7\n", encoding="utf-8")
@@ -215,18 +178,6 @@ def test_a_run_knows_the_flags_that_were_given_another_value_with_what_they_woul
         "learning_rate": 1e-6,
         "step_budget": 15,
     }
-
-
-def test_a_warm_up_has_the_machines_defaults_too() -> None:
-    config, model = parse_warmup(["--use_cpu", "--model_name_or_path", str(BASE_CHECKPOINT), "--output_dir", "x"])
-    assert config.use_cpu
-    assert (model.dtype, model.lora_dropout, model.lora_target_modules) == ("float32", 0.0, "all-linear")
-
-
-@pytest.mark.parametrize(("machine", "steps"), [(NEW_CPU, 4), (Machine(ranks=2), 2), (Machine(ranks=32), 1), (A100, 4)])
-def test_a_step_of_a_warm_up_has_16_episodes(machine: Machine, steps: int) -> None:
-    assert warmup_defaults({}, machine)["gradient_accumulation_steps"] == steps
-    assert warmup_defaults({"per_device_train_batch_size": 16}, NEW_CPU)["gradient_accumulation_steps"] == 1
 
 
 CONFIG = {
@@ -244,12 +195,6 @@ CONFIG = {
 def adapter(tmp_path: Path) -> NamedPolicy:
     (tmp_path / "adapter_config.json").write_text(json.dumps(CONFIG))
     return resolve_policy(str(tmp_path))
-
-
-def test_a_full_checkpoint_implies_nothing() -> None:
-    checkpoint = resolve_policy(str(BASE_CHECKPOINT))
-    assert implied_flags(checkpoint, {"use_peft": True, "lora_r": 2}) == {}
-    assert starting_line(checkpoint) == []
 
 
 @pytest.mark.parametrize(
@@ -364,8 +309,3 @@ def test_a_run_that_goes_on_keeps_what_it_had(warm: Path, tmp_path: Path) -> Non
         settings = trained(*flags, "--resume_from_checkpoint", resumed)
         assert (settings.step_budget, settings.custom_system_prompt) == (11, None)
         assert warmed(*flags, "--resume_from_checkpoint", resumed).step_budget == 11
-
-
-def test_what_was_taken_over_is_no_departure(warm: Path) -> None:
-    given = ["--use_cpu", "--model_name_or_path", str(warm), "--step_budget", "6", "--max_turn_length", "32"]
-    assert parse_train(given)[0].changed == {"model_name_or_path": None, "max_turn_length": 16}

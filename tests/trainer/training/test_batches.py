@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from dataclasses import replace
 from statistics import stdev
 from types import SimpleNamespace
@@ -16,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 from trl import GRPOConfig
-from trl.trainer.utils import RepeatSampler
 
 from env_server.dataset import Dataset, Question
 from env_server.types import ActionType, RewardComponents, SQLAction
@@ -35,7 +33,7 @@ from trainer.rollout.rewards import REWARD_FUNCTIONS
 from trainer.rollout.transcript import TokenBudget
 from trainer.training.adaptive import AdaptiveWeights
 from trainer.training.batch_stats import BatchRecords
-from trainer.training.batches import Batches, StaleError, prompt_of, total_rewards
+from trainer.training.batches import Batches, StaleError, total_rewards
 from trainer.training.questions import BatchSettings, BatchShape, EpochOrder
 
 Told = tuple[int, list[EpisodeRecord]]
@@ -234,53 +232,6 @@ def test_ranks_share_a_batch_and_its_groups_without_a_seed_twice(loop: RolloutLo
         asked += script.asked[0]
     assert [request.question_id for request in asked] == [f"q{row // 2}" for row in range(12)]
     assert len({request.seed for request in asked}) == 12
-
-
-def test_the_epochs_questions_are_those_of_trls_own_loader(loop: RolloutLoop) -> None:
-    ids = [f"q{index}" for index in range(11)]
-    script = Script(lambda request: episode_of(request.question_id, request.seed, version=100))
-    batches = batches_of(script, loop, order=EpochOrder(ids, seed=7))
-    mine = [questions_of(batches.prepare(trainer_at(step))) for step in range(13)]
-    sampler = RepeatSampler(ids, mini_repeat_count=2, batch_size=2, repeat_count=1, shuffle=True, seed=7)
-    theirs = [index for _ in range(3) for index in sampler][: 13 * 4]
-    assert [q for batch in mine for q in batch] == [ids[index] for index in theirs]
-
-
-class Held(Script):
-    """Plays a batch when it is let go on, and fails where it is told to."""
-
-    def __init__(self, versions: Callable[[], int]) -> None:
-        super().__init__(lambda request: episode_of(request.question_id, request.seed, version=versions()))
-        self.let: dict[int, Future[None]] = {}
-
-    async def play(self, requests: Sequence[EpisodeRequest], **_: Any) -> list[Episode]:
-        number = len(self.asked)
-        self.asked.append(list(requests))
-        episodes = [self._play(request) for request in requests]
-        await asyncio.wrap_future(self.let.setdefault(number, Future()))
-        return episodes
-
-    def release(self, number: int) -> None:
-        self.let.setdefault(number, Future()).set_result(None)
-
-
-def test_the_next_batch_is_begun_before_this_one_has_ended(loop: RolloutLoop) -> None:
-    pushed = 0
-    script = Held(lambda: pushed)
-    batches = batches_of(script, loop, filled=BatchSettings(staleness=1))
-    script.release(0)
-    batches.prepare(trainer_at(0, steps=3))
-    loop.run(asyncio.sleep(0))  # the loop has come to it
-    assert [request.question_id for request in script.asked[1]] == ["q2", "q2", "q3", "q3"]
-    assert 1 not in script.let or not script.let[1].done(), "this one has ended, and that one has not"
-    script.release(1)
-    pushed = 1
-    trainer = trainer_at(1, steps=3)
-    batches.prepare(trainer)
-    assert trainer._metrics["train"]["rollout/staleness/max"] == [1]
-    script.release(2)
-    batches.prepare(trainer_at(2, steps=3))
-    assert len(script.asked) == 3, "nothing is begun that no step will train on"
 
 
 def test_each_token_has_the_advantage_of_its_turn_beside_its_episodes(loop: RolloutLoop) -> None:
@@ -488,20 +439,6 @@ def test_of_more_episodes_than_are_trained_on_the_most_different_are(loop: Rollo
     assert trainer._metrics["train"]["rollout/success_rate"] == [2 / 32], "not of those that were chosen"
 
 
-def test_the_first_candidates_are_the_episodes_that_would_be_played_without_others(loop: RolloutLoop) -> None:
-    def seeds(oversample: int) -> list[list[int]]:
-        script = Script(lambda request: episode_of(request.question_id, request.seed, version=1))
-        filled = BatchSettings(rollout_downsampling=oversample, dynamic_sampling=1.0)
-        batches = batches_of(script, loop, config(rows=8, generations=4), filled)
-        batches.prepare(trainer_at(1))
-        return [[request.seed for request in requests] for requests in script.asked]
-
-    few, many = seeds(1), seeds(2)
-    assert len(few) == 4, "every episode is right, so other groups are played"
-    assert [group[:4] for group in many] == few
-    assert len({seed for group in many for seed in group}) == 32
-
-
 def test_a_failed_candidate_is_neither_the_best_nor_the_worst(loop: RolloutLoop) -> None:
     failed = episode_of("q", 0, outcome=Outcome.FAILED)
     right, wrong = (episode_of("q", seed, correct=bool(seed)) for seed in (1, 0))
@@ -548,31 +485,6 @@ def test_adaptive_weights_are_those_that_groups_are_judged_and_trained_under(loo
     assert list(zip(*logged, strict=True)) == expected
 
 
-def test_ranks_weigh_by_the_episodes_of_all(loop: RolloutLoop) -> None:
-    """Each of two ranks plays one group; whichever it is, both learn of both."""
-    parts: dict[int, BatchRecords] = {}
-
-    class Rank(Ranks):
-        def gather(self, items: Sequence[Any]) -> list[Any]:
-            if not isinstance(items[0], BatchRecords):
-                return list(items)
-            parts[self.index] = items[0]
-            return [parts.get(0, items[0]), parts.get(1, items[0])]
-
-    def play(request: EpisodeRequest) -> Episode:
-        return episode_of(request.question_id, request.seed, correct=bool(request.seed % 2))
-
-    def weights_of(index: int) -> tuple[float, ...]:
-        adaptive = AdaptiveWeights([1.0, 0.2, 0.2, 0.1])
-        grpo = config(rows=4, generations=4)
-        batches_of(Script(play), loop, grpo, ranks=Rank(rank_state(index, 2)), adaptive=adaptive).prepare(trainer_at(0))
-        return adaptive.of(1)
-
-    weights_of(0)  # so that rank 0's are there when rank 1 gathers, and the other way round
-    assert weights_of(1) == weights_of(0)
-    assert {episode.question_id for part in parts.values() for episode in part.rows} == {"q0", "q1"}
-
-
 @pytest.fixture
 def environments(pets: Dataset) -> Iterator[LocalEnvironments]:
     local = LocalEnvironments(pets, threads=1)
@@ -594,31 +506,6 @@ def real_batches(
         client,
         on_batch=lambda step, episodes: told.append((step, list(episodes))),
     )
-
-
-def test_real_episodes_become_the_rows_that_trl_reads(
-    pets: Dataset,
-    tokenizer: PreTrainedTokenizerBase,
-    engine: HFEngine,
-    environments: LocalEnvironments,
-    loop: RolloutLoop,
-) -> None:
-    told: list[Told] = []
-    client = RolloutClient(engine, environments, ChatFormat(tokenizer), RolloutSettings(TokenBudget(60, 512, 8)))
-    batches = real_batches(pets, client, loop, told)
-    trainer = trainer_at(0)
-    prompts = batches.prepare(trainer)
-    rows = batches(prompts, trainer)
-    assert [each.episode_id for each in told[0][1]] == [episode.episode_id for episode in rows["episode"]]
-    for index, episode in enumerate(rows["episode"]):
-        assert prompts[index] == prompt_of(pets.question(episode.question_id))
-        assert rows["prompt_ids"][index] == episode.row.prompt_ids
-        assert rows["completion_ids"][index] == episode.row.completion_ids
-        assert rows["logprobs"][index] == episode.row.logprobs
-        assert rows["env_mask"][index] == episode.row.env_mask
-        assert len(episode.row.completion_ids) == len(episode.row.logprobs) == len(episode.row.env_mask) > 0
-    rewards = [function(**rows) for function in REWARD_FUNCTIONS]
-    assert all(len(values) == 4 and None not in values for values in rewards)
 
 
 def test_failed_episodes_are_rows_without_rewards_until_there_are_too_many(

@@ -18,18 +18,15 @@ import torch
 import yaml
 from rich.console import Console
 
-from env_server.types import AnswerMode
-from inference.launch.plan import WeightSyncMode
 from sqlenv import cli
 from tests.dry_run import StandIn, make_checkpoints, standing_in
 from tests.integration.service import serving
 from tests.integration.training import surroundings_in
 from tests.trainer.fake_hub import TOKEN, pointed_at, running_hub
-from trainer.policy import PlaySettings
 from trainer.tiny import BASE_CHECKPOINT
 from trainer.training import dry_run
 from trainer.training.arguments import parse_train
-from trainer.training.dry_run import DryRunError, unprepared
+from trainer.training.dry_run import DryRunError
 
 ROOT = Path(__file__).parents[3]
 CONFIGS = {path.stem: path for path in sorted((ROOT / "configs").glob("*.yaml"))}
@@ -110,17 +107,6 @@ def test_the_plan_tells_what_the_run_would_do(plan: Plan) -> None:
         assert f" {part} " in said
 
 
-def test_the_plan_is_of_the_task_that_the_policy_was_taught(plan: Plan, tmp_path: Path) -> None:
-    policy = tmp_path / "warm"
-    shutil.copytree(BASE_CHECKPOINT, policy)
-    PlaySettings(answer_mode=AnswerMode.SQL, step_budget=6).save(policy)
-    status, said, told = plan("--config", "configs/tiny.yaml", "--model_name_or_path", str(policy))
-    assert status == 0
-    assert "synthetic, sql mode: " in said
-    assert "local, 6 steps per episode" in said
-    assert f"taken over from {policy}: " in told
-
-
 def test_everything_in_the_way_is_said_at_once(plan: Plan, tmp_path: Path) -> None:
     model = tmp_path / "no-weights"
     shutil.copytree(BASE_CHECKPOINT, model, ignore=shutil.ignore_patterns("*.safetensors"))
@@ -175,13 +161,6 @@ def test_a_checkpoint_must_be_one(plan: Plan, tmp_path: Path) -> None:
 
 
 PUSH = ("--config", "configs/tiny.yaml", "--push_to_hub", "true", "--hub_model_id", "me/mine")
-
-
-def test_a_push_is_checked_without_changing_the_hub(plan: Plan, tmp_path: Path) -> None:
-    with running_hub() as hub, pointed_at(hub, str(tmp_path)):
-        status, said, _ = plan(*PUSH, "--hub_token", TOKEN)
-    assert (status, "me/mine" in said) == (0, True)
-    assert (hub.repos, hub.requests) == ({}, [("GET", "/api/whoami-v2")])
 
 
 @pytest.mark.parametrize("missing", ["token", "valid token", "network", "offline"])
@@ -292,21 +271,3 @@ def test_a_server_that_cannot_take_the_adapter_or_serves_another_model(
     assert f"{url} serves some/other-model, 2,048 tokens" in said
     assert "the first weight sync tells whether it is the same model" in said
     assert "longer episodes drop their oldest turns" in said
-
-
-@pytest.mark.parametrize(
-    ("transport", "settings", "lacking"),
-    [
-        ("lora", {"lora_config": {"max_lora_rank": 32}}, ""),
-        ("lora", {"lora_config": {"max_lora_rank": 16}}, "takes adapters up to rank 16, and this one has rank 32"),
-        ("lora", {"lora_config": None}, "takes no adapters"),
-        ("nccl", {"weight_transfer_config": {"backend": "nccl"}}, ""),
-        ("nccl", {"weight_transfer_config": None}, "takes no weights by nccl"),
-        ("disk", {}, ""),
-    ],
-)
-def test_what_a_server_lacks_for_the_weights(transport: str, settings: dict[str, Any], lacking: str) -> None:
-    said = unprepared(WeightSyncMode(transport), 32, settings)
-    assert said.startswith(lacking)
-    assert bool(said) == bool(lacking)
-    assert not lacking or f"start it with --weight_sync {transport}" in said

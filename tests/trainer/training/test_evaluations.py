@@ -163,17 +163,6 @@ def test_an_evaluation_is_left_when_the_run_is_to_stop(evaluating: Evaluating, t
     assert evaluating.evaluations.policy("after", "model", 2, evaluating.client(), evaluating.loop) is not None
 
 
-def test_an_end_at_once_is_none_of_an_evaluations_business(evaluating: Evaluating, training: StopSignals) -> None:
-    # A shell starts its background jobs with the signal ignored.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            evaluating.during(2, training, lambda: os.kill(os.getpid(), signal.SIGINT))
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert evaluating.files() == set()
-
-
 class LeftByThePeer(Ranks):
     """A rank whose peer has left the evaluation."""
 

@@ -134,13 +134,6 @@ def test_near_misses_raise_no_alert(made: list[Row]) -> None:
     assert alerts(made) == []
 
 
-def test_small_steps_are_judged_together() -> None:
-    """Eight episodes without a right one, five times over, happen at 5% in 13 of 100 runs."""
-    assert alerts(rows(31, rollout__success_rate=0.0), SMALL) == []
-    assert alerts(rows(32, rollout__success_rate=0.0), SMALL) == [health.ALL_FAIL]
-    assert alerts(rows(7, rewards__reward_format__mean=0.4), SMALL) == []
-
-
 def test_float16_may_overflow_while_it_finds_its_scale() -> None:
     float16 = RunInfo(episodes=64, float16=True)
     broken = rows(9, grad_norm=[math.inf] * 4 + [0.3] + [math.nan] * 4)
@@ -278,18 +271,3 @@ def test_an_alert_is_shown_once_and_kept_also_when_the_run_is_resumed(tmp_path: 
     assert [alert.fix for alert in kept] == [health.ALL_FAIL.fix, health.NOT_FINITE.fix]
     for said, alert in zip(run.said, kept, strict=True):
         assert said.startswith(f"warning at step {alert.step}: {alert.message} ({alert.figures})\n")
-
-
-@pytest.mark.parametrize(
-    ("flags", "ranks", "expected"),
-    [
-        ((), 1, RunInfo(episodes=64)),
-        (("--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "2"), 3, RunInfo(episodes=24)),
-        (("--num_iterations", "4"), 1, RunInfo(episodes=64)),
-        (("--steps_per_generation", "4"), 1, RunInfo(episodes=32)),
-        (("--reward_weighting", "adaptive"), 1, RunInfo(episodes=64, comparable=False)),
-    ],
-)
-def test_the_flags_say_how_metrics_are_read(flags: tuple[str, ...], ranks: int, expected: RunInfo) -> None:
-    config, _ = parse_train(["--model_name_or_path", "x", "--use_cpu", "true", "--bf16", "false", *flags])
-    assert RunInfo.of(config, ranks) == expected

@@ -15,9 +15,8 @@ from trl import GRPOConfig, ModelConfig
 
 from tests.integration.training import save_policy, surroundings_in
 from trainer.models import load_tokenizer
-from trainer.training import dry_run
-from trainer.training.dry_run import DryRunError, measure, train_longest
-from trainer.training.memory import estimate, peak
+from trainer.training.dry_run import train_longest
+from trainer.training.memory import estimate
 
 MODELS = Path(__file__).parent / "models"
 ROWS, WIDTH = 4, 96
@@ -135,16 +134,6 @@ def test_weights_gradients_and_optimizer_follow_from_the_parameters() -> None:
     assert quantized["gradients"] == 2 * trained
 
 
-def test_fewer_rows_checkpointing_and_servers_take_less() -> None:
-    config = small(Qwen3Config, 8)
-    whole = parts(config, generating=64)
-    assert parts(config, per_device_train_batch_size=2)["activations"] * 2 == whole["activations"]
-    assert whole["activations"] < parts(config, gradient_checkpointing=False)["activations"]
-    assert parts(config)["generation"] == 0 < whole["generation"]
-    assert peak(parts(config)) < peak(whole), "the larger one of training and generation counts"
-    assert parts(config, optim="paged_adamw_8bit")["optimizer"] == 0
-
-
 @pytest.fixture
 def policy(random_policy: Callable[..., Qwen3ForCausalLM], tmp_path: Path) -> ModelConfig:
     folder = save_policy(random_policy, ["How many pets are there"], tmp_path / "policy")
@@ -162,27 +151,3 @@ def test_the_probe_trains_the_longest_rows_and_leaves_the_run_alone(
         train_longest(args, policy, load_tokenizer(policy), 6, 24, 2)
     assert args.to_dict() == before
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(("fitting", "tried"), [(8, [8]), (2, [8, 4, 2]), (0, [8, 4, 2, 1])])
-def test_a_micro_batch_that_does_not_fit_is_halved(
-    fitting: int, tried: list[int], policy: ModelConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows_tried = []
-
-    def train(*arguments: Any) -> None:
-        rows_tried.append(rows := arguments[-1])
-        if rows > fitting:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(dry_run, "train_longest", train)
-    for name in ("empty_cache", "reset_peak_memory_stats"):
-        monkeypatch.setattr(torch.cuda, name, lambda: None)
-    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 99)
-    args = grpo(per_device_train_batch_size=8)
-    if fitting:
-        assert measure(args, policy, load_tokenizer(policy), 6, 24) == (fitting, 99.0)
-    else:
-        with pytest.raises(DryRunError, match="one row of 24 tokens"):
-            measure(args, policy, load_tokenizer(policy), 6, 24)
-    assert rows_tried == tried

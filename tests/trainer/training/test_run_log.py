@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ from trainer.training.run_log import (
     closing_runs,
     commit,
     episode_lines,
-    provenance,
     step_text,
     writing_into,
 )
@@ -94,13 +92,6 @@ def test_an_evaluation_is_in_the_line_of_its_step_under_the_names_that_trackers_
     shown = {"eval/success_rate": 0.5, "eval/success_low": 0.25}
     assert logged.folder.metrics() == [{"step": 1, "loss": 0.5, **shown}, {"step": 2, **shown}]
     assert logged.said.getvalue() == said, "whoever evaluates says so"
-
-
-def test_the_trainers_closing_words_are_no_step(logged: Logged) -> None:
-    logged.begin()
-    logged.step(10, {"train_runtime": 3.0, "train_loss": 0.1})
-    assert logged.folder.metrics() == []
-    assert logged.said.getvalue() == ""
 
 
 def test_what_is_no_terminal_gets_the_same_lines_whatever_its_width(logged: Logged, clock: Clock) -> None:
@@ -184,21 +175,6 @@ def test_what_was_not_measured_is_left_out() -> None:
     assert step_text(3, 9, metrics, 30) == "step    3/9  weighted +0.500  0:30 left"
 
 
-def test_failed_episodes_are_said_where_there_are_any() -> None:
-    assert "failed 2" in step_text(3, 9, METRICS | {"rollout/failed": 2.0}, LEFT)
-    assert "failed" not in step_text(3, 9, METRICS, LEFT)
-
-
-def test_a_push_is_said_where_it_takes_its_time() -> None:
-    slow = step_text(3, 9, TIMES | {"time/push": 4.0}, LEFT)
-    assert slow.endswith("rollout 8.0 s (70% generation), push 4.0 s, train 12 s")
-
-
-def test_a_step_that_trains_on_an_earlier_ones_episodes_waits_for_none() -> None:
-    earlier = dict.fromkeys(TIMES, 0.0) | {"time/training": 12.4}
-    assert step_text(3, 9, earlier, LEFT).endswith("rollout 0.0 s, train 12 s")
-
-
 CPU = ("--model_name_or_path", "x", "--use_cpu", "true", "--bf16", "false")
 VARIABLES = ("TENSORBOARD_LOGGING_DIR", "WANDB_DIR")
 
@@ -212,22 +188,6 @@ def test_trackers_write_into_the_runs_folder_under_its_name(tmp_path: Path, monk
     assert where == [str(tmp_path / "first" / "tensorboard"), str(tmp_path / "first")]
     assert grpo.run_name == "first"
     assert not set(VARIABLES) & set(os.environ), "the next run in this process has a folder of its own"
-
-
-def test_what_was_said_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WANDB_DIR", "/elsewhere")
-    named = ("--report_to", "tensorboard", "--run_name", "mine")
-    grpo, _ = parse_train([*CPU, "--output_dir", str(tmp_path / "first"), *named])
-    with writing_into(grpo):
-        assert os.environ["WANDB_DIR"] == "/elsewhere"
-    assert os.environ["WANDB_DIR"] == "/elsewhere"
-    assert grpo.run_name == "mine"
-
-
-def test_a_run_that_no_tracker_sees_gets_no_name(tmp_path: Path) -> None:
-    grpo, _ = parse_train([*CPU, "--output_dir", str(tmp_path / "first"), "--report_to", "none"])
-    with writing_into(grpo):
-        assert grpo.run_name is None
 
 
 class Wandb:
@@ -252,15 +212,6 @@ def test_the_run_that_wandb_keeps_open_ends_with_its_training(monkeypatch: pytes
     assert wandb.run == "the caller's own"
 
 
-def test_what_is_known_is_said() -> None:
-    found = provenance()
-    assert found["cores"] == os.cpu_count()
-    assert found["memory_gib"] > 0
-    assert found["processor"]
-    assert abs(datetime.fromisoformat(found["started"]) - datetime.now(UTC)).total_seconds() < 3_600
-    assert all(found.values())
-
-
 def test_the_commit_and_whether_files_differ_from_it(tmp_path: Path) -> None:
     assert commit(tmp_path) == ""
     who = ("-c", "user.name=a", "-c", "user.email=a@b.c")
@@ -276,8 +227,3 @@ def test_the_commit_and_whether_files_differ_from_it(tmp_path: Path) -> None:
     assert commit(tmp_path) == git("rev-parse", "HEAD")
     (tmp_path / "file").write_text("two")
     assert commit(tmp_path) == f"{git('rev-parse', 'HEAD')} with changes"
-
-
-def test_a_checkout_that_git_cannot_read_has_no_commit(tmp_path: Path) -> None:
-    (tmp_path / ".git").write_text("gitdir: nowhere")
-    assert commit(tmp_path) == ""

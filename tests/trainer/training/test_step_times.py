@@ -52,14 +52,6 @@ def test_a_step_is_divided_by_what_the_trainer_waited_for() -> None:
     assert run.last("rollout", "push", "training", "other") == [0, 16, 8, 32]
 
 
-def test_what_was_before_training_is_in_no_step() -> None:
-    run = Run()
-    run.waits("push", 5)
-    run.does(100, run.times.on_train_begin)
-    run.step(rollout=1, push=2, training=3)
-    assert run.last("rollout", "push", "training", "other") == [1, 2, 3, 0]
-
-
 def test_a_batch_that_was_played_meanwhile_costs_what_was_waited_for_it() -> None:
     run = Run()
     run.times.played({Phase.GENERATION: 30.0, Phase.ENVIRONMENT: 10.0})
