@@ -35,7 +35,7 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
-from trl import GRPOConfig, GRPOTrainer, ModelConfig
+from trl import GRPOConfig, GRPOTrainer
 from trl.models import unwrap_model_for_generation
 
 from env_server.errors import SQLEnvError
@@ -65,7 +65,6 @@ from inference.weights.ranks import Ranks
 from inference.weights.transport import SyncCheck, Transport
 from trainer.chat.format import ChatFormat
 from trainer.config import ConfigError, SQLEnvArguments
-from trainer.flags.configs import SQLEnvConfig
 from trainer.models import load_policy, tokenizer_of
 from trainer.policy import PlaySettings, resolve_policy
 from trainer.ranks import require_whole_model
@@ -247,15 +246,6 @@ def _generating(trainer: GRPOTrainer) -> Iterator[PreTrainedModel]:
         yield model
 
 
-def check_vllm_flags(config: SQLEnvConfig) -> None:
-    """Refuse what cannot work before anything is loaded. Raises ConfigError."""
-    server_urls(config)
-    if config.weight_sync == "nccl" and not config.plans_gpu:  # else it is not this machine that will train
-        has_cuda = torch.cuda.is_available() and not config.use_cpu
-        if reason := why_not_from(has_cuda, has_vllm()):
-            raise ConfigError(reason)
-
-
 def server_urls(grpo: GRPOConfig) -> tuple[str, ...]:
     """Return the servers that TRL's flags name. Raises ConfigError."""
     host = "127.0.0.1" if grpo.vllm_server_host == "0.0.0.0" else grpo.vllm_server_host
@@ -265,9 +255,9 @@ def server_urls(grpo: GRPOConfig) -> tuple[str, ...]:
         raise ConfigError(f"--vllm_server_base_url: {error}") from None
 
 
-def find_servers(config: SQLEnvConfig, model_config: ModelConfig, ranks: Ranks, loop: RolloutLoop) -> None:
+def find_servers(urls: Sequence[str], timeout_s: float, start_command: str, ranks: Ranks, loop: RolloutLoop) -> None:
     """Wait until an inference server is ready. Collective: every rank calls it. Raises InferenceError."""
-    settings = VLLMSettings(server_timeout_s=config.vllm_server_timeout)
+    settings = VLLMSettings(server_timeout_s=timeout_s)
 
     async def ready(server: VLLMServer) -> None:
         await server.health(settings.health_timeout_s)
@@ -275,11 +265,9 @@ def find_servers(config: SQLEnvConfig, model_config: ModelConfig, ranks: Ranks, 
 
     def find() -> None:
         try:
-            loop.run(ask_all(every_server(server_urls(config)), settings, ready))
+            loop.run(ask_all(every_server(urls), settings, ready))
         except EngineUnavailableError as error:
-            rank = model_config.lora_r if model_config.use_peft else 0
-            command = server_command(str(model_config.model_name_or_path), config.weight_sync, rank)
-            raise EngineUnavailableError(f"{error}; start one with `{command}`") from error
+            raise EngineUnavailableError(f"{error}; start one with `{start_command}`") from error
 
     _on_main(ranks, find)
 

@@ -29,7 +29,7 @@ from env_server.types import AnswerMode
 from inference.adapters import RUN_MODEL
 from trainer.chat.format import ChatFormat, ChatSettings
 from trainer.config import advise, token_of
-from trainer.engines import RolloutSetup, find_servers, open_policy
+from trainer.engines import RolloutSetup, find_servers, open_policy, server_command, server_urls
 from trainer.eval.output_folder import remove_on_failure
 from trainer.eval.run_files import RunFolder, versions
 from trainer.eval.statistics import EvaluationSummary
@@ -123,7 +123,9 @@ def _train(
         stack.enter_context(closing(environments))
         loop = stack.enter_context(RolloutLoop())
         if use_vllm:
-            find_servers(config, model_config, ranks, loop)
+            rank = model_config.lora_r if model_config.use_peft else 0
+            start = server_command(model, config.weight_sync, rank)
+            find_servers(server_urls(config), config.vllm_server_timeout, start, ranks, loop)
         environments.prepare([*questions, *held_out])
 
         # The trainer, with the policy.

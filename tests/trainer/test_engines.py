@@ -11,11 +11,10 @@ import pytest
 from transformers import TrainerControl, TrainerState
 from trl import GRPOConfig
 
+from inference.vllm.api import WorkerFacts
 from inference.vllm.pressure import PressureGauge
-from inference.weights.device_facts import WorkerFacts
 from trainer.config import ConfigError
-from trainer.engines import LogPressure, check_vllm_flags, choose_weight_sync, server_urls
-from trainer.flags.configs import SQLEnvConfig
+from trainer.engines import LogPressure, choose_weight_sync, server_urls
 
 
 @pytest.fixture
@@ -32,11 +31,6 @@ def test_servers_are_named_as_for_trl(grpo: GRPOConfig) -> None:
     grpo.vllm_server_base_url = "gpu1:9000"
     with pytest.raises(ConfigError, match="--vllm_server_base_url"):
         server_urls(grpo)
-
-
-def test_what_needs_a_gpu_is_refused_without_one() -> None:
-    with pytest.raises(ConfigError, match="the trainer has none"):
-        check_vllm_flags(SQLEnvConfig(use_cpu=True, bf16=False, weight_sync="nccl"))
 
 
 def test_what_servers_said_in_a_step_is_logged_with_it(grpo: GRPOConfig) -> None:

@@ -9,16 +9,15 @@ Defaults that depend on the machine and on what was given are in `trainer.traini
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import SchedulerType, Trainer, TrainingArguments, get_scheduler
+from transformers import Trainer, TrainingArguments, get_scheduler
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
-from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from transformers.training_args import OptimizerNames
 from trl import GRPOConfig, ModelConfig, SFTConfig
 
@@ -28,7 +27,6 @@ from trainer.config import ActionFormat, ConfigError, SQLEnvArguments, WarmupArg
 from trainer.export.hub import Destination
 from trainer.flags.early import Command, flags_of
 from trainer.policy import PlaySettings
-from trainer.training.questions import BatchSettings, BatchShape
 
 
 @dataclass(repr=False)
@@ -386,101 +384,6 @@ def check_optimizer(config: TrainingArguments, model: nn.Module) -> None:
     Trainer.get_optimizer_cls_and_kwargs(config, model)
     some = torch.optim.SGD([torch.zeros(1)], lr=config.learning_rate)
     get_scheduler(config.lr_scheduler_type, some, 1, 2, config.lr_scheduler_kwargs)
-
-
-def check_together(config: SQLEnvConfig, model: ModelConfig) -> None:
-    """Refuse flags of `sqlenv train` that do not go together, each with what to change. Raises ConfigError."""
-    if _keeps_best(config) and config.metric_for_best_model in (None, "loss"):
-        # transformers puts "loss" where nothing was given, and there is no loss in an evaluation.
-        config.metric_for_best_model, config.greater_is_better = BEST, True
-    for wrong, text in _conflicts(config, model):
-        if wrong:
-            raise ConfigError(text)
-
-
-def _keeps_best(config: SQLEnvConfig) -> bool:
-    return bool(config.load_best_model_at_end or config.save_strategy == SaveStrategy.BEST)
-
-
-def _conflicts(config: SQLEnvConfig, model: ModelConfig) -> Iterator[tuple[object, str]]:
-    shape, settings, stale = BatchShape.of(config), BatchSettings.of(config), f"--staleness {config.staleness}"
-    yield (
-        config.staleness and shape.steps_per_batch > 1,
-        f"{stale} needs batches that are trained on in one update, and here it is {shape.steps_per_batch}; leave out "
-        "--steps_per_generation and --num_iterations, or --staleness",
-    )
-    yield (
-        config.staleness and not config.use_vllm,
-        f"{stale} has rollouts and training at the same time, and Hugging Face generate uses the very model that is "
-        "trained; add --use_vllm true, or leave --staleness out",
-    )
-    yield (
-        config.staleness and not config.vllm_importance_sampling_correction,
-        f"{stale} trains on samples of earlier weights, which --vllm_importance_sampling_correction false leaves "
-        "uncorrected; leave one of them out",
-    )
-    yield (
-        settings.turn_advantages and config.use_liger_kernel,
-        "--advantages turn gives each token its own, which Liger's loss does not take; leave out one",
-    )
-    yield (
-        settings.turn_advantages and config.multi_objective_aggregation != "sum_then_normalize",
-        "--advantages turn compares sums of rewards, and --multi_objective_aggregation "
-        f"{config.multi_objective_aggregation} scales each one for itself; leave one of them out",
-    )
-    for flag, given in (
-        ("--dynamic_sampling", settings.dynamic_sampling > 0),
-        ("--rollout_downsampling", settings.rollout_downsampling > 1),
-        ("--guided_starts", settings.guided_starts),
-        ("--advantages turn", settings.turn_advantages),
-    ):
-        yield (
-            given and shape.rows % shape.generations,
-            f"{flag} judges whole groups, and each rank has {shape.rows} rows, no multiple of --num_generations "
-            f"{shape.generations}; change --per_device_train_batch_size or --gradient_accumulation_steps",
-        )
-    evaluates = config.eval_strategy != IntervalStrategy.NO
-    yield (
-        evaluates and config.eval_episodes == 0,
-        f"--eval_strategy {config.eval_strategy.value} evaluates as training goes on, and --eval_episodes 0 leaves no "
-        "questions to evaluate on; change one of the two",
-    )
-    schedule = SchedulerType(config.lr_scheduler_type)
-    yield (
-        schedule in (SchedulerType.REDUCE_ON_PLATEAU, SchedulerType.GREEDY),
-        f"--lr_scheduler_type {schedule.value} follows the loss of evaluations, and they have none; use "
-        "constant_with_warmup, linear or cosine",
-    )
-    best = config.metric_for_best_model if _keeps_best(config) else None
-    yield (
-        best and not evaluates,
-        "the best checkpoint is known by evaluations; add --eval_strategy steps --eval_steps N",
-    )
-    yield (
-        best and f"eval_{best.removeprefix('eval_')}" not in EVALUATION_METRICS,
-        f"--metric_for_best_model must be one of {', '.join(EVALUATION_METRICS)}, not {best}",
-    )
-    yield (
-        config.sync_ref_model and model.use_peft,
-        "--sync_ref_model moves a whole reference model; an adapter's is its base. Leave one of them out",
-    )
-    if not config.use_vllm:
-        return
-    quantized = model.load_in_4bit or model.load_in_8bit
-    yield (
-        quantized and config.weight_sync not in ("auto", "lora"),
-        f"--weight_sync {config.weight_sync} sends whole weights, and quantized ones are not: use lora",
-    )
-    special = "--use_dora" if model.use_dora else "--lora_modules_to_save" if model.lora_modules_to_save else ""
-    fix = "leave it out" if quantized else "add --weight_sync disk, which sends whole weights, or leave it out"
-    yield (
-        model.use_peft and special and config.weight_sync in ("auto", "lora"),
-        f"{special}: vLLM serves no such adapter; {fix}",
-    )
-    yield (
-        config.weight_sync == "lora" and not model.use_peft,
-        "--weight_sync lora pushes adapters, and this run trains none; add --use_peft",
-    )
 
 
 OBSERVATION_TOKENS = 150

@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields
 from enum import Enum
@@ -22,23 +22,27 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import torch
+from transformers import SchedulerType
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from trl import ModelConfig, TrlParser
 
 from inference.adapters import NamedPolicy, width_of
 from inference.precision import Precision, measure_precision
+from inference.weights.nccl import has_vllm, why_not_from
 from sqlenv.parser import refuse
 from trainer.config import ConfigError, advise, check_numbers, config_errors, prompt_in
-from trainer.engines import check_vllm_flags
+from trainer.engines import server_urls
 from trainer.eval.output_folder import RunKind, find_output
 from trainer.flags.config_file import CONFIG, as_defaults, read_config, split_config
 from trainer.flags.configs import (
+    BEST,
+    EVALUATION_METRICS,
     Config,
     SQLEnvConfig,
     WarmupConfig,
     check_given,
     check_needs,
     check_packages,
-    check_together,
     length_advice,
 )
 from trainer.flags.early import Command
@@ -54,6 +58,7 @@ from trainer.policy import (
     settle,
 )
 from trainer.rollout.rewards import reward_hacking_advice, rewards_of
+from trainer.training.questions import BatchSettings, BatchShape
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)
 NamedPlay = tuple[str, SavedPlay]
@@ -114,8 +119,6 @@ def _parse(
         changed = {name: defaults.get(name) for name, value in given.items() if value != defaults.get(name)}
         config.changed = json.loads(json.dumps(changed, default=str))
         check_together(config, model)
-        if config.use_vllm:
-            check_vllm_flags(config)
         lines += reward_hacking_advice(
             rewards_of(config.reward_functions),
             config.reward_weights,
@@ -125,6 +128,105 @@ def _parse(
         lines += length_advice(config.max_completion_length, config.max_turn_length)
     advise(command.prog, lines)
     return config, model
+
+
+def check_together(config: SQLEnvConfig, model: ModelConfig) -> None:
+    """Refuse flags of `sqlenv train` that do not go together, each with what to change. Raises ConfigError."""
+    if _keeps_best(config) and config.metric_for_best_model in (None, "loss"):
+        # transformers puts "loss" where nothing was given, and there is no loss in an evaluation.
+        config.metric_for_best_model, config.greater_is_better = BEST, True
+    for wrong, text in _conflicts(config, model):
+        if wrong:
+            raise ConfigError(text)
+
+
+def _keeps_best(config: SQLEnvConfig) -> bool:
+    return bool(config.load_best_model_at_end or config.save_strategy == SaveStrategy.BEST)
+
+
+def _conflicts(config: SQLEnvConfig, model: ModelConfig) -> Iterator[tuple[object, str]]:
+    shape, settings, stale = BatchShape.of(config), BatchSettings.of(config), f"--staleness {config.staleness}"
+    yield (
+        config.staleness and shape.steps_per_batch > 1,
+        f"{stale} needs batches that are trained on in one update, and here it is {shape.steps_per_batch}; leave out "
+        "--steps_per_generation and --num_iterations, or --staleness",
+    )
+    yield (
+        config.staleness and not config.use_vllm,
+        f"{stale} has rollouts and training at the same time, and Hugging Face generate uses the very model that is "
+        "trained; add --use_vllm true, or leave --staleness out",
+    )
+    yield (
+        config.staleness and not config.vllm_importance_sampling_correction,
+        f"{stale} trains on samples of earlier weights, which --vllm_importance_sampling_correction false leaves "
+        "uncorrected; leave one of them out",
+    )
+    yield (
+        settings.turn_advantages and config.use_liger_kernel,
+        "--advantages turn gives each token its own, which Liger's loss does not take; leave out one",
+    )
+    yield (
+        settings.turn_advantages and config.multi_objective_aggregation != "sum_then_normalize",
+        "--advantages turn compares sums of rewards, and --multi_objective_aggregation "
+        f"{config.multi_objective_aggregation} scales each one for itself; leave one of them out",
+    )
+    for flag, given in (
+        ("--dynamic_sampling", settings.dynamic_sampling > 0),
+        ("--rollout_downsampling", settings.rollout_downsampling > 1),
+        ("--guided_starts", settings.guided_starts),
+        ("--advantages turn", settings.turn_advantages),
+    ):
+        yield (
+            given and shape.rows % shape.generations,
+            f"{flag} judges whole groups, and each rank has {shape.rows} rows, no multiple of --num_generations "
+            f"{shape.generations}; change --per_device_train_batch_size or --gradient_accumulation_steps",
+        )
+    evaluates = config.eval_strategy != IntervalStrategy.NO
+    yield (
+        evaluates and config.eval_episodes == 0,
+        f"--eval_strategy {config.eval_strategy.value} evaluates as training goes on, and --eval_episodes 0 leaves no "
+        "questions to evaluate on; change one of the two",
+    )
+    schedule = SchedulerType(config.lr_scheduler_type)
+    yield (
+        schedule in (SchedulerType.REDUCE_ON_PLATEAU, SchedulerType.GREEDY),
+        f"--lr_scheduler_type {schedule.value} follows the loss of evaluations, and they have none; use "
+        "constant_with_warmup, linear or cosine",
+    )
+    best = config.metric_for_best_model if _keeps_best(config) else None
+    yield (
+        best and not evaluates,
+        "the best checkpoint is known by evaluations; add --eval_strategy steps --eval_steps N",
+    )
+    yield (
+        best and f"eval_{best.removeprefix('eval_')}" not in EVALUATION_METRICS,
+        f"--metric_for_best_model must be one of {', '.join(EVALUATION_METRICS)}, not {best}",
+    )
+    yield (
+        config.sync_ref_model and model.use_peft,
+        "--sync_ref_model moves a whole reference model; an adapter's is its base. Leave one of them out",
+    )
+    if not config.use_vllm:
+        return
+    quantized = model.load_in_4bit or model.load_in_8bit
+    yield (
+        quantized and config.weight_sync not in ("auto", "lora"),
+        f"--weight_sync {config.weight_sync} sends whole weights, and quantized ones are not: use lora",
+    )
+    special = "--use_dora" if model.use_dora else "--lora_modules_to_save" if model.lora_modules_to_save else ""
+    fix = "leave it out" if quantized else "add --weight_sync disk, which sends whole weights, or leave it out"
+    yield (
+        model.use_peft and special and config.weight_sync in ("auto", "lora"),
+        f"{special}: vLLM serves no such adapter; {fix}",
+    )
+    yield (
+        config.weight_sync == "lora" and not model.use_peft,
+        "--weight_sync lora pushes adapters, and this run trains none; add --use_peft",
+    )
+    server_urls(config)
+    if config.weight_sync == "nccl" and not config.plans_gpu:  # else it is not this machine that will train
+        reason = why_not_from(torch.cuda.is_available() and not config.use_cpu, has_vllm())
+        yield reason, reason
 
 
 class FlagParser(TrlParser):  # type: ignore[misc]  # TRL carries no types

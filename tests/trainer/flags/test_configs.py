@@ -20,10 +20,10 @@ from trainer.flags.configs import (
     WarmupConfig,
     check_given,
     check_needs,
-    check_together,
     length_advice,
 )
 from trainer.flags.early import Command, flags_of
+from trainer.training.arguments import check_together
 
 KINDS = [(SQLEnvConfig, Command.TRAIN), (WarmupConfig, Command.WARMUP)]
 NOWHERE = ["--use_cpu", "true", "--bf16", "false", "--model_name_or_path", "nowhere", "--output_dir", "nowhere"]
@@ -102,6 +102,7 @@ def test_the_command_says_what_does_nothing_and_goes_on(command: str, capsys: py
         (("--staleness", "1"), ".* Hugging Face generate .*"),
         ((*SERVERS, "--staleness", "1", "--steps_per_generation", "16"), ".* leave out --steps_per_generation .*"),
         ((*SERVERS, "--staleness", "1", NO_CORRECTION, "false"), f".* {NO_CORRECTION} false .*"),
+        (("--use_vllm", "true", "--weight_sync", "nccl"), ".* the trainer has none.*"),
         (("--use_vllm", "true", "--weight_sync", "lora"), "--weight_sync lora .* add --use_peft"),
         ((*SERVERS, "--use_dora", "true"), "--use_dora: .* --weight_sync disk.*"),
         ((*SERVERS, "--lora_modules_to_save", "embed_tokens"), "--lora_modules_to_save: .* --weight_sync disk.*"),
