@@ -35,7 +35,7 @@ from transformers import TrainingArguments
 from benchmarks.server_process import ROOT
 from benchmarks.simulated import LONG_SCRIPT, ScriptedPolicy, SimulatedEngine
 from env_server.data.loading import load_dataset
-from env_server.dataset import Split, in_turn
+from env_server.dataset import Split, round_robin
 from trainer.chat.format import ChatFormat
 from trainer.models import tokenizer_of
 from trainer.policy import resolve_policy
@@ -55,7 +55,7 @@ def scripted(policy: str, count: int) -> list[Episode]:
     """Play so many episodes."""
     chat = ChatFormat(tokenizer_of(resolve_policy(policy)))
     dataset = load_dataset("synthetic")
-    questions = in_turn(dataset.select(Split.ALL))
+    questions = round_robin(dataset.select(Split.ALL))
     engine = SimulatedEngine(ScriptedPolicy(chat, [LONG_SCRIPT]), stop_ids=chat.stop_ids)
     with closing(LocalEnvironments(dataset)) as environments:
         client = RolloutClient(engine, environments, chat, RolloutSettings(TokenBudget(16_384, 32_768, 2_048)))

@@ -29,7 +29,7 @@ from pathlib import Path
 from benchmarks.server_process import SERVE, ServerProcess
 from benchmarks.simulated import ScriptedPolicy, SimulatedEngine, oracle_scripts
 from env_server.data.loading import load_dataset
-from env_server.dataset import Split, in_turn
+from env_server.dataset import Split, round_robin
 from env_server.types import SQLAction, SQLObservation
 from trainer.chat.format import ChatFormat
 from trainer.models import tokenizer_of
@@ -93,7 +93,7 @@ class Bench:
         self._args = args
         self._chat = ChatFormat(tokenizer_of(resolve_policy(str(BASE_CHECKPOINT))))
         self._dataset = load_dataset(args.data)
-        self._questions = in_turn(self._dataset.select(Split.ALL))[:SCRIPTS]
+        self._questions = round_robin(self._dataset.select(Split.ALL))[:SCRIPTS]
         self._policy = ScriptedPolicy(self._chat, oracle_scripts(self._dataset, self._questions))
 
     def measured(self, servers: int, log: Path) -> dict[str, float]:

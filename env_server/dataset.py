@@ -154,7 +154,7 @@ class Dataset:
         return {db_id: tuple(split for split in Split if split in splits) for db_id, splits in found.items()}
 
 
-def in_turn(questions: Iterable[Question]) -> list[Question]:
+def round_robin(questions: Iterable[Question]) -> list[Question]:
     """Return the questions, taken in turn from each database; databases come in the order of their first questions."""
     by_database: dict[str, list[Question]] = defaultdict(list)
     for question in questions:

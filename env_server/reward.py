@@ -161,11 +161,14 @@ class EpisodeRewards:
         """
         repeated = self._take(action_type, argument)
         new_query = ok and not repeated and action_type.strip().upper() == ActionType.QUERY
+        before = self._potential
+        if rows is not None:
+            self._potential = max(before, self._cached(argument, lambda: self._phi(rows, row_count)))
         return self._components(
             success=self._settings.success if ok else 0.0,
             new_information=self._settings.new_information if new_query else 0.0,
             repeat=self._settings.repeat if repeated else 0.0,
-            progress=0.0 if rows is None else self._progress(argument, rows, row_count),
+            progress=self._settings.progress_scale * (self._potential - before),
         )
 
     def answer(self, argument: str, *, correct: bool) -> RewardComponents:
@@ -184,11 +187,6 @@ class EpisodeRewards:
         repeated = kept in self._taken
         self._taken.add(kept)
         return repeated
-
-    def _progress(self, query: str, rows: Sequence[Row], row_count: int | None) -> float:
-        before = self._potential
-        self._potential = max(before, self._cached(query, lambda: self._phi(rows, row_count)))
-        return self._settings.progress_scale * (self._potential - before)
 
     def _phi(self, rows: Sequence[Row], row_count: int | None) -> float:
         self._target = self._target or Target(self._gold, self._row_limit)

@@ -159,7 +159,7 @@ class Environment:
             raise SQLEnvError(
                 f"{self._name} asks its own questions: leave out question and database, or sqlenv.make(PATH) the data"
             )
-        from env_server.data.own_questions import typed_question
+        from env_server.data.loading import typed_question
         from env_server.environment import SQLEnvironment
 
         dataset = typed_question(question, self._factory.dataset.databases, database)

@@ -72,8 +72,7 @@ def connect(servers: str | Iterable[str], *, token: str | None = None) -> Enviro
 
 def _here(spec: str, answer_mode: AnswerMode | str | None, settings: EnvSettings | None) -> Environment:
     from env_server.cache import default_cache_dir
-    from env_server.data.loading import is_named, load_dataset
-    from env_server.data.own_questions import has_no_questions, read_databases
+    from env_server.data.loading import has_no_questions, is_named, load_dataset, read_databases
     from env_server.dataset import Dataset
     from env_server.environment import EnvironmentFactory
     from env_server.settings import EnvSettings

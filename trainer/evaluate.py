@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from env_server.data.loading import SYNTAX, load_dataset
-from env_server.dataset import Dataset, Question, Split, in_turn
+from env_server.dataset import Dataset, Question, Split, round_robin
 from env_server.errors import SQLEnvError
 from env_server.settings import EnvSettings
 from env_server.sql.pool import DatabasePool
@@ -423,7 +423,7 @@ def _temperature(text: str) -> float:
 
 def choose_questions(dataset: Dataset, split: Split, limit: int) -> list[Question]:
     """The first `limit` questions of the split, taken in turn from each database; all of them for -1."""
-    questions = in_turn(dataset.select(split))
+    questions = round_robin(dataset.select(split))
     return questions if limit < 0 else questions[:limit]
 
 

@@ -8,40 +8,27 @@ the moment that it is granted.
 from __future__ import annotations
 
 import asyncio
+from typing import Literal
 
 from env_server.errors import SQLEnvError
 
+_FULL = "all {max} sessions of this server are in use ({active} active)"
+_TEXTS = {
+    "capacity": f"{_FULL}. Close one, try again later, or start the server with more --max_sessions",
+    "queue_full": f"{_FULL} and its queue is full. Try again later, or start the server with more --max_sessions or a "
+    "longer --queue_size",
+    "draining": "the server is shutting down ({active} sessions are finishing). Connect to another one",
+}
+
 
 class CapacityReachedError(SQLEnvError):
-    """There is no free slot, and none came free in time."""
+    """No slot came free in time; or, by its `reason`, the queue is full, or the server is draining."""
 
-    reason = "capacity"
-    text = (
-        "all {max} sessions of this server are in use ({active} active). "
-        "Close one, try again later, or start the server with more --max_sessions"
-    )
-
-    def __init__(self, active: int, max_sessions: int) -> None:
-        super().__init__(self.text.format(active=active, max=max_sessions))
+    def __init__(self, reason: Literal["capacity", "queue_full", "draining"], active: int, max_sessions: int) -> None:
+        super().__init__(_TEXTS[reason].format(max=max_sessions, active=active))
+        self.reason = reason
         self.active = active
         self.max_sessions = max_sessions
-
-
-class QueueFullError(CapacityReachedError):
-    """There is no free slot, and as many wait for one as may."""
-
-    reason = "queue_full"
-    text = (
-        "all {max} sessions of this server are in use ({active} active) and its queue is full. "
-        "Try again later, or start the server with more --max_sessions or a longer --queue_size"
-    )
-
-
-class DrainingError(CapacityReachedError):
-    """The server is shutting down and takes no new sessions."""
-
-    reason = "draining"
-    text = "the server is shutting down ({active} sessions are finishing). Connect to another one"
 
 
 class Capacity:
@@ -80,21 +67,21 @@ class Capacity:
     async def acquire(self, timeout_s: float) -> float:
         """Take a slot, waiting for one if there is room in the queue; return the seconds waited.
 
-        Raises CapacityReachedError after `timeout_s`, QueueFullError at once, DrainingError once closed.
+        Raises CapacityReachedError: after `timeout_s`, and at once where the queue is full or the capacity closed.
         """
         if self._closed:
-            raise DrainingError(self.active, self.limit)
+            raise CapacityReachedError("draining", self.active, self.limit)
         if self.try_acquire():
             return 0.0
         if timeout_s <= 0 or self.queue_size == 0:
-            raise CapacityReachedError(self.active, self.limit)
+            raise CapacityReachedError("capacity", self.active, self.limit)
         if len(self._waiters) >= self.queue_size:
-            raise QueueFullError(self.active, self.limit)
+            raise CapacityReachedError("queue_full", self.active, self.limit)
         loop = asyncio.get_running_loop()
         started = loop.time()
         waiter: asyncio.Future[None] = loop.create_future()
         self._waiters[waiter] = None
-        timer = loop.call_later(timeout_s, self._reject, waiter, CapacityReachedError)
+        timer = loop.call_later(timeout_s, self._reject, waiter, "capacity")
         try:
             await waiter
         except asyncio.CancelledError:
@@ -110,9 +97,9 @@ class Capacity:
         """Reject all that wait or come; slots that are taken can still be released."""
         self._closed = True
         for waiter in list(self._waiters):
-            self._reject(waiter, DrainingError)
+            self._reject(waiter, "draining")
 
-    def _reject(self, waiter: asyncio.Future[None], error: type[CapacityReachedError]) -> None:
+    def _reject(self, waiter: asyncio.Future[None], reason: Literal["capacity", "draining"]) -> None:
         self._waiters.pop(waiter, None)
         if not waiter.done():
-            waiter.set_exception(error(self.active, self.limit))
+            waiter.set_exception(CapacityReachedError(reason, self.active, self.limit))

@@ -15,12 +15,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, HTTPException, Query, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel, ConfigDict, Field
 
 from env_server.actions import ACTIONS
-from env_server.dataset import Dataset, Question
+from env_server.dataset import Dataset, Hardness, Split
 from env_server.types import AnswerMode
 
 MAX_QUESTIONS = 500
@@ -46,8 +46,6 @@ SECURITY_HEADERS = {
 class DatabaseEntry(BaseModel):
     """A database and how many questions ask about it."""
 
-    model_config = ConfigDict(frozen=True)
-
     id: str
     questions: int
 
@@ -55,19 +53,17 @@ class DatabaseEntry(BaseModel):
 class QuestionEntry(BaseModel):
     """What anybody may know of a question before playing it."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(from_attributes=True)
 
     question_id: str
     db_id: str
     text: str
-    hardness: str
-    split: str
+    hardness: Hardness
+    split: Split
 
 
 class ActionEntry(BaseModel):
     """An action: its name, what it takes, and what it shows."""
-
-    model_config = ConfigDict(frozen=True)
 
     name: str
     argument: str
@@ -77,8 +73,6 @@ class ActionEntry(BaseModel):
 class QuestionPage(BaseModel):
     """A slice of the questions, in the data set's order; `total` counts them before `offset` and `limit`."""
 
-    model_config = ConfigDict(frozen=True)
-
     dataset: str
     answer_mode: AnswerMode = Field(description="what ANSWER carries: the value itself, or a query that yields it")
     actions: list[ActionEntry]
@@ -86,36 +80,6 @@ class QuestionPage(BaseModel):
     questions: list[QuestionEntry]
     total: int
     policies: list[str] = Field(default=[], description="policies that can be asked to play, by /policies/NUMBER/play")
-
-
-class QuestionIndex:
-    """The questions as the page lists them, filed by database once; databases without any are listed, too."""
-
-    def __init__(self, dataset: Dataset, answer_mode: AnswerMode, policies: Sequence[str] = ()) -> None:
-        self._policies = list(policies)
-        self._dataset = dataset.name
-        self._answer_mode = answer_mode
-        self._actions = [
-            ActionEntry(name=kind, argument=each.argument.name, shows=each.shows) for kind, each in ACTIONS.items()
-        ]
-        self._all = [_entry(question) for question in dataset.questions]
-        self._by_database: dict[str, list[QuestionEntry]] = {db_id: [] for db_id in dataset.databases}
-        for entry in self._all:
-            self._by_database[entry.db_id].append(entry)
-        self._databases = [DatabaseEntry(id=key, questions=len(found)) for key, found in self._by_database.items()]
-
-    def page(self, db: str | None, offset: int, limit: int) -> QuestionPage:
-        """Return the questions of one database, or of all when None. Raises KeyError when none is about `db`."""
-        found = self._all if db is None else self._by_database[db]
-        return QuestionPage(
-            dataset=self._dataset,
-            answer_mode=self._answer_mode,
-            actions=self._actions,
-            databases=self._databases,
-            questions=found[offset : offset + limit],
-            total=len(found),
-            policies=self._policies,
-        )
 
 
 class PlaygroundFiles(StaticFiles):
@@ -135,18 +99,23 @@ class PlaygroundFiles(StaticFiles):
 
 
 def router(
-    questions: Dataset,
+    dataset: Dataset,
     authorized: Callable[..., Awaitable[None]],
     answer_mode: AnswerMode = AnswerMode.VALUE,
     policies: Sequence[str] = (),
 ) -> APIRouter:
     """Return the routes; `authorized` is a FastAPI dependency that raises where a request lacks the server's token.
 
-    `policies` names those that whoever puts the application together lets play.
+    `policies` are those that the application, which has the route for it, lets play.
     """
     routes = APIRouter()
     files = PlaygroundFiles()
-    index = QuestionIndex(questions, answer_mode, policies)
+    entries = [QuestionEntry.model_validate(question) for question in dataset.questions]
+    by_database: dict[str, list[QuestionEntry]] = {db_id: [] for db_id in dataset.databases}
+    for entry in entries:
+        by_database[entry.db_id].append(entry)
+    databases = [DatabaseEntry(id=db_id, questions=len(found)) for db_id, found in by_database.items()]
+    actions = [ActionEntry(name=kind, argument=each.argument.name, shows=each.shows) for kind, each in ACTIONS.items()]
 
     @routes.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
     async def page(request: Request) -> Response:
@@ -159,30 +128,27 @@ def router(
     @routes.get(
         "/questions",
         dependencies=[Depends(authorized)],
-        response_model=QuestionPage,
         responses={404: {"description": "No question is about this database."}},
     )
     async def list_questions(
+        response: Response,
         db: Annotated[str | None, Query(description="only questions about this database")] = None,
         offset: Annotated[int, Query(ge=0, description="questions to leave out at the beginning")] = 0,
         limit: Annotated[int, Query(ge=0, le=MAX_QUESTIONS, description="questions to return at most")] = 100,
-    ) -> Response:
+    ) -> QuestionPage:
         """The data set's databases, and a slice of its questions: what can be asked for in `reset`."""
-        try:
-            found = index.page(db, offset, limit)
-        except KeyError:
-            raise HTTPException(404, "no question is about this database; /questions?limit=0 lists them") from None
-        headers = {**SECURITY_HEADERS, "Cache-Control": "no-store"}
-        return JSONResponse(found.model_dump(mode="json"), headers=headers)
+        found = entries if db is None else by_database.get(db)
+        if found is None:
+            raise HTTPException(404, "no question is about this database; /questions?limit=0 lists them")
+        response.headers.update({**SECURITY_HEADERS, "Cache-Control": "no-store"})
+        return QuestionPage(
+            dataset=dataset.name,
+            answer_mode=answer_mode,
+            actions=actions,
+            databases=databases,
+            questions=found[offset : offset + limit],
+            total=len(found),
+            policies=list(policies),
+        )
 
     return routes
-
-
-def _entry(question: Question) -> QuestionEntry:
-    return QuestionEntry(
-        question_id=question.question_id,
-        db_id=question.db_id,
-        text=question.text,
-        hardness=question.hardness.value,
-        split=question.split.value,
-    )

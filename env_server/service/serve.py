@@ -14,6 +14,7 @@ standard error (`logs`).
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import errno
 import gc
@@ -30,17 +31,18 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+import h11
 import uvicorn
 from prometheus_client.multiprocess import mark_process_dead
 from rich.console import Console
 from uvicorn.config import STARTUP_FAILURE
+from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.supervisors import Multiprocess
 
 from env_server.client.connection import SPARE_FILES, allow_open_files
 from env_server.data.loading import load_dataset
 from env_server.dataset import Dataset
 from env_server.errors import SQLEnvError
-from env_server.service.http_protocol import DeadlineProtocol
 from env_server.service.logs import configure, log
 from env_server.service.metrics import SHARED_FOLDER
 from env_server.service.settings import ServiceSettings, read_settings
@@ -48,6 +50,7 @@ from env_server.test_suites.building import TITLE, Progress, build_suites
 from env_server.types import AnswerMode
 from sqlenv.progress import reported
 
+REQUEST_S = 20.0
 PING_S = 20.0
 CLOSE_S = 5.0
 """What open connections get after the drain to finish a reply."""
@@ -221,6 +224,48 @@ class _Workers(Multiprocess):
         if self._ready is not None and all(process.is_ready(HEALTHCHECK_S) for process in self.processes):
             self._ready()
             self._ready = None
+
+
+class DeadlineProtocol(H11Protocol):
+    """uvicorn's HTTP/1.1 connections, with a deadline that they lack: a client gets `REQUEST_S` to send a request.
+
+    The same holds for the request that opens a WebSocket. Without it, whoever reaches the port, token or not, holds as
+    many connections as there may be files for as long as it likes, and nobody else gets in. h11 bounds the size of a
+    head, at 64 KiB; of uvicorn's other parser, httptools, a single header without end takes the machine's memory.
+    """
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for a request."""
+        super().connection_made(transport)
+        self._expect()
+
+    def data_received(self, data: bytes) -> None:
+        """Take a part of a request."""
+        if self._deadline is None:
+            self._expect()
+        super().data_received(data)
+        if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+            self._stop_waiting()
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        """The connection becomes a WebSocket."""
+        self._stop_waiting()
+        super().handle_websocket_upgrade(event)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _expect(self) -> None:
+        self._deadline = self.loop.call_later(REQUEST_S, self.transport.close)
+
+    def _stop_waiting(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
 
 
 def _worker_app(settings: ServiceSettings, create_app: AppFactory, dataset: Any) -> Any:

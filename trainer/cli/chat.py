@@ -15,8 +15,7 @@ from pathlib import Path
 from rich.console import Console
 
 from env_server.cache import default_cache_dir
-from env_server.data.loading import is_named, load_dataset
-from env_server.data.own_questions import has_no_questions, read_databases, typed_question
+from env_server.data.loading import has_no_questions, is_named, load_dataset, read_databases, typed_question
 from env_server.dataset import Dataset
 from inference.launch.plan import VLLM_URL
 from sqlenv.parser import Parser, whole_number

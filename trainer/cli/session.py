@@ -19,8 +19,7 @@ from itertools import chain, combinations, count, islice
 from typing import TYPE_CHECKING
 
 from env_server.actions import query_outcome
-from env_server.data.loading import load_dataset
-from env_server.data.own_questions import typed_question
+from env_server.data.loading import load_dataset, typed_question
 from env_server.dataset import Dataset, Gold, Row
 from env_server.errors import DataError, SQLError
 from env_server.judging.answers import parse_answer

@@ -12,7 +12,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from env_server.data.loading import load_dataset
-from env_server.dataset import Question, in_turn
+from env_server.dataset import Question, round_robin
 from env_server.environment import EnvironmentFactory, SQLEnvironment
 from env_server.settings import EnvSettings, JudgingSettings
 from env_server.types import AnswerMode
@@ -87,7 +87,7 @@ def play_demonstrations(
     for spec in specs:
         dataset = load_dataset(spec, answer_mode=answer_mode)
         everything = with_sql(kept.asked(dataset, spec), f"a warm-up on --data {spec}")
-        questions = everything if limit < 0 else in_turn(everything)[:limit]
+        questions = everything if limit < 0 else round_robin(everything)[:limit]
         if not questions:
             raise ConfigError(f"--data {spec} has no usable question for training")
         with EnvironmentFactory(dataset, settings, answer_mode) as factory:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Protocol
 
-from env_server.dataset import Dataset, Question, Split, in_turn
+from env_server.dataset import Dataset, Question, Split, round_robin
 from env_server.environment import EnvironmentFactory
 from env_server.errors import SQLEnvError
 from env_server.judging.answers import format_answer
@@ -213,7 +213,7 @@ class Examples:
         with EnvironmentFactory(dataset, settings, answer_mode) as factory:
             environment = factory.make()
             training = with_sql(dataset.select(Split.TRAIN), "--few_shot")
-            for written in in_turn(sorted(training, key=attrgetter("db_id"))):
+            for written in round_robin(sorted(training, key=attrgetter("db_id"))):
                 question = as_shown_to_players(written, factory.pool)
                 episode, conversation = play(environment, question, OraclePlayer(question, answer_mode))
                 if episode.correct:

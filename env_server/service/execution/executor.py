@@ -372,7 +372,7 @@ class Executor:
     def _remember(self, job: QueryJob, outcome: ActionOutcome) -> None:
         """Cache what a statement gave, which it gives every time, unless it is too large."""
         rows = outcome.rows.rows if outcome.rows is not None else ()
-        cells = sum(60 + 4 * len(v) if isinstance(v, str | bytes) else 32 for row in rows for v in row)
+        cells = sum([60 + 4 * len(v) if isinstance(v, str | bytes) else 32 for row in rows for v in row])
         size = _ENTRY_BYTES + 4 * (len(job.sql) + len(outcome.result) + len(outcome.error)) + cells
         if size <= LARGEST_ENTRY:
             self.cache.put(job, outcome, size)

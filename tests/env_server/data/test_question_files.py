@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from env_server.data.folder import find_sources, read_questions
-from env_server.data.own_questions import has_no_questions, read_databases
+from env_server.data.loading import has_no_questions, read_databases
 from env_server.data.question_files import SUGGESTED_FILE, question_files
 from env_server.data.raw import RawQuestion
 from env_server.dataset import Split

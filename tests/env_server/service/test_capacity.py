@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from env_server.service.capacity import Capacity, CapacityReachedError, DrainingError, QueueFullError
+from env_server.service.capacity import Capacity, CapacityReachedError
 
 LONG_S = 1000.0
 
@@ -59,12 +59,12 @@ async def test_a_closed_capacity_rejects_all_and_still_takes_slots_back() -> Non
     waiting = asyncio.ensure_future(capacity.acquire(LONG_S))
     await settle()
     capacity.close()
-    with pytest.raises(DrainingError):
+    with pytest.raises(CapacityReachedError):
         await waiting
     capacity.release()
     assert capacity.active == 0
     assert not capacity.try_acquire()
-    with pytest.raises(DrainingError) as rejected:
+    with pytest.raises(CapacityReachedError) as rejected:
         await capacity.acquire(LONG_S)
     assert rejected.value.reason == "draining"
 
@@ -85,7 +85,8 @@ def test_sessions_that_come_wait_give_up_and_go(limit: int, queue_size: int, eve
                 if task.done() and (error := task.exception()):
                     assert held == limit
                     assert len(queue) == queue_size
-                    assert isinstance(error, QueueFullError) == (queue_size > 0)
+                    assert isinstance(error, CapacityReachedError)
+                    assert error.reason == ("queue_full" if queue_size else "capacity")
                 else:
                     queue.append(task)
             elif event == "try":
@@ -105,7 +106,7 @@ def test_sessions_that_come_wait_give_up_and_go(limit: int, queue_size: int, eve
             assert not (queue and held < limit), "none waits while a slot is free"
         capacity.close()
         for task in queue:
-            with pytest.raises(DrainingError):
+            with pytest.raises(CapacityReachedError):
                 await task
 
     asyncio.run(play())

@@ -11,8 +11,8 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from env_server.service import http_protocol
-from env_server.service.http_protocol import DeadlineProtocol
+from env_server.service import serve
+from env_server.service.serve import DeadlineProtocol
 
 LARGEST = 100_000
 ENDLESS = 2_000_000
@@ -71,7 +71,7 @@ async def serving() -> AsyncIterator[Connect]:
 
 @pytest.fixture
 def short_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_protocol, "REQUEST_S", SOON_S)
+    monkeypatch.setattr(serve, "REQUEST_S", SOON_S)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from env_server.data.own_questions import has_no_questions, read_databases, typed_question
+from env_server.data.loading import has_no_questions, read_databases, typed_question
 from env_server.errors import DataError
 
 
