@@ -7,7 +7,7 @@ goes on. Results are appended to FILE (JSON lines) as they come; the same comman
 the machine cannot run is marked "not run", with what it lacks. At the end: a table, and one JSON line.
 
 The rows do what the other benchmarks and `sqlenv train` do. Every machine plays the tiny policy; `--small_model` adds a
-second one; `--model` is for a GPU, as the configs are. docs/gpu.md says what each row measures, and what to expect.
+second one; `--model` is for a GPU, as the configs are. docs/tuning.md says what to expect.
 """
 
 from __future__ import annotations
