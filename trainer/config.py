@@ -354,16 +354,9 @@ class WarmupArguments(EpisodeArguments):
             "answer is right, and no false positive, are trained on too."
         },
     )
-    correct_mistakes: bool = field(
-        default=False,
-        metadata={
-            "help": "With --rejection_sampling, learn from wrong episodes, too: each is played again up to its first "
-            "failed action, and the oracle goes on from there (DAgger). The policy's own actions are masked."
-        },
-    )
     samples_per_question: int = field(
         default=4,
-        metadata={"help": "Episodes of one question that --rejection_sampling takes at most, and corrects at most."},
+        metadata={"help": "Episodes of one question that --rejection_sampling takes at most."},
     )
     chat_template_kwargs: dict[str, Any] | str | None = field(
         default=None,
@@ -382,8 +375,6 @@ class WarmupArguments(EpisodeArguments):
             raise ConfigError(f"--noisy_expert_fraction must be at most 1, not {self.noisy_expert_fraction}")
         if self.max_episodes < -1 or (self.max_episodes == 0 and not self.rejection_sampling):
             raise ConfigError("--max_episodes must be positive, -1 for all questions, or 0 beside --rejection_sampling")
-        if self.correct_mistakes and not self.rejection_sampling:
-            raise ConfigError("--correct_mistakes goes with --rejection_sampling, whose episodes it corrects")
         for file in self.rejection_sampling or ():
             if not Path(file).is_file():
                 raise ConfigError(f"--rejection_sampling {file}: there is no such file")

@@ -214,7 +214,6 @@ def _warm_up(
                 config.environment,
                 config.samples_per_question,
                 kept,
-                config.correct_mistakes,
             )
             console.print(str(samples), highlight=False, soft_wrap=True)
             conversations += samples.conversations

@@ -10,9 +10,6 @@ Episodes come from the files that `sqlenv evaluate --episodes_out` and a run wri
 3. At most `limit` episodes of a question, so that easy questions do not drown hard ones: of different actions each,
    those with the fewest errors first, then the shortest.
 4. A turn that failed, or that repeats an earlier one, is shown and masked.
-5. Where mistakes are corrected, episodes that were not right are replayed up to their first failed action, and the
-   oracle goes on from there; at most `limit` of a question, too. A policy that has learned from good play alone has
-   never been where its own mistakes lead (DAgger: Ross et al., 2011, arXiv:1011.0686).
 """
 
 from __future__ import annotations
@@ -39,12 +36,10 @@ from trainer.chat.format import Conversation
 from trainer.config import ConfigError
 from trainer.eval.run_files import read_records
 from trainer.rollout.episodes import Episode, EpisodeRecord, Outcome
-from trainer.rollout.players import OraclePlayer, as_shown_to_players, play, with_sql
+from trainer.rollout.players import play
 from trainer.training.questions import ALL_QUESTIONS, QuestionFilter
 
 Actions = tuple[SQLAction, ...]
-QuestionKey = tuple[str, str]
-"""The id and the text of a question: data sets may share ids."""
 
 
 @dataclass
@@ -54,23 +49,15 @@ class RejectionSamples:
     conversations: list[Conversation] = field(default_factory=list)
     questions: set[Question] = field(default_factory=set)
     """Those of which an episode is learned."""
-    corrected: int = 0
-    """Conversations in which the oracle takes over."""
     rejected: Counter[str] = field(default_factory=Counter)
     """Episodes by the reason why they are not learned."""
-
-    def accept(self, question: Question, conversation: Conversation, masked_turns: frozenset[int]) -> None:
-        """Learn an episode, but for some turns."""
-        self.questions.add(question)
-        self.conversations.append(replace(conversation, masked_turns=masked_turns))
 
     def __str__(self) -> str:
         levels = Counter(question.hardness for question in self.questions)
         by_hardness = ", ".join(f"{hardness} {levels[hardness]}" for hardness in Hardness)
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in self.rejected.most_common())
-        corrected = f", {self.corrected:,} of them corrected" if self.corrected else ""
         return (
-            f"{len(self.conversations):,} episodes of {len(self.questions):,} questions are replayed{corrected} "
+            f"{len(self.conversations):,} episodes of {len(self.questions):,} questions are replayed "
             f"({by_hardness}); rejected: {reasons or 'none'}"
         )
 
@@ -87,26 +74,6 @@ class ReplayPlayer:
         return next(self._plan, self._last)
 
 
-class CorrectingExpert:
-    """Takes a policy's actions, and then the oracle's, but for the tables that were described."""
-
-    def __init__(self, question: Question, actions: Actions, answer_mode: AnswerMode = AnswerMode.VALUE) -> None:
-        self.masked_turns = frozenset(range(len(actions)))
-        """The policy's own turns."""
-        self._plan: Iterator[SQLAction] = iter(actions)
-        self._oracle = OraclePlayer(question, answer_mode)
-        self._described = {a.argument.strip().casefold() for a in actions if a.action_type == ActionType.DESCRIBE}
-
-    def act(self, observation: SQLObservation) -> SQLAction:
-        """Return the next action."""
-        if (own := next(self._plan, None)) is not None:
-            return own
-        action = self._oracle.act(observation)
-        while action.action_type == ActionType.DESCRIBE and action.argument.casefold() in self._described:
-            action = self._oracle.act(observation)
-        return action
-
-
 def sample_by_rejection(
     files: Sequence[str],
     specs: Sequence[str],
@@ -114,18 +81,15 @@ def sample_by_rejection(
     settings: EnvSettings,
     limit: int,
     admitted: QuestionFilter = ALL_QUESTIONS,
-    correct: bool = False,
 ) -> RejectionSamples:
     """Replay the episodes of the files and keep what is worth learning. Raises SQLEnvError.
 
-    `admitted` says of which questions; `correct`: learn the way out of mistakes, too. ConfigError when there is nothing
-    to learn.
+    `admitted` says of which questions. ConfigError when there is nothing to learn.
     """
     datasets = [load_dataset(spec, answer_mode=answer_mode) for spec in specs]
     samples = RejectionSamples()
     records = [record for file in files for record in read_records(Path(file))]
     chosen = choose(records, datasets, samples.rejected, admitted)
-    mistakes = first_mistakes(records) if correct else {}
     for dataset, successes in zip(datasets, chosen, strict=True):
         with EnvironmentFactory(dataset, settings, answer_mode) as factory:
             environment = factory.make()
@@ -133,12 +97,6 @@ def sample_by_rejection(
             for question, ways in successes.items():
                 own_judge = judge if answer_mode is AnswerMode.VALUE and question.gold_sql else None
                 _replay(environment, question, ways, limit, own_judge, samples)
-            for question in with_sql(dataset.select(Split.TRAIN), "--correct_mistakes") if mistakes else ():
-                starts = mistakes.get((question.question_id, question_text(question)), [])[:limit]
-                if starts and admitted.admits(question):
-                    shown = as_shown_to_players(question, factory.pool)
-                    for actions in starts:
-                        _correct(environment, question, CorrectingExpert(shown, actions, answer_mode), samples)
     if not samples.conversations:
         raise ConfigError(f"--rejection_sampling: nothing to learn from {len(records):,} episodes: {samples}")
     return samples
@@ -175,17 +133,8 @@ def _replay(
             samples.rejected["right without a right query"] += 1
         else:
             accepted += 1
-            samples.accept(question, conversation, missteps(episode))
-
-
-def _correct(
-    environment: SQLEnvironment, question: Question, expert: CorrectingExpert, samples: RejectionSamples
-) -> None:
-    episode, conversation = play(environment, question, expert)
-    if episode.correct:
-        samples.corrected += 1
-        samples.rejected["not right"] -= 1
-        samples.accept(question, conversation, expert.masked_turns)
+            samples.questions.add(question)
+            samples.conversations.append(replace(conversation, masked_turns=missteps(episode)))
 
 
 def choose(
@@ -226,17 +175,6 @@ def choose(
         }
         for of_questions in found
     ]
-
-
-def first_mistakes(records: Iterable[EpisodeRecord]) -> dict[QuestionKey, list[Actions]]:
-    """Return the different ways to a first action that failed, in episodes that were not right."""
-    found: dict[QuestionKey, dict[tuple[str, ...], Actions]] = defaultdict(dict)
-    for record in records:
-        failed = next((number for number, turn in enumerate(record.turns) if turn["error"]), None)
-        if failed is not None and record.outcome not in (Outcome.CORRECT, Outcome.FAILED):
-            actions = _actions(record.turns[: failed + 1])
-            found[record.question_id, record.question].setdefault(_normalized(actions), actions)
-    return {question: list(ways.values()) for question, ways in found.items()}
 
 
 def missteps(episode: Episode) -> frozenset[int]:

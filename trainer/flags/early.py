@@ -146,7 +146,7 @@ _GROUPS: Mapping[str, str] = {
     "where to begin": "model_name_or_path data output_dir resume_from_checkpoint dry_run",
     "questions and episodes": "difficulty folds answer_mode action_format step_budget few_shot "
     "system_prompt chat_template_kwargs max_turn_length max_thinking_length max_completion_length",
-    "demonstrations": "max_episodes noisy_expert_fraction rejection_sampling samples_per_question correct_mistakes",
+    "demonstrations": "max_episodes noisy_expert_fraction rejection_sampling samples_per_question",
     "rewards and groups": "reward_functions reward_weights reward_weighting advantages num_generations "
     "dynamic_sampling rollout_downsampling guided_starts",
     "environments": "env_server env_token max_concurrency",

@@ -51,38 +51,6 @@ def written(folder: Path, records: Sequence[EpisodeRecord], **extra: int) -> lis
 
 
 @pytest.mark.usefixtures("setting")
-def test_mistakes_are_corrected_by_the_oracle(environment: SQLEnvironment, pets: Dataset, tmp_path: Path) -> None:
-    gold = pets.question("oslo").gold_sql
-    lost = "SELECT nothing FROM pets"
-    records = [
-        played(environment, pets, "oslo", ("DESCRIBE", "owners"), ("QUERY", lost), ("QUERY", lost), ("ANSWER", "Rex")),
-        played(environment, pets, "oslo", ("DESCRIBE", "owners"), ("QUERY", f" {lost}"), ("ANSWER", "nobody")),
-        played(environment, pets, "oslo", ("DESCRIBE", "cats"), ("QUERY", lost), ("ANSWER", "Rex")),
-        played(environment, pets, "oslo", ("QUERY", "SELECT name FROM pets"), ("ANSWER", "Rex")),
-        played(environment, pets, "cats", ("QUERY", lost), ("QUERY", CATS), ("ANSWER", "2")),
-        played(environment, pets, "species", ("QUERY", lost), ("ANSWER", "2")),
-    ]
-    replayed = sample_by_rejection(
-        written(tmp_path, records), ["pets"], AnswerMode.VALUE, EnvSettings(), 4, correct=True
-    )
-    assert [[action.argument for action, _ in c.turns][:-1] for c in replayed.conversations] == [
-        [lost, CATS],
-        ["owners", lost, "pets", gold],
-        ["cats", "pets", "owners", gold],
-    ]
-    assert [sorted(c.masked_turns) for c in replayed.conversations] == [[0], [0, 1], [0]]
-    assert replayed.corrected == 2
-    assert replayed.rejected == {"not right": 2, "of no training question": 1}
-    assert str(replayed).startswith("3 episodes of 2 questions are replayed, 2 of them corrected (")
-    few = sample_by_rejection(written(tmp_path, records), ["pets"], AnswerMode.VALUE, EnvSettings(), 1, correct=True)
-    assert few.corrected == 1
-    short = sample_by_rejection(
-        written(tmp_path, records), ["pets"], AnswerMode.VALUE, EnvSettings(step_budget=3), 4, correct=True
-    )
-    assert short.corrected == 0, "no steps are left for the way out"
-
-
-@pytest.mark.usefixtures("setting")
 def test_what_was_right_is_learned_and_nothing_else(environment: SQLEnvironment, pets: Dataset, tmp_path: Path) -> None:
     asked = [("DESCRIBE", "pets"), ("QUERY", CATS), ("ANSWER", "2")]
     records = [
