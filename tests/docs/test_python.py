@@ -1,4 +1,4 @@
-"""docs/python.md and the README: their scripts run as they are written, and print what is said."""
+"""docs/quickstart.md and the README: their scripts run as they are written, and print what is said."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.integration.service import write_data
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-SCRIPTS = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / "python.md").read_text(encoding="utf-8"), re.M | re.S)
+SCRIPTS = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8"), re.M | re.S)
 
 
 @pytest.fixture(autouse=True)
