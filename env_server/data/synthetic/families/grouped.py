@@ -46,9 +46,9 @@ def _top_one(table: Table, by: Column, direction: str, rng: Random) -> Candidate
     columns = draw_columns(table, rng, [by, *mentioned(condition)])
     phrases = {**w.noun(table), **w.asked(columns), "superlative": superlative, "column": by.phrase}
     if condition is None:
-        text, where = w.fill(w.TOP_ONE, rng, **phrases), ""
+        text, where = w.fill("top_one", rng, **phrases), ""
     else:
-        text = w.fill(w.TOP_ONE_WHERE, rng, **phrases, where=f" {condition.text(rng)}")
+        text = w.fill("top_one_where", rng, **phrases, where=f" {condition.text(rng)}")
         where = f" WHERE {condition.sql()}"
     return _ranking(table, columns, where, by, direction, 1, text)
 
@@ -58,7 +58,7 @@ def _top_several(table: Table, by: Column, direction: str, rng: Random) -> Candi
     columns = draw_columns(table, rng, [by], most=2)
     k = rng.choice((2, 3, 3, 4, 5))
     phrases = {**w.noun(table), **w.asked(columns), "superlative": superlative, "column": by.phrase}
-    text = w.fill(w.TOP_SEVERAL, rng, **phrases, k=rng.choice((w.NUMERALS[k], k)))
+    text = w.fill("top_several", rng, **phrases, k=rng.choice((w.NUMERALS[k], k)))
     return _ranking(table, columns, "", by, direction, k, text)
 
 
@@ -68,7 +68,7 @@ def _sorted(table: Table, by: Column, direction: str, rng: Random) -> Candidate 
     if condition is None:
         return None
     phrases = {**w.noun(table), **w.asked(columns), "column": by.phrase, "where": words}
-    text = w.fill(w.SORTED, rng, **phrases, superlative=_superlative(by, direction, rng))
+    text = w.fill("sorted", rng, **phrases, superlative=_superlative(by, direction, rng))
     tail = f"FROM {table.sql}{where} ORDER BY {by.sql} {direction}"
     return Candidate(text, f"SELECT {select(columns)} {tail}", f"SELECT {by.sql} {tail}", len(condition.rows))
 
@@ -96,13 +96,13 @@ def grouped(db: Database, rng: Random) -> Candidate | None:
     head, tail = f"SELECT {category.sql}", f"GROUP BY {category.sql}"
     if rng.random() < 0.55:
         where, words = _where_every_group(table, category, rng) if rng.random() < 0.4 else ("", "")
-        text = w.fill(w.GROUP_COUNT, rng, **w.noun(table), category=category.phrase, where=words)
+        text = w.fill("group_count", rng, **w.noun(table), category=category.phrase, where=words)
         return Candidate(text, f"{head}, COUNT(*) FROM {table.sql}{where} {tail}")
     value = draw_measure(table, rng)
     if value is None:
         return None
     phrases = {"category": category.phrase, "measure": value.words, "rounding": value.rounding}
-    text = w.fill(w.GROUP_MEASURE, rng, **w.noun(table), **phrases)
+    text = w.fill("group_measure", rng, **w.noun(table), **phrases)
     return Candidate(text, f"{head}, {value.sql()} FROM {table.sql} {tail}")
 
 
@@ -125,7 +125,7 @@ def having(db: Database, rng: Random) -> Candidate | None:
         sign, words = rng.choice(((">", "more than"), (">=", "at least"), ("<", "fewer than")))
         n = rng.randint(2, 8)
         phrases = {"category": category.phrase, "amount": f"{words} {n}"}
-        return Candidate(w.fill(w.HAVING_COUNT, rng, **w.noun(table), **phrases), f"{head} COUNT(*) {sign} {n}")
+        return Candidate(w.fill("having_count", rng, **w.noun(table), **phrases), f"{head} COUNT(*) {sign} {n}")
     value = draw_measure(table, rng, ("AVG", "MAX", "MIN"))
     if value is None:
         return None
@@ -133,7 +133,7 @@ def having(db: Database, rng: Random) -> Candidate | None:
     bound = rng.choice(present(table, value.column))
     phrases = {"category": category.phrase, "measure": value.words, "amount": f"{word} {bound}"}
     inner = f"{value.function}({value.column.sql})"
-    return Candidate(w.fill(w.HAVING_MEASURE, rng, **w.noun(table), **phrases), f"{head} {inner} {sign} {bound}")
+    return Candidate(w.fill("having_measure", rng, **w.noun(table), **phrases), f"{head} {inner} {sign} {bound}")
 
 
 def best_group(db: Database, rng: Random) -> Candidate | None:
@@ -145,7 +145,7 @@ def best_group(db: Database, rng: Random) -> Candidate | None:
     direction = rng.choice(("DESC", "DESC", "ASC"))
     if rng.random() < 0.6:
         most = "most" if direction == "DESC" else "fewest"
-        text = w.fill(w.MOST_COMMON, rng, **w.noun(table), category=category.phrase, most=most)
+        text = w.fill("most_common", rng, **w.noun(table), category=category.phrase, most=most)
         inner = "COUNT(*)"
     else:
         value = draw_measure(table, rng, ("AVG", "SUM"))
@@ -153,7 +153,7 @@ def best_group(db: Database, rng: Random) -> Candidate | None:
             return None
         superlative = "highest" if direction == "DESC" else "lowest"
         phrases = {"category": category.phrase, "superlative": superlative, "measure": value.words}
-        text = w.fill(w.BEST_GROUP, rng, **w.noun(table), **phrases)
+        text = w.fill("best_group", rng, **w.noun(table), **phrases)
         inner = f"{value.function}({value.column.sql})"
     tail = f"FROM {table.sql} GROUP BY {category.sql} ORDER BY {inner} {direction}"
     return Candidate(text, f"SELECT {category.sql} {tail} LIMIT 1", f"SELECT {inner} {tail}", 1)

@@ -60,7 +60,7 @@ def _lookup(link: Link, rng: Random) -> Candidate | None:
     value = rng.choice(link.child.cells[name])
     columns = draw_columns(link.parent, rng, most=2)
     who = w.entity(link.child, name, value, rng)
-    text = w.fill(w.JOIN_LOOKUP, rng, **w.asked(columns), parent=link.parent.singular, entity=who)
+    text = w.fill("join_lookup", rng, **w.asked(columns), parent=link.parent.singular, entity=who)
     where = f"T1.{name.sql} = {literal(value)}"
     return Candidate(text, f"SELECT {select(columns, 'T2.')} {_pair(link)} WHERE {where}")
 
@@ -79,14 +79,14 @@ def _parents(link: Link, rng: Random) -> Candidate | None:
     if condition is None or name is None:
         return None
     nouns = {"parent": link.parent.singular, "plural_parents": link.parent.plural, "singular": link.child.singular}
-    text = w.fill(w.JOIN_PARENTS, rng, **nouns, columns=name.phrase, where=f" {condition.text(rng)}")
+    text = w.fill("join_parents", rng, **nouns, columns=name.phrase, where=f" {condition.text(rng)}")
     return Candidate(text, f"SELECT DISTINCT T2.{name.sql} {_pair(link)} WHERE {condition.sql('T1.')}")
 
 
 def _most(link: Link, rng: Random) -> Candidate | None:
     columns = draw_columns(link.parent, rng, most=2)
     phrases = {"parent": link.parent.singular, "plural": link.child.plural, "most": "most"}
-    text = w.fill(w.JOIN_MOST, rng, **phrases, **w.asked(columns))
+    text = w.fill("join_most", rng, **phrases, **w.asked(columns))
     tail = f"{_pair(link)} GROUP BY T2.{link.parent.key.sql} ORDER BY COUNT(*) DESC"
     return Candidate(text, f"SELECT {select(columns, 'T2.')} {tail} LIMIT 1", f"SELECT COUNT(*) {tail}", 1)
 
@@ -116,7 +116,7 @@ def _star(first: Link, second: Link, rng: Random) -> Candidate | None:
         where = f"{other[0]} AND {where}"
         return _about_rows(first.child, first.column.verb, both, f"{path} WHERE {where}", rng)
     phrases = {"plural_parents": first.parent.plural, "plural": first.child.plural}
-    text = w.fill(w.STAR_PARENTS, rng, **phrases, columns=name.phrase, verb=second.column.verb, target=words)
+    text = w.fill("star_parents", rng, **phrases, columns=name.phrase, verb=second.column.verb, target=words)
     return Candidate(text, f"SELECT DISTINCT T2.{name.sql} {path} WHERE {where}")
 
 
@@ -125,13 +125,13 @@ def _about_rows(table: Table, verb: str, target: str, source: str, rng: Random) 
     phrases = {**w.noun(table), "verb": verb, "target": target}
     roll = rng.random()
     if roll < 0.4:
-        return Candidate(w.fill(w.JOIN_COUNT, rng, **phrases), f"SELECT COUNT(*) {source}")
+        return Candidate(w.fill("join_count", rng, **phrases), f"SELECT COUNT(*) {source}")
     value = draw_measure(table, rng) if roll < 0.65 else None
     if value is not None:
-        text = w.fill(w.JOIN_MEASURE, rng, **phrases, measure=value.words, rounding=value.rounding)
+        text = w.fill("join_measure", rng, **phrases, measure=value.words, rounding=value.rounding)
         return Candidate(text, f"SELECT {value.sql('T1.')} {source}")
     columns = draw_columns(table, rng, most=2)
-    text = w.fill(w.JOIN_FILTER, rng, **phrases, **w.asked(columns))
+    text = w.fill("join_filter", rng, **phrases, **w.asked(columns))
     return Candidate(text, f"SELECT {select(columns, 'T1.')} {source}")
 
 

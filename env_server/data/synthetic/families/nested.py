@@ -12,7 +12,6 @@ from env_server.data.synthetic.families.joined import links
 from env_server.data.synthetic.model import Column, Database, Table, literal
 
 _SIDES = ((">", ("above", "greater than", "higher than")), ("<", ("below", "less than", "lower than")))
-_SET_OPERATIONS = {"INTERSECT": w.INTERSECT, "EXCEPT": w.EXCEPT, "UNION": w.UNION}
 
 
 def nested(db: Database, rng: Random) -> Candidate | None:
@@ -41,9 +40,9 @@ def _without(db: Database, rng: Random) -> Candidate | None:
         "plural": link.child.plural,
     }
     if rng.random() < 0.3:
-        return Candidate(w.fill(w.WITHOUT_COUNT, rng, **phrases), f"SELECT COUNT(*) {source}")
+        return Candidate(w.fill("without_count", rng, **phrases), f"SELECT COUNT(*) {source}")
     columns = draw_columns(link.parent, rng, most=2, named=0.9)
-    return Candidate(w.fill(w.WITHOUT, rng, **phrases, **w.asked(columns)), f"SELECT {select(columns)} {source}")
+    return Candidate(w.fill("without", rng, **phrases, **w.asked(columns)), f"SELECT {select(columns)} {source}")
 
 
 def _above_average(table: Table, column: Column, rng: Random) -> Candidate | None:
@@ -51,9 +50,9 @@ def _above_average(table: Table, column: Column, rng: Random) -> Candidate | Non
     source = f"FROM {table.sql} WHERE {column.sql} {sign} (SELECT AVG({column.sql}) FROM {table.sql})"
     phrases = {**w.noun(table), "column": column.phrase, "be_column": column.be, "side": rng.choice(words)}
     if rng.random() < 0.6:
-        return Candidate(w.fill(w.ABOVE_AVERAGE_COUNT, rng, **phrases), f"SELECT COUNT(*) {source}")
+        return Candidate(w.fill("above_average_count", rng, **phrases), f"SELECT COUNT(*) {source}")
     columns = draw_columns(table, rng, [column], most=1)
-    return Candidate(w.fill(w.ABOVE_AVERAGE, rng, **phrases, **w.asked(columns)), f"SELECT {select(columns)} {source}")
+    return Candidate(w.fill("above_average", rng, **phrases, **w.asked(columns)), f"SELECT {select(columns)} {source}")
 
 
 def _compared(table: Table, column: Column, rng: Random) -> Candidate | None:
@@ -67,9 +66,9 @@ def _compared(table: Table, column: Column, rng: Random) -> Candidate | None:
     phrases = {**w.noun(table), "column": column.phrase, "be_column": column.be, "side": rng.choice(words)}
     phrases["entity"] = w.entity(table, key, value, rng)
     if rng.random() < 0.5:
-        return Candidate(w.fill(w.COMPARED_COUNT, rng, **phrases), f"SELECT COUNT(*) {source}")
+        return Candidate(w.fill("compared_count", rng, **phrases), f"SELECT COUNT(*) {source}")
     columns = draw_columns(table, rng, [column], most=1)
-    return Candidate(w.fill(w.COMPARED, rng, **phrases, **w.asked(columns)), f"SELECT {select(columns)} {source}")
+    return Candidate(w.fill("compared", rng, **phrases, **w.asked(columns)), f"SELECT {select(columns)} {source}")
 
 
 def combined(db: Database, rng: Random) -> Candidate | None:
@@ -87,4 +86,4 @@ def combined(db: Database, rng: Random) -> Candidate | None:
     operation = rng.choice(("INTERSECT", "INTERSECT", "EXCEPT", "EXCEPT", "UNION"))
     parts = [f"SELECT {category.sql} FROM {table.sql} WHERE {c.sql()}" for c in (first, second)]
     phrases = {**w.noun(table), "category": category.phrase, "first": first.text(rng), "second": second.text(rng)}
-    return Candidate(w.fill(_SET_OPERATIONS[operation], rng, **phrases), f" {operation} ".join(parts))
+    return Candidate(w.fill(operation.lower(), rng, **phrases), f" {operation} ".join(parts))

@@ -28,7 +28,7 @@ def count(db: Database, rng: Random) -> Candidate | None:
     """How many rows there are, mostly under a condition."""
     table = draw_table(db, rng)
     where, text, _ = draw_where(table, rng) if rng.random() < 0.9 else ("", "", None)
-    question = w.fill(w.COUNT, rng, **w.noun(table), where=text)
+    question = w.fill("count", rng, **w.noun(table), where=text)
     return Candidate(question, f"SELECT COUNT(*) FROM {table.sql}{where}")
 
 
@@ -40,7 +40,7 @@ def count_distinct(db: Database, rng: Random) -> Candidate | None:
         return None
     column = rng.choice(columns)
     where, text, _ = draw_where(table, rng, [column]) if rng.random() < 0.4 else ("", "", None)
-    question = w.fill(w.COUNT_DISTINCT, rng, **w.noun(table), column=column.phrase, where=text)
+    question = w.fill("count_distinct", rng, **w.noun(table), column=column.phrase, where=text)
     return Candidate(question, f"SELECT COUNT(DISTINCT {column.sql}) FROM {table.sql}{where}")
 
 
@@ -51,7 +51,7 @@ def filtered(db: Database, rng: Random) -> Candidate | None:
     columns = draw_columns(table, rng, mentioned(condition))
     if condition is None:
         return None
-    question = w.fill(w.FILTER, rng, **w.noun(table), **w.asked(columns), where=text)
+    question = w.fill("filter", rng, **w.noun(table), **w.asked(columns), where=text)
     return Candidate(question, f"SELECT {select(columns)} FROM {table.sql}{where}")
 
 
@@ -64,7 +64,7 @@ def lookup(db: Database, rng: Random) -> Candidate | None:
     key = table.name if by_name and table.name is not None else table.key
     value = rng.choice(table.cells[key])
     columns = draw_columns(table, rng, [key], named=0.2)
-    question = w.fill(w.LOOKUP, rng, **w.asked(columns), entity=w.entity(table, key, value, rng))
+    question = w.fill("lookup", rng, **w.asked(columns), entity=w.entity(table, key, value, rng))
     sql = f"SELECT {select(columns)} FROM {table.sql} WHERE {key.sql} = {literal(value)}"
     return Candidate(question, sql)
 
@@ -80,7 +80,7 @@ def aggregate(db: Database, rng: Random) -> Candidate | None:
     if drawn.function == "MIN" and rng.random() < 0.4:
         upper = measure("MAX", drawn.column, rng)
         sql, words, be = f"{sql}, {upper.sql()}", f"{_BOTH[drawn.column.is_year]} {drawn.column.phrase}", "are"
-    question = w.fill(w.AGGREGATE, rng, **w.noun(table), measure=words, where=text, rounding=drawn.rounding, be=be)
+    question = w.fill("aggregate", rng, **w.noun(table), measure=words, where=text, rounding=drawn.rounding, be=be)
     return Candidate(question, f"SELECT {sql} FROM {table.sql}{where}")
 
 
@@ -101,7 +101,7 @@ def _extreme_date(table: Table, column: Column, rng: Random) -> Candidate:
     function, direction = rng.choice((("MAX", "DESC"), ("MIN", "ASC")))
     superlative = rng.choice(DATE_SUPERLATIVES[direction])
     where, text, _ = draw_where(table, rng, [column]) if rng.random() < 0.5 else ("", "", None)
-    question = w.fill(w.EXTREME_DATE, rng, **w.noun(table), column=column.phrase, superlative=superlative, where=text)
+    question = w.fill("extreme_date", rng, **w.noun(table), column=column.phrase, superlative=superlative, where=text)
     return Candidate(question, f"SELECT {function}({column.sql}) FROM {table.sql}{where}")
 
 
@@ -109,10 +109,10 @@ def _dated_rows(table: Table, drawn: Clause, rng: Random) -> Candidate | None:
     text = " " + (drawn.whose if rng.random() < 0.5 else f"with {drawn.attribute}")
     where = f" WHERE {drawn.sql()}"
     if rng.random() < 0.5:
-        question = w.fill(w.COUNT, rng, **w.noun(table), where=text)
+        question = w.fill("count", rng, **w.noun(table), where=text)
         return Candidate(question, f"SELECT COUNT(*) FROM {table.sql}{where}")
     columns = draw_columns(table, rng, [drawn.column])
-    question = w.fill(w.FILTER, rng, **w.noun(table), **w.asked(columns), where=text)
+    question = w.fill("filter", rng, **w.noun(table), **w.asked(columns), where=text)
     return Candidate(question, f"SELECT {select(columns)} FROM {table.sql}{where}")
 
 
@@ -126,11 +126,11 @@ def missing(db: Database, rng: Random) -> Candidate | None:
     where = f"WHERE {column.sql} IS NULL"
     absent = len(table.rows) - len(present(table, column))
     if absent > 2 and rng.random() < 0.5:
-        question = w.fill(w.MISSING_COUNT, rng, **w.noun(table), column=column.phrase)
+        question = w.fill("missing_count", rng, **w.noun(table), column=column.phrase)
         return Candidate(question, f"SELECT COUNT(*) FROM {table.sql} {where}")
     options = [c for c in (table.key, *table.of(*READABLE)) if not c.nullable]
     if table.name is None and not options:
         return None
     asked = [rng.choice(options)] if table.name is None else [table.name]
-    question = w.fill(w.MISSING, rng, **w.noun(table), **w.asked(asked), column=column.phrase)
+    question = w.fill("missing", rng, **w.noun(table), **w.asked(asked), column=column.phrase)
     return Candidate(question, f"SELECT {select(asked)} FROM {table.sql} {where}")

@@ -82,17 +82,8 @@ def test_the_default_data_set(synthetic: RawDataset) -> None:
     assert domains[Split.TRAIN].isdisjoint(domains[Split.EVAL])
     assert {q.db_id for q in synthetic.questions} == set(synthetic.databases)
     assert (len(synthetic.databases), len(synthetic.questions)) == (64, 3_831)
-
-
-def test_every_family_is_in_both_splits_and_keeps_its_share(synthetic: RawDataset) -> None:
-    for split in (Split.TRAIN, Split.EVAL):
-        counts = Counter(q.family for q in synthetic.questions if q.split is split)
-        assert set(counts) == set(FAMILIES)
-        assert min(counts.values()) >= 15
-    counts = Counter(q.family for q in synthetic.questions)
-    shares = sum(f.share for f in FAMILIES.values())
-    for name, family in FAMILIES.items():
-        assert counts[name] / len(synthetic.questions) == pytest.approx(family.share / shares, rel=0.25)
+    for split in Split.TRAIN, Split.EVAL:
+        assert {q.family for q in synthetic.questions if q.split is split} == set(FAMILIES)
 
 
 def test_every_answer_can_be_given_and_most_are_small(scrambled: RawDataset, answers: Answers) -> None:
@@ -147,19 +138,6 @@ def test_texts_are_distinct_well_formed_and_hold_the_values(synthetic: RawDatase
             assert all(value in question.text for value in re.findall(r"'([^'%]+)%?'", question.sql)), question
 
 
-def test_set_operations_need_both_sides(synthetic: RawDataset) -> None:
-    """Neither side selects a part of the other's rows."""
-    for asked, connection in _connections(synthetic):
-        for question in asked:
-            if question.family == "set":
-                halves = re.split(r" INTERSECT | EXCEPT | UNION ", question.sql)
-                first, second = (
-                    set(connection.execute(re.sub(r"^SELECT .+? FROM", "SELECT rowid FROM", half))) for half in halves
-                )
-                assert first - second, question
-                assert second - first, question
-
-
 def test_foreign_keys_hold_and_tables_are_of_the_promised_size(synthetic: RawDataset, scrambled: RawDataset) -> None:
     for dataset in (synthetic, scrambled):
         for _, connection in _connections(dataset):
@@ -172,32 +150,11 @@ def test_foreign_keys_hold_and_tables_are_of_the_promised_size(synthetic: RawDat
                 assert 8 <= rows <= 40, table
 
 
-def test_some_names_are_awkward_and_some_cells_empty(synthetic: RawDataset) -> None:
-    awkward = columns = nulls = cells = 0
-    for _, connection in _connections(synthetic):
-        for table in _tables(connection):
-            names = [row[1] for row in connection.execute(f'PRAGMA table_info("{table}")')]
-            columns += len(names)
-            awkward += sum(re.fullmatch(r"[a-z_]+", name) is None or name in ("order", "group") for name in names)
-            values = _cells(connection, table)
-            cells += len(values)
-            nulls += values.count(None)
-    assert 0.04 < awkward / columns < 0.2
-    assert 0.005 < nulls / cells < 0.05
-
-
 def test_the_vocabulary_is_small_and_random_names_cover_it(synthetic: RawDataset, scrambled: RawDataset) -> None:
     warm_up = _words(scrambled)
     words = _words(synthetic)
     assert words <= warm_up
     assert len(warm_up) <= 1300
-
-
-def test_the_scrambled_data_set(scrambled: RawDataset) -> None:
-    assert len(scrambled.databases) == 300
-    assert {q.split for q in scrambled.questions} == {Split.TRAIN}
-    assert {q.family for q in scrambled.questions} == set(FAMILIES)
-    assert len(scrambled.questions) >= 0.97 * 300 * 12
 
 
 @pytest.mark.parametrize(("seed", "expected"), [(0, "1fe91bb2e4714bcc"), (7, "597946dcfaf391bd")])
@@ -208,6 +165,7 @@ def test_a_seed_gives_the_same_bytes_everywhere(seed: int, expected: str, genera
 
 
 def test_a_seed_gives_the_same_scrambled_bytes_everywhere(scrambled: RawDataset) -> None:
+    assert {q.split for q in scrambled.questions} == {Split.TRAIN}
     assert _print(scrambled) == "5685ccd95a8a43e2"
 
 
