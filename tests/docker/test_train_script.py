@@ -62,6 +62,26 @@ def test_a_finished_run_is_left_alone(folder: RunFolder) -> None:
     assert not Path(f"{folder.path}.said").exists()
 
 
+def test_runs_that_are_named_by_the_date(tmp_path: Path) -> None:
+    """The newest that is not finished goes on; else one begins. Others' names are not looked at."""
+
+    def start() -> RunFolder:
+        folder = RunFolder(tmp_path / "runs")
+        command = ["sh", str(TRAIN), f"{folder.path}/", *SAYS]
+        own = {"PATH": os.environ["PATH"], "SAID": f"{folder.path}.said"}
+        subprocess.run(command, env=own, capture_output=True, check=False)
+        return RunFolder(Path(said(folder)[1]))
+
+    for name in ("20240102-000000", "20240101-000000", "mine"):
+        whole_checkpoint(RunFolder(tmp_path / "runs" / name), 10)
+    assert start().path == tmp_path / "runs" / "20240102-000000"
+    for name in ("20240102-000000", "20240101-000000"):
+        RunFolder(tmp_path / "runs" / name).report_path.touch()
+    begun = start().path
+    assert begun.parent == tmp_path / "runs"
+    assert begun.name > "2025"
+
+
 def test_flags_are_words_and_come_last(folder: RunFolder) -> None:
     """So that they win over what the manifests say."""
     train(folder, [*SAYS, "--config", "a b.yaml"], TRAIN_FLAGS="--max_steps 5 --save_steps  10")

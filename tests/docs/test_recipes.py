@@ -240,33 +240,25 @@ def test_the_services_fit(
 
 
 @kubernetes.needs_kubectl
-@pytest.mark.parametrize(("overlay", "gpu"), [("cpu", None), ("gpu", 16.0), ("multi-node", 16.0)])
 def test_the_manifests_fit(
-    overlay: str,
-    gpu: float | None,
-    models: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of docker/kubernetes: each pod has a GPU to itself."""
     monkeypatch.chdir(ROOT)
-    objects = kubernetes.manifests(overlay)
+    objects = kubernetes.manifests()
     inference, trainer = (
         kubernetes.pod_templates(objects)[name]["spec"]["containers"][0] for name in ("inference", "trainer")
     )
-    words = kubernetes.command(objects, trainer, JOB_COMPLETION_INDEX="0")
+    words = kubernetes.command(objects, trainer)
     words = [*words[words.index("sqlenv") + 1 :], *kubernetes.variables(objects, trainer)["TRAIN_FLAGS"].split()]
     at = words.index("--env")
-    recipe = Recipe(
-        overlay, tuple(kubernetes.command(objects, inference)), tuple(words[:at] + words[at + 2 :]), gpu, None
-    )
+    server = tuple(kubernetes.command(objects, inference))
+    recipe = Recipe("kubernetes", server, tuple(words[:at] + words[at + 2 :]), 16, None)
     arguments = served(recipe, models)[0].arguments
-    if gpu:
-        assert needs_gib(arguments) < gpu * float(str(value(arguments, "--gpu-memory-utilization")))
+    assert needs_gib(arguments) < 16 * float(str(value(arguments, "--gpu-memory-utilization")))
     status, said = dry_run(recipe, arguments, models, tmp_path, capsys)
     assert status == 0, said
-    assert ("weights by lora" if gpu else "weights by disk") in said
+    assert "weights by lora" in said
     assert "oldest turns" not in said
 
 

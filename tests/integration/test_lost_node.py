@@ -1,7 +1,7 @@
-"""A run on two nodes that loses one, as the Job of docker/kubernetes/overlays/multi-node starts it and starts it again.
+"""A run on two nodes that loses one, under the script that containers and SLURM start it with, and start it again.
 
-Each node is a `torchrun` of that overlay's, with its ranks; losing it is SIGKILL to all of them at once. There is
-one machine, so the nodes meet on loopback.
+Each node is a `torchrun` with its ranks; losing it is SIGKILL to all of them at once. There is one machine, so the
+nodes meet on loopback.
 """
 
 from __future__ import annotations
@@ -20,14 +20,12 @@ from transformers import Qwen3ForCausalLM
 
 from benchmarks.server_process import ROOT, reserved_ports
 from env_server.cache import CACHE_VARIABLE
-from tests.docker.kubernetes import FOLDER, command, manifests, needs_kubectl, pod_templates
 from tests.integration.test_training import FLAGS
 from tests.integration.training import save_policy
 from trainer.eval.run_files import RunFolder
 from trainer.policy import SETTINGS_FILE
 
-pytestmark = needs_kubectl
-
+TRAIN = ROOT / "docker" / "kubernetes" / "base" / "train.sh"
 NODES = 2
 DEADLINE_S = 600.0
 """Far beyond what anything here takes, also on a crowded machine."""
@@ -35,7 +33,7 @@ POLL_S = 0.1
 
 
 class Node:
-    """A pod of the Job: its launcher, and what that has started. Its output is in a file."""
+    """A node: its launcher, and what that has started. Its output is in a file."""
 
     def __init__(self, words: list[str], environment: dict[str, str], log: Path) -> None:
         self._log = log
@@ -72,7 +70,6 @@ Start = Callable[..., list[Node]]
 def start(random_policy: Callable[..., Qwen3ForCausalLM], generated_cache: Path, tmp_path: Path) -> Iterator[Start]:
     """Start all nodes of the run in `tmp_path / "run"`, which has so many steps."""
     policy = save_policy(random_policy, ["How many are there"], tmp_path / "policy")
-    (container,) = pod_templates(manifests("multi-node"))["trainer"]["spec"]["containers"]
     ours = [
         sys.executable,
         "-m",
@@ -89,13 +86,6 @@ def start(random_policy: Callable[..., Qwen3ForCausalLM], generated_cache: Path,
     def run(steps: int) -> list[Node]:
         with reserved_ports() as (port,):
             pass
-        here = {
-            "torchrun": [sys.executable, "-m", "torch.distributed.run"],
-            "trainer-0.trainer": ["127.0.0.1"],
-            "29500": [str(port)],
-            "/scripts/train.sh": [str(FOLDER / "base" / "train.sh")],
-            "/runs/first": [str(tmp_path / "run")],
-        }
         flags = f"--max_steps {steps} --save_strategy steps --save_steps 1 --save_total_limit 2"
         environment = {
             **os.environ,
@@ -104,10 +94,10 @@ def start(random_policy: Callable[..., Qwen3ForCausalLM], generated_cache: Path,
             "PYTHONPATH": str(ROOT),
         }
         for index in range(NODES):
-            words = command(manifests("multi-node"), container, JOB_COMPLETION_INDEX=str(index))
-            launcher = words[: words.index("sqlenv")]
-            in_place = [new for word in launcher for new in here.get(word, [word])]
-            nodes.append(Node([*in_place, *ours], environment, tmp_path / f"node-{len(nodes)}.log"))
+            launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(NODES), "--nproc-per-node", "1"]
+            launcher += ["--node-rank", str(index), "--master-addr", "127.0.0.1", "--master-port", str(port)]
+            launcher += ["--no-python", "sh", str(TRAIN), str(tmp_path / "run")]
+            nodes.append(Node([*launcher, *ours], environment, tmp_path / f"node-{len(nodes)}.log"))
         return nodes[-NODES:]
 
     yield run

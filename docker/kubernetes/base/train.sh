@@ -3,6 +3,9 @@
 #
 #   sh train.sh FOLDER COMMAND...
 #
+# FOLDER/ with a slash at its end holds runs named by the date: the newest one that is not finished goes on, else one
+# begins.
+#
 # COMMAND, as `sqlenv train --config ...`, gets --output_dir FOLDER, the words of TRAIN_FLAGS, and
 # --resume_from_checkpoint true where the folder holds a checkpoint. Exit status:
 #   0      the run is finished: its report is written
@@ -11,6 +14,17 @@
 set -eu
 folder=$1
 shift
+case $folder in
+*/)
+    runs=$folder
+    folder=$runs$(date -u +%Y%m%d-%H%M%S)
+    for run in "$runs"20[0-9][0-9][0-9][0-9][0-9][0-9]-[0-9][0-9][0-9][0-9][0-9][0-9]; do
+        if [ -f "$run/config.json" ] && [ ! -f "$run/report.html" ]; then
+            folder=$run
+        fi
+    done
+    ;;
+esac
 report=$folder/report.html
 
 if [ -f "$report" ]; then

