@@ -1,7 +1,7 @@
 """How a person sees observations: as text where they are printed, as HTML in a notebook. Pure.
 
-Promises: the text of an episode is its transcript, each action with its reward and what came back; everything that the
-data or the agent said is escaped in HTML; a result that is no table for certain is shown as the text that it is.
+Guarantees: the text of an episode is its transcript, each action with its reward and what came back; everything that
+the data or the agent said is escaped in HTML; a result that is no table for certain is shown as the text that it is.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ Each call returns what the agent sees, a `SQLObservation`; printed, or as the la
 as a transcript does, and so does the environment itself: the episode so far. Who plays is `env_server`'s own
 `SQLEnvironment` or client; here is what a person needs beside them.
 
-Promises: what an agent may do wrong is an observation; what the caller does wrong (a step before `reset`, after the end
-or after `close`, a value of the wrong type, a word that is none of those known) raises one sentence that names the fix,
-and changes nothing. One thread at a time.
+Guarantees: what an agent may do wrong is an observation; what the caller does wrong (a step before `reset`, after the
+end or after `close`, a value of the wrong type, a word that is none of those known) raises one sentence that names the
+fix, and changes nothing. One thread at a time.
 """
 
 from __future__ import annotations

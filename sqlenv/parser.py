@@ -1,6 +1,6 @@
 """The parser of a command's flags: argparse, with errors that are one line and say what was probably meant.
 
-What every command has in common, whichever package it is in. Promises:
+What every command has in common, whichever package it is in. Guarantees:
 
 1. An unknown flag is named before one that is missing, with the known one that is most like it.
 2. A value that is none of a flag's choices is answered with all of them.

@@ -2,7 +2,7 @@
 
 What a gold query gave is kept in the cache and not run again, unless the machine and not the query stopped it.
 
-Promises:
+Guarantees:
 - Nothing is lost: each raw question becomes one `Question` or one `Exclusion`, both in the source's order.
 - The same data and settings give the same data set: golds run in the sandbox under the agent's own limits.
 - A gold that the agent could not answer is excluded: one that fails, is empty, holds nothing but NULL or is too

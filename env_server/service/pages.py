@@ -1,6 +1,6 @@
 """The playground: a page on which a person plays episodes and watches the server, and the list of questions it offers.
 
-Routes: `GET /` (the page), `GET /playground/{file}` (its script, style and icon) and `GET /questions`. Promises:
+Routes: `GET /` (the page), `GET /playground/{file}` (its script, style and icon) and `GET /questions`. Guarantees:
 
 - Nothing of the gold leaves here: of a question, its id, text, database, hardness and split. The page's files are the
   same for everybody and need no token; `/questions` asks `authorized`.

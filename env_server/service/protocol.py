@@ -38,23 +38,14 @@ class FrameError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class StateRequest:
-    """A client asks for the state."""
+class ControlRequest:
+    """`state`; `close`, which ends the session; or `mcp`, a JSON-RPC message for tools, of which there are none."""
+
+    kind: str
+    message: object = None
 
 
-@dataclass(frozen=True, slots=True)
-class CloseRequest:
-    """A client wants to end the session."""
-
-
-@dataclass(frozen=True, slots=True)
-class McpRequest:
-    """A JSON-RPC message for tools, of which there are none."""
-
-    message: object
-
-
-Request = ResetRequest | SQLAction | StateRequest | CloseRequest | McpRequest
+Request = ResetRequest | SQLAction | ControlRequest
 
 _KEYS = {
     "reset": {"type", "data"},
@@ -115,12 +106,8 @@ def _holds_too_much(frame: str) -> bool:
 
 
 def _request(kind: str, message: dict[str, Any]) -> Request:
-    if kind == "state":
-        return StateRequest()
-    if kind == "close":
-        return CloseRequest()
-    if kind == "mcp":
-        return McpRequest(message.get("data"))
+    if kind in ("state", "close", "mcp"):
+        return ControlRequest(kind, message.get("data"))
     data = message.get("data", {} if kind == "reset" else None)
     if not isinstance(data, dict):
         raise _invalid([{"loc": ["data"], "msg": "must be an object", "type": "dict_type"}])
@@ -157,29 +144,14 @@ def observation_data(observation: SQLObservation) -> dict[str, Any]:
     }
 
 
-def observation_frame(observation: SQLObservation) -> str:
-    """Return the reply to `reset` and `step`."""
-    return _frame("observation", observation_data(observation))
-
-
 def state_data(state: SQLState | None) -> dict[str, Any]:
     """Return what `state` answers; None before the first reset."""
     return {"episode_id": None, "step_count": 0} if state is None else dict(state)
 
 
-def state_frame(state: SQLState | None) -> str:
-    """Return the reply to `state`; None before the first reset."""
-    return _frame("state", state_data(state))
-
-
 def error_frame(code: ErrorCode, message: str, **details: object) -> str:
     """Return the reply to a request that was not carried out."""
-    return _frame("error", {"message": message, "code": code.value, **details})
-
-
-def mcp_frame(message: object) -> str:
-    """Return the reply to an `mcp` request."""
-    return _frame("mcp", mcp_reply(message))
+    return reply_frame("error", {"message": message, "code": code.value, **details})
 
 
 def mcp_reply(message: object) -> dict[str, object]:
@@ -193,5 +165,6 @@ def mcp_reply(message: object) -> dict[str, object]:
     return {**reply, "error": {"code": -32603, "message": "this environment has no tools; use reset and step"}}
 
 
-def _frame(kind: str, data: object) -> str:
+def reply_frame(kind: str, data: object) -> str:
+    """Return a reply as it goes over the socket."""
     return to_json({"type": kind, "data": data}, inf_nan_mode="null").decode()

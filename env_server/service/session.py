@@ -1,6 +1,6 @@
 """One session: its episodes, and what each of its client's frames is answered with. No sockets.
 
-Promises:
+Guarantees:
 - Every frame but `close` gets one reply, and no frame ends the session; replies come in the order of the frames.
 - A step whose query or verdict needs a query process waits for it and holds nothing else up; when there is none,
   the episode is as it was.
@@ -20,16 +20,14 @@ from env_server.service.execution.executor import ExecutionResult
 from env_server.service.logs import log
 from env_server.service.metrics import Metrics
 from env_server.service.protocol import (
-    CloseRequest,
+    ControlRequest,
     FrameError,
-    McpRequest,
-    Request,
-    StateRequest,
     error_frame,
-    mcp_frame,
-    observation_frame,
+    mcp_reply,
+    observation_data,
     parse_frame,
-    state_frame,
+    reply_frame,
+    state_data,
 )
 from env_server.types import ErrorCode, ResetRequest, SQLAction, SQLObservation
 
@@ -51,30 +49,26 @@ class Session:
     def answer(self, frame: str | bytes) -> str | Awaitable[str] | None:
         """Answer a frame: the reply, None when the client wants to close, or a reply to wait for."""
         try:
-            request = parse_frame(frame)
+            match request := parse_frame(frame):
+                case SQLAction():
+                    return self._step(request)
+                case ResetRequest():
+                    return self._reset(request)
+                case ControlRequest("close"):
+                    return None
+                case ControlRequest("state"):
+                    return reply_frame("state", state_data(self._engine.state if self._started else None))
+            return reply_frame("mcp", mcp_reply(request.message))
         except FrameError as error:
             self._metrics.frame_errors.labels(error.code).inc()
             return error.reply
-        if isinstance(request, CloseRequest):
-            return None
-        try:
-            return self._carry_out(request)
         except SQLEnvError as error:
             return self._failed(error)
 
-    def _carry_out(self, request: Request) -> str | Awaitable[str]:
-        match request:
-            case SQLAction():
-                return self._step(request)
-            case ResetRequest():
-                observation = self._engine.reset(request.seed, request.episode_id, request.question_id, request.split)
-                self.playing = self._started = True
-                return observation_frame(observation)
-            case StateRequest():
-                return state_frame(self._engine.state if self._started else None)
-            case McpRequest():
-                return mcp_frame(request.message)
-        raise AssertionError(request)
+    def _reset(self, request: ResetRequest) -> str:
+        observation = self._engine.reset(request.seed, request.episode_id, request.question_id, request.split)
+        self.playing = self._started = True
+        return reply_frame("observation", observation_data(observation))
 
     def _step(self, action: SQLAction) -> str | Awaitable[str]:
         began = time.perf_counter()
@@ -98,7 +92,7 @@ class Session:
         self.playing = not observation.done
         self._metrics.steps.labels(*_labels(step.kind, observation)).inc()
         self._metrics.step_seconds.labels(source).observe(time.perf_counter() - began)
-        return observation_frame(observation)
+        return reply_frame("observation", observation_data(observation))
 
     def _failed(self, error: SQLEnvError) -> str:
         if isinstance(error, DataError):

@@ -1,6 +1,6 @@
 """The settings of `sqlenv serve`: flags, else SQLENV_* variables, else defaults.
 
-Promises: a wrong value is one line that names the flag or the variable and what is wrong with it (SettingsError); a
+Guarantees: a wrong value is one line that names the flag or the variable and what is wrong with it (SettingsError); a
 server that others can reach has a token, or says aloud that it has none; the token is never shown.
 """
 

@@ -1,6 +1,6 @@
 """`/ws`: one WebSocket is one session. A plain ASGI application, mounted beside the HTTP routes.
 
-Promises:
+Guarantees:
 - A socket gets a place before it gets an environment; the place comes back the moment the socket is gone, and a query
   that runs for it is interrupted.
 - Replies come in the order of the requests. While one waits for the query pool, up to `MAX_WAITING` more are taken in.

@@ -17,7 +17,9 @@ from tests.integration.service import write_data
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-SCRIPTS = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8"), re.M | re.S)
+SCRIPTS = re.findall(
+    r"^```python\n(.*?)^```$", (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8"), re.M | re.S
+)
 
 
 @pytest.fixture(autouse=True)

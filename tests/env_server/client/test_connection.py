@@ -156,33 +156,30 @@ async def test_a_port_where_nothing_listens() -> None:
         await Connection.open(server_at(f"ws://127.0.0.1:{port}"))
 
 
-async def test_a_server_that_accepts_and_says_nothing() -> None:
-    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+HTTP_OK = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind", "text"),
+    [
+        (None, DeadlineError, r"no connection in 0\.2 s"),
+        (b"", ConnectionLostError, "hung up"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", ProtocolError, "handshake"),
+        (HTTP_OK, ProtocolError, "HTTP 200"),
+    ],
+    ids=["silence", "hangs up", "SSH", "HTTP"],
+)
+async def test_what_is_no_websocket_server(reply: bytes | None, kind: type[ClientError], text: str) -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
+        if reply is not None:
+            writer.write(reply)
+        if reply == b"":
+            writer.close()
 
-    async with tcp_server(say_nothing) as there:
-        with pytest.raises(DeadlineError, match=r"no connection in 0\.2 s"):
-            await Connection.open(there, timeouts=SOON)
-
-
-@pytest.mark.parametrize("reply", [b"SSH-2.0-OpenSSH_9.6\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"])
-async def test_what_is_no_websocket_server(reply: bytes) -> None:
-    async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(reply)
-
-    async with tcp_server(say) as there:
-        with pytest.raises(ProtocolError):
-            await Connection.open(there)
-
-
-async def test_a_server_that_hangs_up_in_the_handshake() -> None:
-    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.close()
-
-    async with tcp_server(hang_up) as there:
-        with pytest.raises(ConnectionLostError, match="hung up"):
-            await Connection.open(there)
+    async with tcp_server(talk) as there:
+        with pytest.raises(kind, match=text):
+            await Connection.open(there, timeouts=SOON if reply is None else None)
 
 
 async def test_tls_where_there_is_none(server: PlayingServer) -> None:

@@ -270,16 +270,6 @@ def test_a_changed_database_and_other_settings_run_the_golds_again(tmp_path: Pat
     assert after.questions[0].gold.rows != before.questions[0].gold.rows
 
 
-def test_another_version_of_the_cache_grades_the_golds_again(
-    database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    raw = raw_of(database, ["SELECT count(*) FROM farm"])
-    assert curate(raw, cache=Cache(tmp_path)).questions[0].hardness is Hardness.EASY
-    monkeypatch.setattr(curation, "hardness", lambda _: Hardness.EXTRA)
-    monkeypatch.setattr("env_server.cache.VERSION", 1_000)
-    assert curate(raw, cache=Cache(tmp_path)).questions[0].hardness is Hardness.EXTRA
-
-
 def test_a_gold_that_the_clock_stopped_is_tried_again(database: Path, tmp_path: Path) -> None:
     cache = Cache(tmp_path / "cache")
     raw = raw_of(database, ["SELECT 1", ROWS.format(3_000_000).replace("SELECT i FROM n", "SELECT max(i) FROM n")])

@@ -73,14 +73,9 @@ def test_lists_are_separated_by_commas(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read("--allowed_origins", "").allowed_origins == ()
 
 
-@pytest.mark.parametrize(("flags", "expected"), [(["--docs"], True), (["--docs", "false"], False), ([], False)])
-def test_switches(flags: list[str], expected: bool) -> None:
-    assert read(*flags).docs is expected
-
-
-def test_the_cache_may_be_at_home(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SQLENV_CACHE_DIR", "~/somewhere")
-    assert read().cache_dir == Path.home() / "somewhere"
+def test_switches_and_folders() -> None:
+    assert [read(*flags).docs for flags in (["--docs"], ["--docs", "false"], [])] == [True, False, False]
+    assert read("--cache_dir", "~/somewhere").cache_dir == Path.home() / "somewhere"
 
 
 @pytest.mark.parametrize(
@@ -116,13 +111,8 @@ def test_a_wrong_value_is_one_line_and_status_2(flags: list[str], line: str, cap
 def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SQLENV_MAX_SESSIONS", "lots")
     assert refused().startswith("SQLENV_MAX_SESSIONS=lots: input should be a valid integer")
+    assert "--port -1: " in refused("--port", "-1")
     assert read("--max_sessions", "3").max_sessions == 3
-
-
-def test_several_wrong_values_are_all_said() -> None:
-    message = refused("--port", "-1", "--queue_size", "-1")
-    assert "--port -1: " in message
-    assert "--queue_size -1: " in message
 
 
 @pytest.mark.parametrize("token", ["two words", "line\nbreak", "schlüssel"])
@@ -187,13 +177,6 @@ def test_the_help_teaches(capsys: Captured) -> None:
         assert " ".join(field.description.split()) in text
     assert "examples: sqlenv serve " in text
     assert "(default: 15; SQLENV_STEP_BUDGET)" in text
-
-
-def test_a_flag_that_does_not_exist(capsys: Captured) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        cli.main(["serve", "--prot", "1"])
-    assert stopped.value.code == 2
-    assert "there is no flag --prot; did you mean --port?" in capsys.readouterr().err
 
 
 WITHOUT_PACKAGES = """

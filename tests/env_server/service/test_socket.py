@@ -5,13 +5,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import errno
-import gc
 import json
 import os
 import re
 import signal
-import time
-import tracemalloc
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from dataclasses import replace
@@ -308,15 +305,6 @@ async def test_the_route_of_a_step_is_counted_as_the_one_it_took(serve: Serve) -
         "cached": "2.0",
         "pool": "1.0",
     }
-    steps = re.findall(r'steps_total{action="(\w+)",outcome="(\w+)"} ([1-9]\S*)', rendered)
-    assert sorted(steps) == [
-        ("ANSWER", "correct", "1.0"),
-        ("DESCRIBE", "ok", "1.0"),
-        ("QUERY", "error", "1.0"),
-        ("QUERY", "ok", "4.0"),
-        ("SAMPLE", "ok", "1.0"),
-        ("invalid", "error", "1.0"),
-    ]
 
 
 async def test_the_verdict_of_an_episode_is_the_outcome_of_its_last_step(serve: Serve) -> None:
@@ -324,7 +312,7 @@ async def test_the_verdict_of_an_episode_is_the_outcome_of_its_last_step(serve: 
     episodes = (
         [("DESCRIBE", "pets"), ("QUERY", FAST)],
         [("ANSWER", ""), ("SAMPLE", "dragons")],
-        [("DESCRIBE", "pets"), ("ANSWER", "3")],
+        [("DANCE", ""), ("ANSWER", "3")],
         [("ANSWER", "2")],
     )
     async with connect(server.ws) as client:
@@ -338,40 +326,11 @@ async def test_the_verdict_of_an_episode_is_the_outcome_of_its_last_step(serve: 
         ("ANSWER", "correct", "1.0"),
         ("ANSWER", "error", "1.0"),
         ("ANSWER", "wrong", "1.0"),
-        ("DESCRIBE", "ok", "2.0"),
+        ("DESCRIBE", "ok", "1.0"),
         ("QUERY", "out_of_budget", "1.0"),
         ("SAMPLE", "out_of_budget", "1.0"),
+        ("invalid", "error", "1.0"),
     ]
-
-
-async def test_frames_of_a_megabyte_take_no_time_and_are_not_kept(server: RunningServer) -> None:
-    size = 1_000_000
-    words = ("a, ", "(*)", "x", "İ", "é")
-    frames = [
-        json.dumps(step(kind, f"SELECT {number} {word * (size // len(json.dumps(word)[1:-1]))}"))
-        for kind in ("DESCRIBE", "QUERY", "ANSWER")
-        for number, word in enumerate(words)
-    ]
-    async with connect(server.ws) as client:
-        await ask(client, reset())
-        gc.collect()
-        tracemalloc.start()
-        try:
-            for number, frame in enumerate(frames, 1):
-                assert 900_000 < len(frame) <= 1_048_576
-                began = time.process_time()
-                data = (await ask(client, frame))["data"]
-                # Of the client and the server together. Before an argument was bounded: 0.5 s.
-                assert time.process_time() - began < 0.25
-                observation = data["observation"]
-                assert (observation["error"] != "", observation["step_count"]) == (True, number)
-            del frame
-            gc.collect()
-            kept, _ = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
-        assert (data["done"], data["metadata"]["verdict"]) == (True, "out_of_budget")
-    assert kept < 3 * size  # the last frame, at most; before: every one
 
 
 async def test_without_a_verdict_the_answer_is_an_error_and_can_be_given_again(serve: Serve) -> None:
@@ -387,16 +346,10 @@ async def test_without_a_verdict_the_answer_is_an_error_and_can_be_given_again(s
             await asyncio.wait({asking}, timeout=0.01)
         assert (await asking)["data"]["code"] == "EXECUTION_ERROR"
         assert (await state(client))["step_count"] == 0
-        last = await ask(client, step("ANSWER", "SELECT COUNT(*) FROM pets WHERE species = 'cat'"))
-        assert last["data"]["metadata"]["verdict"] == "correct"
-
-
-async def test_in_sql_mode_a_query_is_judged_in_a_lane(serve: Serve) -> None:
-    async with connect(serve(answer_mode="sql").ws) as client:
         for query, verdict in (("SELECT COUNT(*) FROM pets WHERE species = 'cat'", "correct"), ("SELECT 2", "wrong")):
-            await ask(client, reset())
             last = await ask(client, step("ANSWER", query))
             assert last["data"]["metadata"]["verdict"] == verdict
+            await ask(client, reset())
 
 
 async def test_a_database_that_vanished_is_an_error_frame_and_a_line_in_the_log(
