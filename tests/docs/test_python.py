@@ -66,8 +66,10 @@ def test_the_script_for_openenv_runs_there(url: str) -> None:
     python = ROOT / ".venv-openenv" / "bin" / "python"
     if not python.exists():
         pytest.skip("upstream's openenv is not installed: `make openenv`")
-    page = (ROOT / "docs" / "trainers.md").read_text(encoding="utf-8")
-    (script,) = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
+    page = (ROOT / "docs" / "trl.md").read_text(encoding="utf-8")
+    (script,) = (
+        text for text in re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S) if "GenericEnvClient" in text
+    )
     script = script.replace("127.0.0.1:8000", url)
     done = subprocess.run([python, "-c", script], capture_output=True, text=True, check=False)
     assert 0 < float(done.stdout) < 0.15, done.stderr
