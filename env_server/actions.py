@@ -12,6 +12,7 @@ A query process imports this module, so it stays without pydantic.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -23,12 +24,14 @@ from env_server.settings import MAX_ARGUMENT_CHARS, DisplaySettings
 from env_server.sql.display import describe_table, format_result
 from env_server.sql.pool import QueryJob
 from env_server.sql.sandbox import QueryResult
-from env_server.sql.schema import Schema, quote_identifier
+from env_server.sql.schema import Column, Schema, quote_identifier
 
 MAX_ERROR_CHARS = 600
 """Characters of an error."""
 HISTORY_CHARS = 200
 """Longest entry of `action_history`: a reminder for the agent, not a transcript."""
+MAX_ROW_BYTES = 900_000
+"""Of a row that SAMPLE reads: the sandbox refuses larger ones."""
 _ERROR_CLASSES = {
     "syntax": "syntax error",
     "missing": "not found",
@@ -108,10 +111,23 @@ def _describe(context: ActionContext, table: str) -> ActionOutcome:
 
 def _sample(context: ActionContext, name: str) -> QueryJob:
     table = context.schema.find(name)
-    # The first rows as stored: an index that covers the table must not decide the order.
-    order = "" if table.is_view or table.is_virtual else " NOT INDEXED"
-    limit = context.display.sample_rows
-    return QueryJob(context.db_id, f"SELECT * FROM main.{quote_identifier(table.name)}{order} LIMIT {limit}", limit)
+    limit, cells, order = context.display.sample_rows, "*", ""
+    if table.columns and not (table.is_view or table.is_virtual):
+        # The first rows as stored: an index that covers the table must not decide the order, nor a huge cell hide them.
+        order = " NOT INDEXED"
+        cells = ", ".join(_bounded(column, MAX_ROW_BYTES // len(table.columns)) for column in table.columns)
+    return QueryJob(
+        context.db_id, f"SELECT {cells} FROM main.{quote_identifier(table.name)}{order} LIMIT {limit}", limit
+    )
+
+
+def _bounded(column: Column, most: int) -> str:
+    """Return the SQL of a column's cell: of one with more than `most` bytes its size, which takes no reading."""
+    name = quote_identifier(column.name)
+    if re.search(r"INT|REAL|FLOA|DOUB|NUM|DEC|BOOL|DATE|\(\d", column.type, re.IGNORECASE):  # such are short
+        return name
+    size = f"octet_length({name})"
+    return f"CASE WHEN {size} > {most} THEN '(' || {size} || ' bytes)' ELSE {name} END AS {name}"
 
 
 ACTIONS: Mapping[str, Action] = {

@@ -107,13 +107,16 @@ class WrittenNumber:
     negative: bool
     unit: str
     plain: bool
+    plus: bool = False
     power: str = ""
     exponent: str = ""
 
     @property
     def is_code(self) -> bool:
-        """Whether its leading zeros say that it is no quantity, or it has too many digits for one."""
-        return re.match(r"0\d", self.digits) is not None or len(re.sub(r"\D", "", self.digits)) > EXACT_DIGITS
+        """Whether it is no quantity: it has leading zeros, too many digits for one, or a plus and a phone's."""
+        count = len(re.sub(r"\D", "", self.digits))
+        is_phone = self.plus and count >= 7 and self.digits.isdigit()
+        return re.match(r"0\d", self.digits) is not None or count > EXACT_DIGITS or is_phone
 
     def value(self, mark: DecimalMark) -> int | float | None:
         """Return the number when `mark` is the decimal mark; None where that makes no sense."""
@@ -146,7 +149,8 @@ def read_number(text: str) -> WrittenNumber | None:
         digits += found["even"][0] + "00"
     units = (found[name] for name in ("before", "within", "after"))
     unit = " ".join(filter(None, units)).casefold().rstrip(".")
-    number = WrittenNumber(digits, signs not in ([], ["+"]), unit, is_plain, found["power"] or "", exponent[1:])
+    negative, plus, power = signs not in ([], ["+"]), "+" in signs, found["power"] or ""
+    number = WrittenNumber(digits, negative, unit, is_plain, plus, power, exponent[1:])
     values = [value for mark in MARKS if (value := number.value(mark)) is not None]
     return number if values and all(map(math.isfinite, values)) else None
 

@@ -91,7 +91,9 @@ def wide_encoding(head: bytes) -> str:
     for encoding in ("utf-16-le", "utf-16-be") if b"\0" in head else ():
         with suppress(UnicodeDecodeError):
             text = codecs.getincrementaldecoder(encoding)().decode(head)
-            if re.search(r"[\r\n]", text) and not re.search(r"[\0-\x08\x0e-\x1f]", text):
+            ends, bytes_of_ends = len(re.findall(r"[\r\n]", text)), len(re.findall(rb"[\r\n]", head))
+            # UTF-8 with stray NULs in it has line ends without one, and reads as control characters here and there.
+            if ends and ends * 2 > bytes_of_ends and not re.search(r"[\0-\x08\x0e-\x1f]", text):
                 return encoding
     return ""
 

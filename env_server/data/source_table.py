@@ -13,7 +13,7 @@ from pathlib import Path
 from env_server.data.cells import normal, stripped
 from env_server.dataset import Row
 from env_server.errors import DataError
-from env_server.sql.schema import quote_identifier
+from env_server.sql.schema import fold, quote_identifier
 
 MAX_COLUMNS = 2_000
 """Columns of a SQLite table."""
@@ -55,20 +55,20 @@ def bare_name(header: str) -> str:
 def column_names(headers: Sequence[str]) -> list[str]:
     """Return a name for each column: its header, or `column_3` for a blank one, or `price_2` for a second `price`.
 
-    SQLite's names do not differ by case alone. Any white space inside is one blank.
+    SQLite's names do not differ by the case of ASCII letters alone. Any white space inside is one blank.
     """
     cleaned = [bare_name(header) or f"column_{place}" for place, header in enumerate(headers, start=1)]
-    taken = {name.casefold() for name in cleaned}
+    taken = {fold(name) for name in cleaned}
     used: set[str] = set()
     names = []
     for first in cleaned:
         name, number = first, 2
-        if first.casefold() in used:
-            while f"{first}_{number}".casefold() in taken:
+        if fold(first) in used:
+            while fold(f"{first}_{number}") in taken:
                 number += 1
             name = f"{first}_{number}"
-        taken.add(name.casefold())
-        used.add(name.casefold())
+        taken.add(fold(name))
+        used.add(fold(name))
         names.append(name)
     return names
 
@@ -88,11 +88,11 @@ def table_names(files: Sequence[Path]) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for path in files:
         name = table_name(path)
-        if name.casefold().startswith("sqlite_"):
+        if fold(name).startswith("sqlite_"):
             raise DataError(f"{path}: the names of tables that begin with sqlite_ are SQLite's own. Rename the file")
         if not is_text(name):
             raise DataError(f"{str(path)!r}: a table cannot be called so, the name is not Unicode. Rename the file")
-        clash = next((other for other in found if other.casefold() == name.casefold()), None)
+        clash = next((other for other in found if fold(other) == fold(name)), None)
         if clash is not None:
             raise DataError(f"{found[clash]} and {path.name} would be the same table. Rename or remove one of them")
         found[name] = path
@@ -104,8 +104,8 @@ def key_column(table: SourceTable) -> str | None:
 
     It is the first of `id`, `orders_id` and `order_id` (for a table `orders`), complete, and whole numbers or text.
     """
-    stem = table.name.casefold()
-    columns = {column.name.casefold(): column for column in table.columns}
+    stem = fold(table.name)
+    columns = {fold(column.name): column for column in table.columns}
     for name in ("id", f"{stem}_id", f"{stem.removesuffix('s')}_id"):
         column = columns.get(name)
         if column and column.complete and column.type in (ColumnType.INTEGER, ColumnType.TEXT):

@@ -414,7 +414,10 @@ class Sandbox:
                 raise MemoryError from error
             except (apsw.Error, UnicodeDecodeError) as error:
                 name = self._database if isinstance(self._database, Path) else "the image"
-                raise DataError(f"{name} cannot be opened as a SQLite database: {error}") from error
+                problem = f"cannot be opened as a SQLite database: {error}"
+                if isinstance(error, UnicodeDecodeError):
+                    problem = f"has a table or column called {error.object!r}, which is not UTF-8. Rename it"
+                raise DataError(f"{name} {problem}") from error
             self._connection = connection
         return self._connection
 
@@ -445,11 +448,15 @@ class Sandbox:
             connection.execute(f"PRAGMA {pragma}").fetchall()
         self._encoding = str(connection.pragma("encoding"))
         is_virtual = "lower(substr(sql, 1, 14)) = 'create virtual'"
-        tables = connection.execute(f"SELECT name, {is_virtual} FROM sqlite_master WHERE type = 'table'").fetchall()
+        stored = f"SELECT name, {is_virtual}, CAST(sql AS BLOB) FROM sqlite_master WHERE type = 'table'"
+        tables = connection.execute(stored).fetchall()
+        for name, _, sql in tables:
+            if isinstance(sql, bytes) and not sql.isascii():  # its columns' names must be texts, too
+                connection.execute("SELECT name FROM pragma_table_info(?)", (name,)).fetchall()
         collated = "SELECT count(*) FROM sqlite_master WHERE instr(lower(sql), 'collate')"
         self.has_collations = connection.execute(collated).get > 0
-        self._own_tables = frozenset(str(name).lower() for name, _ in tables)
-        virtual = [str(name) for name, is_virtual in tables if is_virtual]
+        self._own_tables = frozenset(str(name).lower() for name, *_ in tables)
+        virtual = [str(name) for name, is_virtual, _ in tables if is_virtual]
         self._has_virtual_tables = bool(virtual)
         for name in virtual:
             self._connect_virtual_table(connection, name)

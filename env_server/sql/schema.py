@@ -8,8 +8,10 @@ left out.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any
+from string import ascii_lowercase, ascii_uppercase
+from typing import Any, Protocol, TypeVar
 
 from env_server.dataset import Row
 from env_server.errors import SQLError, UnknownTableError
@@ -18,6 +20,7 @@ from env_server.sql.sandbox import Sandbox
 MAX_SCHEMA_ROWS = 10_000
 """Tables of a database, and columns of a table, that are read."""
 
+_LOWER = str.maketrans(ascii_uppercase, ascii_lowercase)
 _QUOTES = {'"': '"', "'": "'", "`": "`", "[": "]"}
 
 
@@ -68,12 +71,29 @@ class Schema:
 
         Raises UnknownTableError.
         """
-        wanted = [name.casefold() for name in candidate_names(argument)]
-        for name in wanted:
-            for table in self.tables:
-                if table.name.casefold() == name:
-                    return table
+        for name in candidate_names(argument):
+            if (table := named(self.tables, name)) is not None:
+                return table
         raise UnknownTableError(" ".join(argument.split())[:80], self.table_names)
+
+
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+_N = TypeVar("_N", bound=_Named)
+
+
+def named(among: Iterable[_N], name: str) -> _N | None:
+    """Return the one of this name, in any case: but SQLite tells `Ä` from `ä`, so that the same case goes first."""
+    same = [each for each in among if each.name.casefold() == name.casefold()]
+    return next((each for each in same if fold(each.name) == fold(name)), same[0] if same else None)
+
+
+def fold(name: str) -> str:
+    """Return a name in the lower case by which SQLite compares names: of ASCII letters alone."""
+    return name.lower() if name.isascii() else name.translate(_LOWER)
 
 
 def schema_to_json(schema: Schema) -> str:

@@ -17,7 +17,7 @@ from sqlglot import exp
 
 from env_server.dataset import SQLValue
 from env_server.sql.parsing import parse_query
-from env_server.sql.schema import Schema, Table
+from env_server.sql.schema import Schema, Table, fold
 
 Place = tuple[str, str]
 """A table's and a column's name, both in lower case."""
@@ -47,11 +47,11 @@ def parse(sql: str, schema: Schema) -> exp.Query | None:
     tree = parse_query(sql)
     if tree is None:
         return None
-    known = {column.name.casefold() for table in schema.tables for column in table.columns}
-    known |= {each.alias.casefold() for each in tree.find_all(exp.Alias)}
+    known = {fold(column.name) for table in schema.tables for column in table.columns}
+    known |= {fold(each.alias) for each in tree.find_all(exp.Alias)}
     for column in list(tree.find_all(exp.Column)):
         name = column.this
-        if isinstance(name, exp.Identifier) and name.quoted and not column.table and name.name.casefold() not in known:
+        if isinstance(name, exp.Identifier) and name.quoted and not column.table and fold(name.name) not in known:
             column.replace(exp.Literal.string(name.name))
     return tree
 
@@ -59,8 +59,8 @@ def parse(sql: str, schema: Schema) -> exp.Query | None:
 def read_constants(tree: exp.Expression, schema: Schema) -> QueryConstants:
     """Collect what a parsed query says."""
     found = QueryConstants()
-    tables = {table.name.casefold(): table for table in schema.tables}
-    found.tables.update(each.name.casefold() for each in tree.find_all(exp.Table) if each.name.casefold() in tables)
+    tables = {fold(table.name): table for table in schema.tables}
+    found.tables.update(fold(each.name) for each in tree.find_all(exp.Table) if fold(each.name) in tables)
     for node in tree.walk():
         if isinstance(node, _COMPARISONS):
             _read_comparison(found, tables, node)
@@ -89,27 +89,27 @@ def propagate(found: QueryConstants, references: Iterable[tuple[Place, Place]]) 
 
 def place_of(column: exp.Column, tables: Mapping[str, Table]) -> Place | None:
     """Return the table and column that a name means: those of the nearest SELECT that has them."""
-    name, qualifier = column.name.casefold(), column.table.casefold()
+    name, qualifier = fold(column.name), fold(column.table)
     select = column.find_ancestor(exp.Select)
     while select is not None:
         # The names of a SELECT's arguments differ between versions of sqlglot.
         parts = [each for value in select.args.values() for each in (value if isinstance(value, list) else [value])]
         for source in (each.this for each in parts if isinstance(each, exp.From | exp.Join)):
-            table = tables.get(source.name.casefold()) if isinstance(source, exp.Table) else None
-            named = not qualifier or qualifier in (source.alias.casefold(), source.name.casefold())
-            if table is not None and named and any(name == each.name.casefold() for each in table.columns):
-                return table.name.casefold(), name
+            table = tables.get(fold(source.name)) if isinstance(source, exp.Table) else None
+            named = not qualifier or qualifier in (fold(source.alias), fold(source.name))
+            if table is not None and named and any(name == fold(each.name) for each in table.columns):
+                return fold(table.name), name
         select = select.find_ancestor(exp.Select)
     return None
 
 
 def replace_tables(tree: exp.Expression, schema: Schema, rows: Callable[[Table], str]) -> None:
     """Read a subquery in the place of each table that a query names. `rows`: what it says."""
-    tables = {table.name.casefold(): table for table in schema.tables}
-    shadowed = {each.alias.casefold() for each in tree.find_all(exp.CTE)}
+    tables = {fold(table.name): table for table in schema.tables}
+    shadowed = {fold(each.alias) for each in tree.find_all(exp.CTE)}
     for node in list(tree.find_all(exp.Table)):
-        table = tables.get(node.name.casefold())
-        if table is not None and node.name.casefold() not in shadowed:
+        table = tables.get(fold(node.name))
+        if table is not None and fold(node.name) not in shadowed:
             query = sqlglot.parse_one(rows(table), read="sqlite")
             alias = exp.TableAlias(this=exp.to_identifier(node.alias or node.name, quoted=True))
             node.replace(exp.Subquery(this=query, alias=alias, joins=node.args.get("joins")))

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from env_server.dataset import Row, SQLValue
+from env_server.sql.schema import fold
 from env_server.test_suites.constants import QueryConstants
 from env_server.test_suites.profile import ColumnProfile, DatabaseProfile, Kind, Reference, TableProfile
 
@@ -77,7 +78,7 @@ def generate(
         rows = _Filler(profile, constants, rng, config, made, table).rows()
         made[table.name] = insert(table, rows)
         if rows and not made[table.name]:
-            refusing.add(table.name.casefold())
+            refusing.add(fold(table.name))
     return refusing
 
 
@@ -126,7 +127,7 @@ class _Filler:
     def _size(self) -> int:
         config = self._config
         low, high = config.children if self._table.references else config.parents
-        if self._table.name.casefold() not in self._constants.tables:
+        if fold(self._table.name) not in self._constants.tables:
             return self._rng.randint(1, min(high, 6))
         wanted = self._rng.randint(low, high)
         sizes = [size for size in self._constants.sizes if 3 * size <= 2 * config.most]
@@ -178,7 +179,7 @@ class _Filler:
 
     def _linked_values(self, column: ColumnProfile) -> list[SQLValue]:
         """Return the values of columns made before that the query equates with this one."""
-        place = self._table.name.casefold(), column.name.casefold()
+        place = fold(self._table.name), fold(column.name)
         pairs = [(pair, pair[::-1])[pair[1] == place] for pair in self._constants.links if place in pair]
         found: dict[SQLValue, None] = {}
         for _, (name, other) in pairs:
@@ -189,7 +190,7 @@ class _Filler:
         return [value for value in found if value is not None]
 
     def _pool(self, column: ColumnProfile) -> Pool:
-        place, config = (self._table.name.casefold(), column.name.casefold()), self._config
+        place, config = (fold(self._table.name), fold(column.name)), self._config
         size = MAX_ROWS if self._rng.random() < config.distinct else self._rng.randint(*config.pool)
         constants = self._constants.values.get(place, ())
         return make_pool(self._rng, column, constants, self._constants.patterns.get(place, ()), size, config.near)

@@ -13,7 +13,7 @@ from itertools import islice, zip_longest
 
 from sqlglot import exp
 
-from env_server.sql.schema import Schema, Table
+from env_server.sql.schema import Schema, Table, fold
 from env_server.test_suites.constants import place_of
 
 MAX_MUTANTS = 100
@@ -40,7 +40,7 @@ class Clause:
 
 def mutants(tree: exp.Query, schema: Schema) -> tuple[str, ...]:
     """Return at most `MAX_MUTANTS` queries, the kinds in turn. `tree`: the gold, parsed (`constants.parse`)."""
-    tables = {table.name.casefold(): table for table in schema.tables}
+    tables = {fold(table.name): table for table in schema.tables}
     kinds = (_conditions, _columns, _constants, _limits, _orders, _tables)
     nodes = list(tree.walk())
     found = [[_with(tree, node, new) for node in nodes for new in kind(node, tables)] for kind in kinds]
@@ -107,8 +107,8 @@ def _columns(node: exp.Expression, tables: Tables) -> Iterator[exp.Expression]:
     if place is None:
         return
     columns = tables[place[0]].columns
-    family = next(_family(column.type) for column in columns if column.name.casefold() == place[1])
-    others = [column for column in columns if column.name.casefold() != place[1]]
+    family = next(_family(column.type) for column in columns if fold(column.name) == place[1])
+    others = [column for column in columns if fold(column.name) != place[1]]
     for column in sorted(others, key=lambda column: _family(column.type) != family)[:MAX_REPLACEMENTS]:
         yield _changed(node, "this", exp.to_identifier(column.name, quoted=True))
 
@@ -151,12 +151,12 @@ def _orders(node: exp.Expression, _: Tables) -> Iterator[exp.Expression]:
 
 def _tables(node: exp.Expression, tables: Tables) -> Iterator[exp.Expression]:
     """Read another table that has the columns that are used."""
-    here = tables.get(node.name.casefold()) if isinstance(node, exp.Table) else None
+    here = tables.get(fold(node.name)) if isinstance(node, exp.Table) else None
     if here is None:
         return
     places = [place_of(column, tables) for column in node.root().find_all(exp.Column)]
-    used = {place[1] for place in places if place is not None and place[0] == here.name.casefold()}
-    names = {table.name: {column.name.casefold() for column in table.columns} for table in tables.values()}
+    used = {place[1] for place in places if place is not None and place[0] == fold(here.name)}
+    names = {table.name: {fold(column.name) for column in table.columns} for table in tables.values()}
     for name in [name for name in names if name != here.name and used <= names[name]][:MAX_REPLACEMENTS]:
         new = _changed(node, "this", exp.to_identifier(name, quoted=True))
         yield _changed(new, "alias", exp.TableAlias(this=exp.to_identifier(node.alias_or_name, quoted=True)))

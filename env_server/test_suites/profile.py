@@ -21,7 +21,7 @@ from typing import TypeVar
 from env_server.dataset import Row, SQLValue
 from env_server.errors import DataError, NoVariantsError, SQLError
 from env_server.sql.sandbox import Sandbox
-from env_server.sql.schema import MAX_SCHEMA_ROWS, Schema, quote_identifier, read_schema
+from env_server.sql.schema import MAX_SCHEMA_ROWS, Schema, fold, quote_identifier, read_schema
 
 SAMPLED_ROWS = 2_000
 KEPT_ROWS = 60
@@ -83,8 +83,8 @@ class TableProfile:
 
     def index(self, column: str) -> int | None:
         """Return the index of a column, by name in any case."""
-        wanted = column.casefold()
-        return next((i for i, each in enumerate(self.columns) if each.name.casefold() == wanted), None)
+        wanted = fold(column)
+        return next((i for i, each in enumerate(self.columns) if fold(each.name) == wanted), None)
 
 
 @dataclass(frozen=True)
@@ -97,16 +97,16 @@ class DatabaseProfile:
 
     def table(self, name: str) -> TableProfile | None:
         """Return a table by its name, in any case."""
-        wanted = name.casefold()
-        return next((table for table in self.tables if table.name.casefold() == wanted), None)
+        wanted = fold(name)
+        return next((table for table in self.tables if fold(table.name) == wanted), None)
 
     def references(self) -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:
         """Yield each column of a foreign key and the one that it refers to, as (table, column) in lower case."""
         for table in self.tables:
             for reference in table.references:
                 for i, column in zip(reference.columns, reference.parent_columns, strict=True):
-                    child = (table.name.casefold(), table.columns[i].name.casefold())
-                    yield child, (reference.parent.casefold(), column.casefold())
+                    child = (fold(table.name), fold(table.columns[i].name))
+                    yield child, (fold(reference.parent), fold(column))
 
 
 def read_profile(sandbox: Sandbox) -> DatabaseProfile:
@@ -197,7 +197,7 @@ def _table(sandbox: Sandbox, schema: Schema, name: str) -> TableProfile:
     every = _rows(sandbox, f"PRAGMA main.table_xinfo({quote_identifier(name)})")
     info = [row for row in every if not row[6]]
     computed = len(info) < len(every)
-    place = {str(row[1]).casefold(): i for i, row in enumerate(info)}
+    place = {fold(str(row[1])): i for i, row in enumerate(info)}
     sample = read_sample(sandbox, name, [str(row[1]) for row in info], schema.find(name).row_count)
     columns = []
     for i, row in enumerate(info):
@@ -209,8 +209,8 @@ def _table(sandbox: Sandbox, schema: Schema, name: str) -> TableProfile:
     for _, index, is_unique, *_ in _rows(sandbox, f"PRAGMA main.index_list({quote_identifier(name)})"):
         members = [row[2] for row in _rows(sandbox, f"PRAGMA main.index_info({quote_identifier(str(index))})")]
         computed |= None in members
-        if is_unique and all(str(member).casefold() in place for member in members):
-            unique.add(frozenset(place[str(member).casefold()] for member in members))
+        if is_unique and all(fold(str(member)) in place for member in members):
+            unique.add(frozenset(place[fold(str(member))] for member in members))
     text = name.replace("'", "''")
     ddl = _rows(sandbox, f"SELECT sql FROM sqlite_master WHERE type = 'table' AND name = '{text}'")
     return TableProfile(
@@ -226,12 +226,12 @@ def _table(sandbox: Sandbox, schema: Schema, name: str) -> TableProfile:
 def _references(schema: Schema, name: str, place: dict[str, int]) -> tuple[Reference, ...]:
     found = []
     for key in schema.find(name).foreign_keys:
-        parent = next((each for each in schema.tables if each.name.casefold() == key.table.casefold()), None)
+        parent = next((each for each in schema.tables if fold(each.name) == fold(key.table)), None)
         if parent is None or parent.is_view:
             continue
-        known = {column.name.casefold() for column in parent.columns}
-        children = [place[column.casefold()] for column in key.columns if column.casefold() in place]
-        if len(children) == len(key.ref_columns) and all(column.casefold() in known for column in key.ref_columns):
+        known = {fold(column.name) for column in parent.columns}
+        children = [place[fold(column)] for column in key.columns if fold(column) in place]
+        if len(children) == len(key.ref_columns) and all(fold(column) in known for column in key.ref_columns):
             found.append(Reference(tuple(children), parent.name, key.ref_columns))
     return tuple(found)
 

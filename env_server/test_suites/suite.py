@@ -33,7 +33,7 @@ from env_server.judging.verdict import judge_rows
 from env_server.settings import SandboxSettings, SQLRule
 from env_server.sql.hardness import orders_at_top_level
 from env_server.sql.sandbox import Sandbox
-from env_server.sql.schema import Schema, Table, quote_identifier
+from env_server.sql.schema import Schema, Table, fold, quote_identifier
 from env_server.sql.vfs import VFS_NAME
 from env_server.test_suites.constants import QueryConstants, parse, propagate, read_constants, replace_tables
 from env_server.test_suites.generation import CONFIGS, generate
@@ -282,12 +282,12 @@ def reordered(tree: exp.Expression, schema: Schema) -> list[str]:
 def _settle_distinct(select: exp.Select, order: exp.Order, which: type[exp.AggFunc]) -> None:
     """Sort DISTINCT rows by the least or the greatest value of what is not selected."""
     shown = [each.unalias() for each in select.selects]
-    names = {each.alias_or_name.casefold() for each in select.selects}
+    names = {fold(each.alias_or_name) for each in select.selects}
     if not select.args.get("distinct") or select.args.get("group") or select.is_star or select.find(exp.AggFunc):
         return
     select.set("distinct", None)
     select.set("group", exp.Group(expressions=[each.copy() for each in shown]))
     for key in order.expressions:
-        named = isinstance(key.this, exp.Column) and not key.this.table and key.this.name.casefold() in names
+        named = isinstance(key.this, exp.Column) and not key.this.table and fold(key.this.name) in names
         if not (named or key.this in shown or isinstance(key.this, exp.Literal)):
             key.set("this", which(this=key.this))

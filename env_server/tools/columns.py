@@ -8,6 +8,7 @@ cells whose meaning is certain; where the column leaves it open, the hint names 
 from __future__ import annotations
 
 import re
+import struct
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -40,7 +41,6 @@ from env_server.data.cells import (
     read_number,
     stripped,
 )
-from env_server.data.source_table import bare_name, column_names
 from env_server.dataset import SQLValue
 from env_server.tools.findings import CellFix, Finding, Kind, Order, Place, Stated, TableFix
 from env_server.tools.keys import is_called_key, likely_references, table_keys
@@ -59,7 +59,6 @@ SENTINEL_FACTOR = 5
 _WORD = re.compile(r"(?=.{3})[^\W\d_][^\W\d_ .,'&/-]*(?:[ .,'&/-]+[^\W\d_]+)*\.?")
 _TOTALS = frozenset(("total", "totals", "sum", "grand total", "overall", "all", "summe", "gesamt", "subtotal"))
 _SAME = 1e-6
-_YEAR = re.compile(r"(?:19|20)\d\d")
 _SHOWN = 3
 
 TableMarks = tuple[DecimalMark | None, DecimalMark | None]
@@ -84,26 +83,6 @@ def check_tables(
             yield from (replace(each, place=replace(place, column=column.name)) for each in found)
 
 
-def check_header(cells: Sequence[str], rows: int, place: Place) -> Iterator[Finding]:
-    """Yield what is wrong with the first line of a file of tables, as it is written."""
-    named = [bare_name(cell) for cell in cells]
-    data = [cell for cell in named if read_number(cell) or read_date(cell)]
-    years = all(_YEAR.fullmatch(cell) for cell in data) and len(set(data)) == len(data) > 1  # a column for each
-    if rows and data and not years and len(data) * 2 >= len(named):
-        message = f"the first line has {', '.join(map(repr, data[:3]))}"
-        yield Finding(Kind.NO_HEADER, message, "Put a line with the names of the columns above it", place=place)
-        return
-    renamed = [(old, new) for old, new in zip(named, column_names(cells), strict=True) if old != new]
-    blank = [
-        f"column {new.removeprefix('column_')} has no name, and was called {new}" for old, new in renamed if not old
-    ]
-    twice = [f"another column is called {old!r}, and was called {new}" for old, new in renamed if old]
-    for found, hint in ((blank, "Give it a name, or leave it out"), (twice, "Give each a name of its own")):
-        more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-        if found:
-            yield Finding(Kind.RENAMED_COLUMN, "; ".join(found[:_SHOWN]) + more, hint, place=place)
-
-
 def check_column(
     column: ColumnSurvey, stated: Stated, table_marks: TableMarks, *, imported: bool, is_key: bool = False
 ) -> Iterator[Finding]:
@@ -119,6 +98,7 @@ def check_column(
     yield from _emptiness(column)
     yield from _sentinels(column)
     yield from _letters(column)
+    yield from _blobs(column)
     padded = [text for text, _ in column.texts if stripped(text) and text != stripped(text)]
     if padded:
         message = f"{_count(column.texts, padded)} with white space around, such as {_shown(padded)}"
@@ -212,6 +192,48 @@ def _letters(column: ColumnSurvey) -> Iterator[Finding]:
         yield Finding(Kind.DECOMPOSED_LETTERS, message, hint, CellFix(Order.LETTERS, _of_text(normal)), _few(apart))
 
 
+def _blobs(column: ColumnSurvey) -> Iterator[Finding]:
+    """BLOBs in a column of numbers or texts: what numpy's numbers and Python's bytes become in SQLite."""
+    if not column.blobs or re.search("BLOB|BINARY", column.declared, re.IGNORECASE):
+        return
+    is_text, is_real = (re.search(words, column.declared, re.I) for words in ("CHAR|TEXT|CLOB", "REAL|FLOA|DOUB"))
+    sizes = {len(blob) for blob in column.blobs}
+    convert: Callable[[bytes], SQLValue] | None = None
+    if is_text and all(map(_text_of, column.blobs)):
+        convert = _text_of
+    elif is_real and sizes in ({4}, {8}):
+        convert = _float_of
+    elif re.search("INT", column.declared, re.I) and sizes in ({1}, {2}, {4}, {8}):
+        convert = _int_of
+    elif not (column.declared or column.number_cells or column.text_cells):
+        return
+    message = f"cells such as {', '.join(repr(blob[:20]) for blob in column.blobs[:_SHOWN])} are BLOBs"
+    if convert is None:
+        yield Finding(Kind.BLOB_FOR_VALUE, message, "Write them again as numbers or texts, or declare the column BLOB")
+        return
+    hint = f"Write them as {', '.join(repr(convert(blob)) for blob in column.blobs[:_SHOWN])}"
+    of_blob = convert
+    fix = CellFix(Order.LETTERS, lambda value: of_blob(value) if isinstance(value, bytes) else value)
+    yield Finding(Kind.BLOB_FOR_VALUE, message, hint, fix)
+
+
+def _int_of(blob: bytes) -> SQLValue:
+    return int.from_bytes(blob, "little", signed=True)
+
+
+def _float_of(blob: bytes) -> SQLValue:
+    (value,) = struct.unpack("<d" if len(blob) == 8 else "<f", blob)
+    return float(value)
+
+
+def _text_of(blob: bytes) -> SQLValue:
+    try:
+        text = blob.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+    return text if text.isprintable() else None
+
+
 def _table_mark(table: TableSurvey) -> DecimalMark | None:
     """Return the decimal mark that the columns of numbers agree on."""
     marks: set[DecimalMark] = set()
@@ -300,11 +322,11 @@ def _stands_out(
     """Tell whether what is no number spoils a column of numbers: a repeated word for nothing, a bound, a footnote."""
     if all(is_infinite(text) for text in odd):
         return True
-    many = len(read) + len(column.numbers) >= MIN_NUMBERS
-    words = len(odd) <= 2 and all(counts[text] > 1 and len(text) > 1 for text in odd)
+    different = len(read) + len(column.numbers)
+    words = len(odd) <= 2 and all(counts[text] > 1 and not (len(text) == 1 and text.isalnum()) for text in odd)
     has_parts = any(mark in number.digits for number in read.values() for mark in MARKS)
     notes = all(is_nearly_number(text) and (has_parts or text[0] in "<>≤≥~≈") for text in odd)
-    return is_minority and many and (words or notes)
+    return is_minority and different >= (MIN_NUMBERS if words else MIN_DATES) and (words or notes)
 
 
 def _or_null(value: SQLValue) -> str:
@@ -389,7 +411,7 @@ def _to_dates(dates: Mapping[str, WrittenDate], stated: Stated) -> tuple[str, Ce
         written = read_date(text)
         return text if written is None else written.iso(bool(day_first), pivot_year) or text
 
-    example = next(iter(dates), "")
+    example = next((text for text in dates if convert(text) != text), "")
     hint = f"Write {example!r} as {convert(example)}, and so on: SQLite compares, sorts and computes with that form"
     return hint, CellFix(Order.VALUES, _of_text(convert))
 

@@ -35,12 +35,14 @@ from env_server.errors import DataError, SQLError
 from env_server.judging.answers import format_answer
 from env_server.settings import EnvSettings, JudgingSettings
 from env_server.sql.sandbox import Sandbox, limit_memory
+from env_server.sql.schema import fold
 from env_server.test_suites.building import TITLE, build_suites
 from env_server.test_suites.store import Suites
-from env_server.tools.columns import check_header, check_tables
+from env_server.tools.columns import check_tables
 from env_server.tools.findings import DESCRIPTIONS, Finding, Kind, Place, Recode, Severity, Stated
 from env_server.tools.golds import Trial, text_numbers, try_gold
 from env_server.tools.keys import check_keys, check_references, likely_references
+from env_server.tools.lines import check_header, check_lines
 from env_server.tools.questions import (
     check_exclusion,
     check_number,
@@ -54,6 +56,8 @@ from env_server.types import ActionType, AnswerMode, SQLAction, Verdict
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, the number done and the number in all."""
 _LINES = 3
+_ENCODINGS = ["cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "cp1257", "mac_roman", "koi8_r"]
+"""Tried first: among all that there are, a short text is often taken for Korean."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +145,8 @@ def diagnose(
         findings += found
         if survey is not None:
             surveys[name] = survey
+        else:
+            raw = replace(raw, refused={**raw.refused, name: found[0].message})
     dataset: Dataset | None = None
     trials: dict[str, Trial] = {}
     if raw.questions:
@@ -178,9 +184,12 @@ def examine(
     delimiters = {name: delimiter_of(file) for name, file in tables.items()}
     found = [*check_tables(survey, stated, delimiters), *check_keys(survey), *check_references(survey, references)]
     for name, file in tables.items():
-        if table := survey.table(name):
+        if lines := check_lines(read_records(file), Place(db_id, name)):
+            found = [each for each in found if each.place.table != name or lines.fix is None]
+            found.append(lines)
+        if (table := survey.table(name)) and not (lines and lines.fix):
             _, header = next(read_records(file))
-            found += check_header(header, table.rows, Place(db_id, table.name))
+            found += check_header(header, table.rows, delimiters[name], Place(db_id, table.name))
     return survey, found
 
 
@@ -200,9 +209,9 @@ def _read_folder(
         except DataError as error:
             broken[name] = str(error)
             hint = "Nothing of its database can be read until then"
-            findings += list(_not_utf8(name, source.files, stated)) or [
-                Finding(Kind.UNREADABLE, str(error), hint, place=Place(name))
-            ]
+            unreadable = Finding(Kind.UNREADABLE, str(error), hint, place=Place(name))
+            told = list(_not_utf8(name, source.files, stated)) or list(_around(name, source.files, str(error)))
+            findings += told or [unreadable]
     questions: list[RawQuestion] = []
     try:
         questions = read_questions(folder, sources)
@@ -227,13 +236,24 @@ def _not_utf8(name: str, files: Sequence[Path], stated: Stated) -> Iterator[Find
             with suppress(UnicodeDecodeError):
                 hint += f", as in {_line_beyond_ascii(data.decode(encoding))!r}"
         else:
-            guess = charset_normalizer.from_bytes(data).best()
+            usual = charset_normalizer.from_bytes(data, cp_isolation=_ENCODINGS).best()
+            guess = usual or charset_normalizer.from_bytes(data).best()
             hint = "Save it as UTF-8, or state its encoding with --encoding"
             if guess is not None:
                 hint += f", such as {guess.encoding}, which reads {_line_beyond_ascii(str(guess))!r}"
             encoding = ""
         fix = Recode(encoding) if encoding else None
         yield Finding(Kind.NOT_UTF8, message, hint, fix, place=Place(name, table_name(file)))
+
+
+def _around(name: str, files: Sequence[Path], error: str) -> Iterator[Finding]:
+    """Yield the lines around the table of the file that cannot be read, where they are why."""
+    for file in files:
+        if file.suffix.lower() in CSV_SUFFIXES and error.startswith(f"{file}, line"):
+            with suppress(DataError):
+                lines = check_lines(read_records(file), Place(name, table_name(file)))
+                if lines and lines.fix:
+                    yield lines
 
 
 def _line_beyond_ascii(text: str) -> str:
@@ -283,7 +303,7 @@ def _check_golds(
     written: dict[str, dict[tuple[str, str], str]] = {db_id: {} for db_id in surveys}
     for finding in findings:
         place = finding.place
-        name = (place.table.casefold(), place.column.casefold())
+        name = (fold(place.table), fold(place.column))
         if finding.kind is Kind.NUMBER_AS_TEXT and name not in plain[place.db_id]:
             written[place.db_id][name] = f"{place.table}.{place.column}"
     environment = factory.make()

@@ -28,13 +28,16 @@ class Kind(StrEnum):
     UNREADABLE = "unreadable"
     NOT_UTF8 = "not_utf8"
     NOT_EXAMINED = "not_examined"
+    EXTRA_LINES = "extra_lines"
     NO_HEADER = "no_header"
+    OTHER_DELIMITER = "other_delimiter"
     RENAMED_COLUMN = "renamed_column"
     EMPTY_TABLE = "empty_table"
     EMPTY_COLUMN = "empty_column"
     CONSTANT_COLUMN = "constant_column"
     NUMBER_AS_TEXT = "number_as_text"
     NUMBER_OR_CODE = "number_or_code"
+    BLOB_FOR_VALUE = "blob_for_value"
     MIXED_UNITS = "mixed_units"
     MIXED_DATES = "mixed_dates"
     NON_ISO_DATES = "non_iso_dates"
@@ -81,6 +84,8 @@ DESCRIPTIONS: Mapping[Kind, tuple[Severity, str]] = {
     Kind.NOT_UTF8: (_E, "a file in another encoding than UTF-8"),
     Kind.UNKNOWN_COLLATION: (_E, "an order of texts that only the program knows that wrote the database"),
     Kind.NOT_EXAMINED: (_N, "a table or column that cannot be examined"),
+    Kind.EXTRA_LINES: (_E, "lines of a file that are no rows of its table"),
+    Kind.OTHER_DELIMITER: (_W, "a column's name that holds another delimiter: the file may be divided wrongly"),
     Kind.NO_HEADER: (_E, "a first line that looks like data, not like names"),
     Kind.RENAMED_COLUMN: (_W, "a header that is blank or occurs twice, so that its column was renamed"),
     Kind.EMPTY_TABLE: (_W, "a table without rows"),
@@ -88,6 +93,7 @@ DESCRIPTIONS: Mapping[Kind, tuple[Severity, str]] = {
     Kind.CONSTANT_COLUMN: (_N, "a column with the same value in every row"),
     Kind.NUMBER_AS_TEXT: (_E, "numbers that are text: sums, averages and the order are silently wrong"),
     Kind.NUMBER_OR_CODE: (_W, "texts that are one number: codes, or quantities that are text"),
+    Kind.BLOB_FOR_VALUE: (_E, "numbers or texts that are BLOBs: sums are silently wrong, and = does not find them"),
     Kind.MIXED_UNITS: (_E, "quantities in different units"),
     Kind.MIXED_DATES: (_E, "dates that are written in different ways"),
     Kind.NON_ISO_DATES: (_W, "dates whose order as text is not that of time"),
@@ -178,6 +184,13 @@ class TableFix(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class DropLines:
+    """Leave out the records of a CSV file that begin on these lines."""
+
+    lines: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class DeclareKey:
     """Declare the column as its table's primary key or, with a parent, as a foreign key to the parent's key."""
 
@@ -199,7 +212,7 @@ class QuestionFix:
     sql: str
 
 
-ColumnFix = CellFix | TableFix | DeclareKey
+ColumnFix = CellFix | TableFix | DropLines | DeclareKey
 Fix = ColumnFix | Recode | QuestionFix
 
 

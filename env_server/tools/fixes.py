@@ -36,7 +36,7 @@ from env_server.dataset import SQLValue
 from env_server.errors import DataError
 from env_server.sql.schema import quote_identifier
 from env_server.tools.diagnosis import Diagnosis
-from env_server.tools.findings import CellFix, ColumnFix, DeclareKey, Finding, QuestionFix, Recode, TableFix
+from env_server.tools.findings import CellFix, ColumnFix, DeclareKey, DropLines, Finding, QuestionFix, Recode, TableFix
 from env_server.tools.survey import TableSurvey
 
 Fixes = Sequence[tuple[str, ColumnFix]]
@@ -105,7 +105,7 @@ def _fix(diagnosis: Diagnosis, chosen: Sequence[Finding], folder: Path, copy: Pa
         file = diagnosis.file_of(place)
         if isinstance(fix, Recode) and file is not None:
             _recode(copy / file.relative_to(folder), fix.encoding)
-        elif isinstance(fix, CellFix | TableFix | DeclareKey):
+        elif isinstance(fix, CellFix | TableFix | DropLines | DeclareKey):
             tables[place.db_id][place.table].append((place.column, fix))
     for db_id, fixes in tables.items():
         copied = [copy / file.relative_to(folder) for file in diagnosis.files[db_id]]
@@ -144,23 +144,31 @@ def _converter(fixes: Fixes, table: str, column: str, log: Log) -> Callable[[SQL
 def _rewrite(file: Path, table: str, fixes: Fixes, log: Log) -> None:
     """Write a CSV file again, with its own delimiter; an empty cell is NULL."""
     delimiter = delimiter_of(file)
-    header, *records = [cells for _, cells in read_records(file)]
+    dropped = {line for _, fix in fixes if isinstance(fix, DropLines) for line in fix.lines}
+    kept_records = []
+    for line, cells in read_records(file):
+        if line in dropped:
+            log(table, f"line {line}", delimiter.join(cells), None)
+        else:
+            kept_records.append(cells)
+    header, *records = kept_records
     names = column_names(header)
     converters = [_converter(fixes, table, name, log) for name in names]
     if any(fix is TableFix.DROP_LAST_ROW for _, fix in fixes):
         records.pop()
-    rows = [
-        tuple(
-            _text(convert(cell)) if convert is not None and cell.strip() else cell
-            for cell, convert in zip(row, converters, strict=True)
-        )
-        for row in records
-    ]
+    if any(converters):
+        records = [
+            [
+                _text(convert(cell)) if convert is not None and cell.strip() else cell
+                for cell, convert in zip(row, converters, strict=True)
+            ]
+            for row in records
+        ]
     if any(fix is TableFix.DROP_DUPLICATES for _, fix in fixes):
-        rows = list(dict.fromkeys(rows))
-    dropped = {column for column, fix in fixes if fix is TableFix.DROP_COLUMN}
-    kept = [i for i, name in enumerate(names) if name not in dropped]
-    _write_records(file, delimiter, [[row[i] for i in kept] for row in (header, *rows)])
+        records = [list(row) for row in dict.fromkeys(map(tuple, records))]
+    empty = {i for i, name in enumerate(names) if (name, TableFix.DROP_COLUMN) in fixes}
+    left = [[cell for i, cell in enumerate(row) if i not in empty] for row in (header, *records)]
+    _write_records(file, delimiter, left)
 
 
 def _text(value: SQLValue) -> str:

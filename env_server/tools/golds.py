@@ -20,7 +20,7 @@ from env_server.dataset import Gold, Question, Row, SQLValue
 from env_server.errors import SQLError
 from env_server.judging.verdict import judge_rows
 from env_server.sql.pool import Databases
-from env_server.sql.schema import Schema, Table, quote_identifier
+from env_server.sql.schema import Schema, Table, fold, quote_identifier
 from env_server.test_suites.constants import Place, parse, place_of, replace_tables
 from env_server.test_suites.mutants import mutants, read_clauses
 from env_server.test_suites.store import Suites
@@ -108,7 +108,7 @@ def text_numbers(survey: DatabaseSurvey) -> dict[Place, TextNumbers]:
             # Two texts that would be one number are no numbers: versions 1.1 and 1.10.
             if said and len(numbers) == len(said):
                 whole = not column.number_cells and all(re.fullmatch(r"-?\d+", text) for text in said)
-                place = (table.name.casefold(), column.name.casefold())
+                place = (fold(table.name), fold(column.name))
                 type_ = ColumnType.INTEGER if whole else ColumnType.REAL
                 found[place] = TextNumbers(type_, missing, whole or all(text == repr(float(text)) for text in said))
     return found
@@ -200,7 +200,7 @@ def _key(query: exp.Query, key: exp.Expression) -> exp.Expression:
     if isinstance(key, exp.Literal) and key.is_int and 0 < int(key.name) <= len(query.selects):
         key = query.selects[int(key.name) - 1]
     elif isinstance(key, exp.Column) and not key.table:
-        key = next((each for each in query.selects if each.alias.casefold() == key.name.casefold()), key)
+        key = next((each for each in query.selects if fold(each.alias) == fold(key.name)), key)
     return key.unalias().copy()
 
 
@@ -226,7 +226,7 @@ def _in_numbers(
 
     def rows(convert: Collection[Place]) -> tuple[Row, ...]:
         def select(table: Table) -> str:
-            places = [(table.name.casefold(), column.name.casefold()) for column in table.columns]
+            places = [(fold(table.name), fold(column.name)) for column in table.columns]
             cells = [
                 _as_number(column.name, numbers[place]) if place in convert else quote_identifier(column.name)
                 for column, place in zip(table.columns, places, strict=True)
@@ -246,18 +246,16 @@ def _in_numbers(
     if judge_rows(found, Gold(tuple(texts), question.gold.ordered)).correct:
         return None
     places = {
-        (table.name.casefold(), c.name.casefold()): f"{table.name}.{c.name}"
-        for table in schema.tables
-        for c in table.columns
+        (fold(table.name), fold(c.name)): f"{table.name}.{c.name}" for table in schema.tables for c in table.columns
     }
     return OtherAnswer(" and ".join(sorted(places[place] for place in converted)), after)
 
 
 def _compared(tree: exp.Query, schema: Schema, numbers: Mapping[Place, TextNumbers]) -> set[Place]:
     """Return the columns of numbers as text that a query may name, where numbers in their place mean the same."""
-    tables = {table.name.casefold(): table for table in schema.tables}
-    named = {table.name.casefold() for table in tree.find_all(exp.Table)}
-    columns = {column.name.casefold() for column in tree.find_all(exp.Column)}
+    tables = {fold(table.name): table for table in schema.tables}
+    named = {fold(table.name) for table in tree.find_all(exp.Table)}
+    columns = {fold(column.name) for column in tree.find_all(exp.Column)}
     literals = {each.name for node in tree.find_all(*_EQUATED) for each in node.find_all(exp.Literal) if each.is_string}
     # What a set operation compares must stay what the other side is.
     kept = {

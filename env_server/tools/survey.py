@@ -15,13 +15,14 @@ from env_server.dataset import Row, SQLValue
 from env_server.errors import SQLError
 from env_server.settings import SandboxSettings
 from env_server.sql.sandbox import Sandbox
-from env_server.sql.schema import Column, Schema, Table, quote_identifier, read_schema
+from env_server.sql.schema import Column, Schema, Table, named, quote_identifier, read_schema
 
 SURVEY_LIMITS = SandboxSettings(vm_steps=4_000_000_000, deadline_s=120.0)
 """One statement reads a whole table."""
 MAX_TEXTS = 20_000
 MAX_TEXT_CHARS = 200
 """Longer texts are counted, and not examined."""
+MAX_BLOBS = 1_000
 COMMON_NUMBERS = 12
 SENTINELS = tuple(sign * int("9" * length) for length in range(3, 10) for sign in (-1, 1))
 """Numbers that people write where there is none."""
@@ -33,7 +34,7 @@ UNKNOWN_COLLATION = re.compile("no such collation sequence: (.+)")
 class ColumnSurvey:
     """One column of a table with `rows` rows. `texts` and `numbers`: distinct ones and how often, commonest first.
 
-    `low` and `high` bound its numbers, SENTINELS aside. `distinct` counts all values but NULL.
+    `blobs`: the beginnings of some. `low` and `high` bound its numbers, SENTINELS aside. NULL is not in `distinct`.
     """
 
     name: str
@@ -48,6 +49,7 @@ class ColumnSurvey:
     numbers: tuple[tuple[int | float, int], ...] = ()
     low: int | float | None = None
     high: int | float | None = None
+    blobs: tuple[bytes, ...] = ()
     problem: str = ""
 
     @property
@@ -80,7 +82,7 @@ class TableSurvey:
 
     def column(self, name: str) -> ColumnSurvey | None:
         """Return a column by its name, in any case."""
-        return next((column for column in self.columns if column.name.casefold() == name.casefold()), None)
+        return named(self.columns, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,7 @@ class DatabaseSurvey:
 
     def table(self, name: str) -> TableSurvey | None:
         """Return a table by its name, in any case."""
-        return next((table for table in self.tables if table.name.casefold() == name.casefold()), None)
+        return named(self.tables, name)
 
 
 def read_survey(sandbox: Sandbox, db_id: str, *, imported: bool) -> DatabaseSurvey:
@@ -189,6 +191,10 @@ def _column(sandbox: Sandbox, table: Table, column: Column, rows: int) -> Column
                     dict.fromkeys((*found, *commonest(f"{is_short} AND {name} GLOB '*[^-0-9.]*'", MAX_TEXTS)))
                 )
             survey = replace(survey, texts=tuple((str(text), _int(count)) for text, count in found))
+        if survey.text_cells + survey.number_cells < _int(present):
+            few = f"SELECT DISTINCT substr({name}, 1, {MAX_TEXT_CHARS}) {source} WHERE typeof({name}) = 'blob'"
+            found = sandbox.query(f"{few} LIMIT {MAX_BLOBS}", MAX_BLOBS).rows
+            survey = replace(survey, blobs=tuple(blob for (blob,) in found if isinstance(blob, bytes)))
         if survey.number_cells:
             found = commonest(is_number, COMMON_NUMBERS)
             common = tuple((each, _int(count)) for each, count in found if isinstance(each, int | float))

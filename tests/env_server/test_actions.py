@@ -28,6 +28,8 @@ CREATE UNIQUE INDEX covering ON owners (name, owner_id);
 INSERT INTO owners VALUES (1, 'Zoe'), (2, 'Bob'), (3, 'Ann'), (4, 'Cid');
 CREATE TABLE keyed (k TEXT PRIMARY KEY, v INT) WITHOUT ROWID;
 INSERT INTO keyed VALUES ('b', 1), ('a', 2);
+CREATE TABLE huge (id INTEGER, body TEXT, name);
+INSERT INTO huge VALUES (1, replace(hex(zeroblob(1500000)), '0', 'x'), 'Ada'), (2, 'short', 'Bo');
 CREATE VIEW names AS SELECT name FROM owners ORDER BY name;
 """
 
@@ -77,6 +79,7 @@ def test_sample_shows_the_first_rows_as_stored(act: Act) -> None:
     assert act("SAMPLE", "keyed").result == "k | v\na | 2\nb | 1"
     assert act("SAMPLE", "names").result == "name\nAnn\nBob\nCid"
     assert act("SAMPLE", "my pets").result == "pet_id | name | owner_id\nno rows"
+    assert act("SAMPLE", "huge").result == "id | body | name\n1 | (3000000 bytes) | Ada\n2 | short | Bo"
 
 
 def test_query_shows_rows_and_carries_them(act: Act) -> None:
@@ -99,8 +102,8 @@ def test_long_results_are_cut_at_the_settings(pool: DatabasePool) -> None:
 @pytest.mark.parametrize(
     ("kind", "argument", "error"),
     [
-        ("DESCRIBE", "cats", "no such table: cats. Tables: owners, my pets, keyed, names"),
-        ("SAMPLE", "cats\nand dogs", "no such table: cats and dogs. Tables: owners, my pets, keyed, names"),
+        ("DESCRIBE", "cats", "no such table: cats. Tables: owners, my pets, keyed, huge, names"),
+        ("SAMPLE", "cats\nand dogs", "no such table: cats and dogs. Tables: owners, my pets, keyed, huge, names"),
         ("DESCRIBE", " ", "DESCRIBE needs a table name"),
         ("SAMPLE", "", "SAMPLE needs a table name"),
         ("QUERY", "\n", "QUERY needs a SQL query"),

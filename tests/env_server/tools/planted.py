@@ -214,6 +214,23 @@ PLANTED = [
         fixed=False,
     ),
     Planted(
+        Kind.EXTRA_LINES,
+        {
+            "items.csv": table(
+                "Stock 2024,,", ",,", "item,price,weight", ",EUR,kg", "lamp,5,2", "desk,7,9", "Source: me,,"
+            )
+        },
+        where="items.csv",
+        message="line 1 is a title, 'Stock 2024'; line 2 is blank; line 4 is units, 'EUR kg'; and 1 more",
+    ),
+    Planted(
+        Kind.OTHER_DELIMITER,
+        {"items.csv": table("item,price;weight", "lamp,a", "desk,b")},
+        message="column 'price;weight' holds another delimiter than ','",
+        hint="sep=;",
+        fixed=False,
+    ),
+    Planted(
         Kind.RENAMED_COLUMN,
         {"items.csv": table("item,price,price,Price,price_2", "lamp,5,6,7,8", "desk,7,8,9,6")},
         message="another column is called 'price', and was called price_3; another column is called 'Price', and was "

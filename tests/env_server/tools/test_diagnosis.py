@@ -19,7 +19,14 @@ from tests.env_server.tools.planted import PLANTED, QUESTIONS, Planted, database
 
 ELSEWHERE = {
     *(Kind.NO_DATABASE, Kind.NO_SQL, Kind.TRIVIAL, Kind.NO_TEST_DATABASES, Kind.FEW_QUESTIONS, Kind.NOT_EXAMINED),
-    *(Kind.UNTESTED_CLAUSE, Kind.GOLD_REJECTED, Kind.GOLD_LACKS_KEY, Kind.UNKNOWN_COLLATION, Kind.DECOMPOSED_LETTERS),
+    *(
+        Kind.UNTESTED_CLAUSE,
+        Kind.GOLD_REJECTED,
+        Kind.GOLD_LACKS_KEY,
+        Kind.UNKNOWN_COLLATION,
+        Kind.DECOMPOSED_LETTERS,
+        Kind.BLOB_FOR_VALUE,
+    ),
 }
 """Kinds that other tests plant; NOT_EXAMINED takes a table of gigabytes."""
 
