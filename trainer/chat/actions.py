@@ -1,6 +1,6 @@
 """From what a policy writes to one action, and back to the canonical text.
 
-Promises:
+Guarantees:
 
 1. `parse_action` is total: any str gives one action, in time linear in the text's length.
 2. `parse_action(format_action(t, a))` is the action (t, a), parseable, for every argument that is valid Unicode.

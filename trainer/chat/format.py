@@ -32,7 +32,7 @@ THINKING_TOKENS = 512
 THINKING_SWITCH = "enable_thinking"
 """The variable by which most templates that have a switch for thinking are switched."""
 THINKING_OFF = (
-    "thinking is off by default, since thoughts fill an episode's row and its oldest turns would not be trained; "
+    "thinking is off by default, since reasoning fills an episode's row and its oldest turns would not be trained; "
     f"--chat_template_kwargs '{{\"{THINKING_SWITCH}\": true}}', of train, warmup and evaluate, turns it on"
 )
 _PROBE = SQLAction(action_type="QUERY", argument="SELECT \"name\", 'it''s' FROM t\nWHERE a < 1 -- [x]")
@@ -50,7 +50,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class ChatSettings:
-    """How a policy is spoken to.
+    """How a policy is prompted.
 
     `max_thinking_length` in tokens: None is THINKING_TOKENS where the model thinks, else none; 0 closes at once a
     reasoning block that the template opens. `custom_system_prompt` replaces SQLEnv's own.
@@ -87,7 +87,7 @@ class ChatSettings:
 class ChatFormat:
     """Writes episodes as token ids, and reads actions out of turns. `examples` are shown before every question.
 
-    `settings` are those in force: with the template's switch for thinking off, where it has one that nobody set and
+    `settings` are those in force: with the template's switch for thinking off, where it has one that is not set and
     reasoning was given no length; `lines` says so, one line, or nothing. `thinking_tokens` is the budget of a
     reasoning block, what closes it apart; None where turns have none.
     """
@@ -161,15 +161,15 @@ class ChatFormat:
         return is_thinking(self.text_of(token_ids))
 
     def encode(self, conversation: Conversation) -> tuple[list[int], list[bool]]:
-        """Return a whole episode's ids, and which of them are learned: what the policy says, unlearned turns apart."""
+        """Return a whole episode's ids and its loss mask: the policy's own tokens, masked turns apart."""
         ids = self.prompt_ids(conversation.opening)
-        learned = [False] * len(ids)
+        loss_mask = [False] * len(ids)
         for number, (action, reply) in enumerate(conversation.turns):
             turn = self.turn_ids(action)
             heard = self.renderer.observation_ids(reply, closed=True) if reply else []
             ids += [*turn, *heard]
-            learned += [number not in conversation.masked_turns] * len(turn) + [False] * len(heard)
-        return ids, learned
+            loss_mask += [number not in conversation.masked_turns] * len(turn) + [False] * len(heard)
+        return ids, loss_mask
 
     def _opening(self, opening: str) -> list[dict[str, str]]:
         return [{"role": "system", "content": self.settings.system_prompt}, {"role": "user", "content": opening}]

@@ -76,7 +76,7 @@ def first_message(observation: SQLObservation) -> str:
 
 
 def observation_message(observation: SQLObservation) -> str:
-    """Return the user message after a step; the steps left are told only when few are."""
+    """Return the user message after a step; it says how many steps are left only when few are."""
     text = f"Error: {observation.error}" if observation.error else observation.result
     left = observation.budget_remaining
     if observation.done or left > _LAST_STEPS:

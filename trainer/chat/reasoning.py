@@ -1,4 +1,4 @@
-"""Reasoning blocks: what a model thinks before it acts, told from what it says. Pure.
+"""Reasoning blocks: what a model writes before it acts, separated from its text. Pure.
 
 Models reason between tags of their family. A reasoning block is no action, however it ends: after one that is cut off
 nothing was said. Some chat templates open the block themselves, so that its first tag is in the prompt; who reads such

@@ -1,6 +1,6 @@
 """A conversation as token ids, under whatever chat template the policy comes with.
 
-`ChatRenderer` promises:
+`ChatRenderer` guarantees:
 
 1. **Append only.** The ids after a turn of the model follow the ids it generated; nothing is rendered or tokenised
    again. A chat template that rewrites earlier turns (Qwen3 drops their reasoning blocks) is used by appending all the
@@ -220,7 +220,7 @@ def _spelling(token: AddedToken) -> str:
 
 
 def _as_special(token: AddedToken) -> AddedToken:
-    # Whoever has a tokenizer has imported it; the texts of prompts are used without one.
+    # Imported here, since the texts of prompts are used without transformers.
     from transformers import AddedToken
 
     return AddedToken(

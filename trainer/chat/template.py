@@ -178,7 +178,7 @@ def call_texts(template: Template, result: TurnText) -> dict[str, tuple[str, str
         head, end = str(parts[2]), rest.find(result.before)
         if not head.startswith(result.header) or end < 0:
             raise TemplateUseError(f"the chat template writes a call otherwise than words: {head!r}; {_USE_TEXT}")
-        # Some templates show that nothing was thought before the call.
+        # Some templates show an empty reasoning block before the call.
         found[name] = strip_reasoning(head[len(result.header) :]).lstrip(), rest[:end], style
     return found
 

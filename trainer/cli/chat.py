@@ -1,6 +1,6 @@
 """`sqlenv chat`: a policy explores a person's own databases for the questions that the person types.
 
-Nobody knows the answers, so nothing is judged: each turn is shown as it is taken, then the answer, and the query that
+There are no gold answers, so nothing is judged: each turn is shown as it is taken, then the answer, and the query that
 returned it, or that none did. Two policies are asked one after the other.
 """
 

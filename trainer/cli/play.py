@@ -86,7 +86,7 @@ def run(argv: Sequence[str]) -> int:
 
 @contextmanager
 def _open(args: argparse.Namespace) -> Iterator[SQLEnvironment | SyncSQLEnvClient]:
-    """Lend an environment in this process, or one on a server: that needs no data set here."""
+    """Open an environment in this process, or one on a server, which needs no data set here."""
     if args.env == LOCAL:
         answer_mode = args.answer_mode or AnswerMode.VALUE
         dataset = load_dataset(args.data or DEFAULT_SPEC, answer_mode=answer_mode)

@@ -4,7 +4,7 @@ The play is that of training and evaluation, by the same rollout client, chat fo
 the policy decides its actions, its prompt, what it answers with, and its limits. It plays greedily, or draws several
 samples; either way, the same question is played the same way.
 
-Nobody knows whether an answer to a question without a gold is right. Whether the policy read it off the database, or
+Whether an answer to a question without a gold is right is unknown. Whether the policy read it off the database, or
 made it up, can be told: `basis_of` finds which of its queries returned the answer.
 """
 

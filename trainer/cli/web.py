@@ -1,13 +1,13 @@
 """`sqlenv chat --web`: the playground, with policies that play in it, one or two side by side.
 
 The page, the environment behind it and its token and Origin checks are `sqlenv serve`'s; this process adds the
-policies. So an environment server needs no model and no torch, and the page no second address: it is told the policies'
+policies. So an environment server needs no model and no torch, and the page no second address: it gets the policies'
 names with its questions, and offers what needs them only where there are some. Where there is no token, it answers
 under this machine's own names alone.
 
 `POST /policies/NUMBER/play` plays a question of the data set (`question_id`) or one of a person's own (`question`,
 `database`), and answers with one JSON object a line: each turn as it is taken, then the reply, or why there is none.
-Who goes away cancels the play.
+A client that disconnects cancels the play.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ many. The noisy expert describes tables in any order, samples, looks up the valu
 runs a part of a query before the whole; it also misnames a column, asks the wrong table, misspells a value or asks
 beside the question, sees it, and corrects it. In the end it is right.
 
-What should not be imitated, a mistake or a table that nobody needed, is in `masked_turns`: the policy reads it and is
+What should not be imitated, a mistake or a needless table, is in `masked_turns`: the policy reads it and is
 not trained on it. `convincing` says whether an episode came out as it was meant: the mistakes showed, and nothing else
 went wrong.
 """

@@ -1,4 +1,4 @@
-"""Rejection sampling: what a policy played right is replayed, and learned.
+"""Rejection sampling: what a policy played right is replayed and trained on.
 
 Episodes come from the files that `sqlenv evaluate --episodes_out` and a run write. Guarantees:
 
@@ -44,13 +44,13 @@ Actions = tuple[SQLAction, ...]
 
 @dataclass
 class RejectionSamples:
-    """What is learned of the episodes of some files."""
+    """What is kept of the episodes of some files."""
 
     conversations: list[Conversation] = field(default_factory=list)
     questions: set[Question] = field(default_factory=set)
-    """Those of which an episode is learned."""
+    """Those of which an episode is kept."""
     rejected: Counter[str] = field(default_factory=Counter)
-    """Episodes by the reason why they are not learned."""
+    """Episodes by the reason why they are rejected."""
 
     def __str__(self) -> str:
         levels = Counter(question.hardness for question in self.questions)

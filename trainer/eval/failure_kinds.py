@@ -1,8 +1,8 @@
-"""Why an episode did not succeed, told from its record. Pure.
+"""Why an episode did not succeed, derived from its record. Pure.
 
-Promises: every episode that was judged and is not right has one kind, the first of `FailureKind` that applies; one that
-is right, or that the infrastructure lost, has none. The same record has the same kind. What a record's turns hold is
-looked at, and nothing else: no database, no gold.
+Guarantees: every episode that was judged and is not right has one kind, the first of `FailureKind` that applies; one
+that is right, or that errored, has none. The same record has the same kind. Only a record's turns decide it: no
+database, no gold.
 
 A query is a QUERY that the policy wrote as an action; a text that was none and ran as a QUERY counts as one only where
 it succeeded. The gold's rows were seen where the rewards for progress have reached their full sum, as they do only for
@@ -72,7 +72,7 @@ _ERRORS = (
 
 
 def failure_kind(record: EpisodeRecord) -> FailureKind | None:
-    """Return why an episode failed; None for one that is right, not judged, or lost by the infrastructure."""
+    """Return why an episode failed; None for one that is right, not judged, or errored."""
     if record.outcome in (Outcome.CORRECT, Outcome.UNJUDGED, Outcome.FAILED):
         return None
     if record.steps and record.parse_rate < 0.5:

@@ -11,8 +11,8 @@ Invariants:
    in flight is bounded by `max_concurrency`.
 5. Survival. Every wait for an answer has a deadline. As soon as more than `max_failure_share` of a batch's episodes
    have failed here, the rollout raises RolloutError with the causes instead of handing noise to the trainer.
-   The share is one of the batch of all ranks, and ranks do not wait for each other in a rollout: whoever gathers the
-   batch judges all of it (`failures.py`). One failed episode alone never ends a run.
+   The share is one of the batch of all ranks, and ranks do not wait for each other in a rollout: the caller that
+   gathers the batch judges all of it (`failures.py`). One failed episode alone never ends a run.
 6. Determinism. An episode's sampling seeds depend on the run's seed, the round and the episode's place in it
    alone, never on timing.
 """
@@ -151,7 +151,7 @@ class EpisodeContext:
     async def transcript(self, prompt_ids: Callable[[], list[int]]) -> Transcript:
         """Begin the transcript."""
         async with self.prompting:
-            # Thousands of resets may come back together. One prompt a round of the event loop: nobody else is held up.
+            # Thousands of resets may come back together. One prompt a round of the event loop: no other episode waits.
             await asyncio.sleep(0)
             return Transcript(prompt_ids(), self.settings.budget)
 

@@ -42,7 +42,7 @@ class Environments(Protocol):
     """A source of environment sessions."""
 
     def session(self) -> AbstractAsyncContextManager[EnvironmentSession]:
-        """Open a session; leaving the context gives it back."""
+        """Open a session; leaving the context releases it."""
 
     def close(self) -> None:
         """Release everything."""
@@ -68,7 +68,7 @@ class LocalEnvironments:
 
     @contextmanager
     def blocking(self) -> Iterator[SQLEnvironment]:
-        """Lend an environment to code without async."""
+        """Yield an environment for code without async."""
         yield self._factory.make()
 
     def prepare(self, questions: Iterable[Question]) -> None:
@@ -87,7 +87,7 @@ class LocalEnvironments:
 
 
 class _OtherQuestions:
-    """Environments over another one's databases; whoever made those closes them."""
+    """Environments over another one's databases; their owner closes them."""
 
     def __init__(self, dataset: Dataset, factory: EnvironmentFactory, executor: ThreadPoolExecutor) -> None:
         self._dataset = dataset

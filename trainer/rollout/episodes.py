@@ -23,7 +23,7 @@ class Outcome(StrEnum):
     WRONG = "wrong"
     OUT_OF_BUDGET = "out_of_budget"
     UNJUDGED = "unjudged"
-    """It answered a question whose answer nobody knows."""
+    """It answered a question that has no gold answer."""
     OUT_OF_TOKENS = "out_of_tokens"
     """The row's token budget was used up before an ANSWER; counts as unsuccessful."""
     FAILED = "failed"
@@ -51,7 +51,7 @@ class Turn:
     policy_version: int = 0
     """Updates that the weights had had which the turn was sampled under: the oldest, where it was more than one."""
     tokens: int | None = None
-    """Tokens that the policy generated; None where nobody counted them."""
+    """Tokens that the policy generated; None where they were not counted."""
 
 
 def turn_of(
@@ -201,7 +201,7 @@ class EpisodeRecord:
 def record(episode: Episode, *, with_versions: bool = False) -> EpisodeRecord:
     """Turn an episode into its log record; `with_versions`: of each turn, the weights that it was sampled under.
 
-    An evaluation's are those of one policy: the same play is the same record, whoever evaluates it.
+    An evaluation's are those of one policy: the same play is the same record in every evaluation.
     """
     turns = episode.turns
     return EpisodeRecord(

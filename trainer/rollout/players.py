@@ -196,7 +196,7 @@ class Examples:
     """Worked episodes that a prompt shows before every question (`--few_shot`), and the questions that they give away.
 
     The oracle plays them on training databases, as many as there can be, in an order that depends on the data set
-    alone. Their questions are known to whoever reads the prompt, so they are not asked.
+    alone. Their questions are in the prompt, so they are not asked.
     """
 
     def __init__(self, worked: Sequence[tuple[Question, Conversation]] = ()) -> None:

@@ -9,7 +9,7 @@ Guarantees:
 - Every call has a deadline, below the rollout's own; what fails is a typed error, and so a reason in the episode's row.
 - A socket outlives its episode, and the loop that the episode was played on. Sessions go to the server with the least
   in flight.
-- A failing server is said once, in one line, and so is its return.
+- A failing server is logged once, in one line, and so is its return.
 
 The sockets live on a thread of their own: the trainer computes for minutes between two batches, and pings must be
 answered meanwhile.
@@ -226,7 +226,7 @@ class _Episode:
         return observation
 
     async def release(self) -> None:
-        """Give the session back."""
+        """Release the session."""
         async with self._one_call:
             connection, self._connection = self._connection, None
             if connection is not None:

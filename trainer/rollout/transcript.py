@@ -17,21 +17,21 @@ from trainer.rollout.episodes import TokenRow
 
 @dataclass(frozen=True, slots=True)
 class TokenBudget:
-    """Bounds on one row, in tokens. `max_turn` bounds the words of one turn, `max_thought` its thought, closed."""
+    """Bounds on one row, in tokens. `max_turn` is for a turn's text, `max_reasoning` for a closed reasoning block."""
 
     max_completion: int
     max_context: int
     max_turn: int
-    max_thought: int = 0
+    max_reasoning: int = 0
 
     def __post_init__(self) -> None:
-        if min(self.max_completion, self.max_context, self.max_turn) <= 0 or self.max_thought < 0:
+        if min(self.max_completion, self.max_context, self.max_turn) <= 0 or self.max_reasoning < 0:
             raise ValueError(f"token budgets must be positive: {self}")
 
     @property
     def turn(self) -> int:
         """The most tokens of one turn."""
-        return self.max_turn + self.max_thought
+        return self.max_turn + self.max_reasoning
 
 
 @dataclass(frozen=True, slots=True)

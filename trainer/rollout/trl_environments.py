@@ -209,7 +209,7 @@ class TRLEnvironments:
         return HubDataset.from_list([{"prompt": prompt, "question_id": q.question_id} for q in questions])
 
     def close(self) -> None:
-        """Give back every session; closing twice is allowed."""
+        """Release every session; closing twice is allowed."""
         self._opened.close()
 
     def __enter__(self) -> Self:

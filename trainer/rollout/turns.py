@@ -32,30 +32,30 @@ class GeneratedTurn:
         return sum(logprob is not None for logprob in self.logprobs)
 
 
-async def generate_turn(generate: Generate, chat: ChatFormat, max_words: int, room: int) -> GeneratedTurn:
-    """Generate a turn of at most `room` tokens, `max_words` of them kept for words. Raises what `generate` does."""
+async def generate_turn(generate: Generate, chat: ChatFormat, max_text: int, room: int) -> GeneratedTurn:
+    """Generate a turn of at most `room` tokens, `max_text` of them reserved for text. Raises what `generate` does."""
     if chat.thinking_tokens is None:
         return _turn(await generate((), room, 0))
     closing = len(chat.closing_ids)
-    words = min(max_words, room)
-    thought = room - words - closing
-    if thought > 0:
-        first = await generate((), thought, 0)
+    text = min(max_text, room)
+    reasoning = room - text - closing
+    if reasoning > 0:
+        first = await generate((), reasoning, 0)
         ended = first.finish_reason is FinishReason.STOP
         if not chat.is_thinking(first.token_ids):
             if ended:
                 return _turn(first)
             return _turn(
-                await generate(first.token_ids, words, 1), first.token_ids, first.logprobs, first.policy_version
+                await generate(first.token_ids, text, 1), first.token_ids, first.logprobs, first.policy_version
             )
-        kept = len(first.token_ids) - ended  # the end of a turn within a thought is not kept
+        kept = len(first.token_ids) - ended  # an end of turn inside the reasoning block is dropped
         ids = (*first.token_ids[:kept], *chat.closing_ids)
         logprobs = (*first.logprobs[:kept], *(None,) * closing)
-        return _turn(await generate(ids, words, 1), ids, logprobs, first.policy_version)
+        return _turn(await generate(ids, text, 1), ids, logprobs, first.policy_version)
     if chat.renderer.opened_reasoning and room > closing:
-        words = min(max_words, room - closing)
-        return _turn(await generate(chat.closing_ids, words, 0), chat.closing_ids, (None,) * closing)
-    return _turn(await generate((), words, 0))
+        text = min(max_text, room - closing)
+        return _turn(await generate(chat.closing_ids, text, 0), chat.closing_ids, (None,) * closing)
+    return _turn(await generate((), text, 0))
 
 
 def _turn(

@@ -57,7 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--host",
         default=HOST,
         metavar="ADDRESS",
-        help="for a container whose port is published on loopback: whoever reaches it sees the runs, without a token "
+        help="for a container whose port is published on loopback: all that reach it see the runs, without a token "
         f"(default: {HOST})",
     )
     parser.add_argument("--open", action="store_true", help="open the page in the browser of this machine")

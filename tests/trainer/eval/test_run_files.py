@@ -16,9 +16,7 @@ from hypothesis import strategies as st
 from tests.trainer.records import make_record
 from trainer.eval.run_files import (
     Alert,
-    Differing,
     Evaluation,
-    JsonlWriter,
     RunFolder,
     RunFolderError,
     differing,
@@ -73,12 +71,6 @@ def test_a_broken_config_is_named(folder: RunFolder, text: str) -> None:
     folder.config_path.write_text(text)
     with pytest.raises(RunFolderError, match=r"config\.json"):
         folder.config()
-
-
-def test_an_empty_run_has_no_rows(folder: RunFolder) -> None:
-    assert folder.metrics() == []
-    assert folder.episodes() == []
-    assert folder.evaluations() == []
 
 
 def test_metrics_merge_the_lines_of_a_step_and_keep_numbers(folder: RunFolder) -> None:
@@ -240,14 +232,6 @@ def test_numbers_that_json_has_not_are_words() -> None:
     assert json.loads(json_line(row)) == {"a": 0.5, "b": 3, "c": ["nan", "-inf"], "4": ["inf"]}
 
 
-def test_lines_are_there_before_the_file_is_closed(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    with JsonlWriter(path) as writer:
-        writer.write({"text": "half a pair: \ud800"})
-        assert path.read_text("utf-8") == '{"text": "half a pair: ?"}\n'
-    writer.close()
-
-
 def test_a_file_that_cannot_be_written_stays_what_it_was(tmp_path: Path) -> None:
     path = tmp_path / "value.json"
     replace_json(path, {"step": 1})
@@ -270,10 +254,6 @@ def test_what_differs_is_antisymmetric_and_nothing_else(a: dict[str, Any], b: di
         (d.name, d.a, d.b) for d in differing(b, a)
     )
     assert differing(a, a) == []
-
-
-def test_a_flag_that_one_side_lacks_is_none_there() -> None:
-    assert differing({"a": 1}, {"a": 1, "b": False}) == [Differing("b", None, False)]
 
 
 def test_flags_are_those_that_decide_what_is_learnt() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 from env_server.cache import CACHE_VARIABLE
 from env_server.dataset import Dataset
 from env_server.environment import SQLEnvironment
-from policies.tiny.stumbling import StumblingPlayer
 from tests.trainer.recited import recite
 from tests.trainer.records import make_record
 from trainer.eval.summaries import explore, false_positives
@@ -48,19 +46,6 @@ def test_players_count_no_tokens_and_the_oracle_makes_no_mistake(environment: SQ
     assert found.described_first.share == 1.0
     assert found.recovered is None
     assert (found.generated_tokens, found.prompt_tokens) == (None, None)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_shares_lie_in_their_intervals_whoever_plays(environment: SQLEnvironment, pets: Dataset, seed: int) -> None:
-    played = [
-        record(play(environment, question, player)[0])
-        for question in pets.questions
-        for player in (RandomPlayer(seed), StumblingPlayer(question, random.Random(seed)))
-    ]
-    found = explore(played)
-    for share in (found.described_first, found.recovered, found.hallucinated_names):
-        if share is not None:
-            assert share.interval.low <= share.share == share.count / share.n <= share.interval.high
 
 
 def test_an_old_record_does_not_know_what_was_read_and_a_lost_episode_counts_nowhere() -> None:
@@ -123,16 +108,6 @@ def test_the_random_player_is_never_verified(environment: SQLEnvironment, pets: 
     assert found.share.n == sum(game.outcome == "correct" for game in games) > 2
     assert found.share.share == 1.0
     assert found.wrong_query + found.no_query == found.share.n
-
-
-def test_a_repeated_answer_does_not_narrow_the_interval(environment: SQLEnvironment, pets: Dataset) -> None:
-    earned = [record(play(environment, q, OraclePlayer(q))[0]) for q in pets.questions]
-    played = [recite(environment, pets.question("cats"), ["DESCRIBE pets", "ANSWER 2"]), *earned[1:]]
-    intervals = [
-        found.share.interval for times in (1, 8) if (found := false_positives(times * played, pets)) is not None
-    ]
-    once, often = (interval.high - interval.low for interval in intervals)
-    assert often > 0.9 * once
 
 
 def test_without_a_right_answer_there_is_nothing_to_measure(environment: SQLEnvironment, pets: Dataset) -> None:

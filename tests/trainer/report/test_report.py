@@ -179,6 +179,9 @@ def test_a_whole_run_has_every_part(whole: tuple[str, Page]) -> None:
         "training took 10:24 (12 steps, with what lies between them)",
         "argument this run default learning_rate 0.0001 1e-06 x plain",
         "Drawn at random",
+        "Why episodes failed",
+        "gave up: an empty answer, or one on no evidence",
+        "How it explored",
     ):
         assert part in page.text
     assert "not complete" not in page.text
@@ -296,14 +299,3 @@ def test_the_command_prints_what_it_wrote(
     assert picture.stat().st_size > 1_000
     with pytest.raises(RunFolderError, match="there is no folder"):
         run([str(tmp_path / "nowhere")])
-
-
-def test_why_episodes_failed_and_how_it_explored_are_tables_of_their_own(tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path / "run", {})
-    for label, played in (("before", BEFORE), ("after", AFTER)):
-        add_evaluation(folder, label, [replace(r, prompt_tokens=120) for r in played.records])
-    html = write_report(folder.path).read_text(encoding="utf-8")
-    assert "Why episodes failed" in html
-    assert "gave up: an empty answer, or one on no evidence" in html
-    assert "How it explored" in html
-    assert re.search(r"prompt tokens per question</th>\s*<td[^>]*>120</td>\s*<td[^>]*>120</td>", html)

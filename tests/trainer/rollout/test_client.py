@@ -14,6 +14,7 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
 
+from benchmarks.simulated import SimulatedEngine
 from env_server.dataset import Dataset
 from env_server.environment import SQLEnvironment
 from env_server.errors import DataError
@@ -98,9 +99,15 @@ class Generated:
 class WatchedEngine:
     """Passes on to another engine, records it, and lets a test hold or fail a session before each turn."""
 
-    def __init__(self, inner: Engine, before_turn: Callable[[int], Awaitable[None]] | None = None) -> None:
+    def __init__(
+        self,
+        inner: Engine,
+        before_turn: Callable[[int], Awaitable[None]] | None = None,
+        before_opening: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         self.inner = inner
         self.before_turn = before_turn
+        self.before_opening = before_opening
         self.generated: dict[int, list[Generated]] = {}
         self.opened = 0
         self.closed = 0
@@ -119,6 +126,8 @@ class _WatchedSession:
         self._key = key
 
     async def __aenter__(self) -> _WatchedSession:
+        if self._engine.before_opening is not None:
+            await self._engine.before_opening()
         self._inner = await self._inner.__aenter__()
         self._engine.opened += 1
         self._engine.generated[self._key] = []
@@ -136,35 +145,13 @@ class _WatchedSession:
         return completion
 
 
-class SayingEngine:
-    """Says the given words, turn by turn, to every episode; -0.5 for each token; never waits."""
-
-    def __init__(self, chat: ChatFormat, *turns: str, finish: FinishReason = FinishReason.STOP) -> None:
-        self.turns = [chat.renderer.turn_ids(text) for text in turns]
-        self.finish = finish
-
-    def session(self, key: int) -> Session:
-        return _SayingSession(self)
-
-    async def aclose(self) -> None:
-        pass
-
-
-class _SayingSession:
-    def __init__(self, engine: SayingEngine) -> None:
-        self._left = list(engine.turns)
-        self._finish = engine.finish
-
-    async def __aenter__(self) -> _SayingSession:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        pass
-
-    async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, seed: int) -> Completion:
-        ids = self._left.pop(0)
-        ids = ids if self._finish is FinishReason.STOP else ids[:-1]
-        return Completion(tuple(ids), (-0.5,) * len(ids), self._finish, policy_version=3)
+def saying(chat: ChatFormat, *turns: str, finish: FinishReason = FinishReason.STOP) -> SimulatedEngine:
+    """An engine that says the given texts, turn by turn, to every episode; LENGTH: each without its end."""
+    said = [chat.renderer.turn_ids(text) for text in turns]
+    cut = None if finish is FinishReason.STOP else -1
+    engine = SimulatedEngine(lambda request: said[request.turn][:cut], stop_ids=chat.stop_ids)
+    engine.policy_version = 3
+    return engine
 
 
 Hook = Callable[[str, str], Awaitable[None]]
@@ -292,7 +279,7 @@ async def test_a_failed_episode_is_a_masked_row(chat: ChatFormat, inline: Inline
     async def fails(call: str, question_id: str) -> None:
         raise DataError("the database is gone")
 
-    client = RolloutClient(SayingEngine(chat, "ANSWER 2"), WatchedEnvironments(inline, fails), chat, settings_with())
+    client = RolloutClient(saying(chat, "ANSWER 2"), WatchedEnvironments(inline, fails), chat, settings_with())
     (failed,) = await client.play(requests_for(1))
     assert failed.outcome is Outcome.FAILED
     assert failed.failure == "DataError: the database is gone"
@@ -322,15 +309,11 @@ async def test_every_wait_meets_its_deadline(
         if where == "turn":
             await never()
 
-    class Silent(SayingEngine):
-        def session(self, key: int) -> Session:
-            class Waiting(_SayingSession):
-                async def __aenter__(self) -> _SayingSession:
-                    return await never() if where == "engine" else self
+    async def opening_hangs() -> None:
+        if where == "engine":
+            await never()
 
-            return Waiting(self)
-
-    engine = WatchedEngine(Silent(chat, "ANSWER 2"), engine_hangs)
+    engine = WatchedEngine(saying(chat, "ANSWER 2"), engine_hangs, opening_hangs)
     watched = WatchedEnvironments(inline, environment_hangs)
     settings = settings_with(max_failure_share=1.0, environment_timeout_s=0.01, engine_timeout_s=0.02)
     (episode,) = await RolloutClient(engine, watched, chat, settings).play(requests_for(1))
@@ -343,7 +326,7 @@ async def test_a_timeout_of_the_component_keeps_its_own_words(chat: ChatFormat, 
         raise TimeoutError("no free slot")
 
     client = RolloutClient(
-        SayingEngine(chat), WatchedEnvironments(inline, times_out), chat, settings_with(max_failure_share=1.0)
+        saying(chat), WatchedEnvironments(inline, times_out), chat, settings_with(max_failure_share=1.0)
     )
     (episode,) = await client.play(requests_for(1))
     assert episode.failure == "TimeoutError: no free slot"
@@ -357,7 +340,7 @@ async def test_too_many_failures_stop_the_rollout_at_once_with_the_first_cause(
             raise EngineError(f"engine {key} is dead")
         await never()
 
-    engine = WatchedEngine(SayingEngine(chat), dies)
+    engine = WatchedEngine(saying(chat), dies)
     watched = WatchedEnvironments(inline)
     client = RolloutClient(engine, watched, chat, settings_with(max_failure_share=0.4))
     with pytest.raises(
@@ -376,7 +359,7 @@ async def test_a_rank_stops_when_it_alone_exceeds_the_share_of_the_batch_of_all(
         if key < 3:
             raise EngineError("dead")
 
-    engine = WatchedEngine(SayingEngine(chat, "ANSWER 2"), dies)
+    engine = WatchedEngine(saying(chat, "ANSWER 2"), dies)
     client = RolloutClient(engine, inline, chat, settings_with(max_failure_share=0.25))
     played = await client.play(requests_for(5), failures=Failures(12, 0.25))
     assert [e.outcome for e in played].count(Outcome.FAILED) == 3, "three of twelve"
@@ -398,7 +381,7 @@ async def test_a_bug_is_not_taken_for_a_failed_episode(
     async def in_environment(call: str, question_id: str) -> None:
         bug("environment")
 
-    engine = WatchedEngine(SayingEngine(chat, "ANSWER 2"), in_engine)
+    engine = WatchedEngine(saying(chat, "ANSWER 2"), in_engine)
     client = RolloutClient(
         engine, WatchedEnvironments(inline, in_environment), chat, settings_with(max_failure_share=1.0)
     )
@@ -499,12 +482,11 @@ async def test_ids_are_kept_as_they_were_generated(
     (space,) = tokenizer(" ", add_special_tokens=False)["input_ids"]
     ids = [*spelled, space, two, end]
     assert ids != chat.renderer.turn_ids("ANSWER 2")
-    engine = SayingEngine(chat)
-    engine.turns = [ids]
+    engine = SimulatedEngine(lambda _: ids, stop_ids=chat.stop_ids)
     (episode,) = await RolloutClient(engine, inline, chat, settings_with()).play(requests_for(1))
     assert episode.correct
     assert episode.row.completion_ids == ids
-    assert episode.row.logprobs == [-0.5] * len(ids)
+    assert len(episode.row.logprobs) == len(ids)
 
 
 # What an episode says and hears
@@ -514,7 +496,7 @@ async def test_an_episode_from_the_prompt_to_the_last_word(
     pets: Dataset, chat: ChatFormat, environments: LocalEnvironments, environment: SQLEnvironment
 ) -> None:
     words = ["DESCRIBE pets", "QUERY SELECT COUNT(*) FROM pets WHERE species = 'cat'", "ANSWER 2"]
-    client = RolloutClient(SayingEngine(chat, *words), environments, chat, settings_with())
+    client = RolloutClient(saying(chat, *words), environments, chat, settings_with())
     (episode,) = await client.play(requests_for(1))
 
     first = environment.reset(question_id="cats")
@@ -543,10 +525,10 @@ async def test_an_episode_from_the_prompt_to_the_last_word(
 async def test_given_steps_are_taken_and_seen_and_not_trained_on(chat: ChatFormat, inline: InlineEnvironments) -> None:
     words = ["DESCRIBE pets", "QUERY SELECT COUNT(*) FROM pets WHERE species = 'cat'", "ANSWER 2"]
     given = [SQLAction(action_type=kind, argument=argument) for kind, _, argument in (w.partition(" ") for w in words)]
-    engine = WatchedEngine(SayingEngine(chat, *words[2:]))
+    engine = WatchedEngine(saying(chat, *words[2:]))
     client = RolloutClient(engine, inline, chat, settings_with())
     (guided,) = await client.play([replace(requests_for(1)[0], given=tuple(given[:2]))])
-    (alone,) = await RolloutClient(SayingEngine(chat, *words), inline, chat, settings_with()).play(requests_for(1))
+    (alone,) = await RolloutClient(saying(chat, *words), inline, chat, settings_with()).play(requests_for(1))
 
     assert guided.outcome is Outcome.CORRECT
     assert guided.given_steps == 2
@@ -554,8 +536,8 @@ async def test_given_steps_are_taken_and_seen_and_not_trained_on(chat: ChatForma
     assert guided.row.completion_ids == alone.row.completion_ids
     last = len(chat.renderer.turn_ids(words[2]))
     assert sum(guided.row.env_mask) == sum(guided.row.env_mask[-last:]) == last
-    assert guided.row.logprobs == [0.0] * (len(guided.row.logprobs) - last) + [-0.5] * last
     (turn,) = engine.generated[0]
+    assert guided.row.logprobs == [0.0] * (len(guided.row.logprobs) - last) + list(turn.completion.logprobs)
     assert turn.view == (*guided.row.prompt_ids, *guided.row.completion_ids[:-last])
     assert [turn.tokens for turn in guided.turns] == [0, 0, last]
     assert guided.policy_versions == (3, 3), "of the policy's own turns"
@@ -564,7 +546,7 @@ async def test_given_steps_are_taken_and_seen_and_not_trained_on(chat: ChatForma
 async def test_the_policy_goes_on_where_a_given_step_has_no_room(chat: ChatFormat, inline: InlineEnvironments) -> None:
     long = SQLAction(action_type="QUERY", argument="SELECT COUNT(*) FROM pets WHERE " + " AND ".join(["1"] * 40))
     given = (SQLAction(action_type="DESCRIBE", argument="pets"), long)
-    client = RolloutClient(SayingEngine(chat, "ANSWER 2"), inline, chat, settings_with())
+    client = RolloutClient(saying(chat, "ANSWER 2"), inline, chat, settings_with())
     (episode,) = await client.play([replace(requests_for(1)[0], given=given)])
     assert episode.given_steps == 1
     assert [turn.text for turn in episode.turns] == ["DESCRIBE pets", "ANSWER 2"]
@@ -573,7 +555,7 @@ async def test_the_policy_goes_on_where_a_given_step_has_no_room(chat: ChatForma
 async def test_a_turn_that_the_limit_cut_is_closed_before_the_reply(
     chat: ChatFormat, environments: LocalEnvironments
 ) -> None:
-    engine = WatchedEngine(SayingEngine(chat, "SAMPLE pets", "ANSWER 2", finish=FinishReason.LENGTH))
+    engine = WatchedEngine(saying(chat, "SAMPLE pets", "ANSWER 2", finish=FinishReason.LENGTH))
     (episode,) = await RolloutClient(engine, environments, chat, settings_with()).play(requests_for(1))
     first, second = engine.generated[0]
     said = first.completion.token_ids
@@ -586,7 +568,7 @@ async def test_a_turn_that_the_limit_cut_is_closed_before_the_reply(
 
 async def test_a_row_that_is_full_ends_the_episode(chat: ChatFormat, inline: InlineEnvironments) -> None:
     settings = RolloutSettings(TokenBudget(max_completion=8, max_context=1_024, max_turn=16))
-    engine = WatchedEngine(SayingEngine(chat, "DESCRIBE pets", "ANSWER 2"))
+    engine = WatchedEngine(saying(chat, "DESCRIBE pets", "ANSWER 2"))
     (episode,) = await RolloutClient(engine, inline, chat, settings).play(requests_for(1))
     assert episode.outcome is Outcome.OUT_OF_TOKENS
     assert episode.row.completion_ids == chat.renderer.turn_ids("DESCRIBE pets"), "it ends on the model's words"
@@ -597,7 +579,7 @@ async def test_a_prompt_that_fills_the_context_is_a_failure_that_names_the_fix(
     chat: ChatFormat, inline: InlineEnvironments
 ) -> None:
     settings = RolloutSettings(TokenBudget(max_completion=100, max_context=10, max_turn=16), max_failure_share=1.0)
-    (episode,) = await RolloutClient(SayingEngine(chat), inline, chat, settings).play(requests_for(1))
+    (episode,) = await RolloutClient(saying(chat), inline, chat, settings).play(requests_for(1))
     assert episode.outcome is Outcome.FAILED
     assert "raise max_completion_length" in episode.failure
 
@@ -606,7 +588,7 @@ async def test_a_prompt_that_fills_the_context_is_a_failure_that_names_the_fix(
 
 
 async def test_every_wait_of_an_episode_has_its_span_in_order(chat: ChatFormat, inline: InlineEnvironments) -> None:
-    engine = SayingEngine(chat, "SAMPLE pets", "ANSWER 2")
+    engine = saying(chat, "SAMPLE pets", "ANSWER 2")
     episodes = await RolloutClient(engine, inline, chat, settings_with(max_concurrency=1)).play(requests_for(2))
     for episode in episodes:
         assert episode.timing is not None
@@ -629,9 +611,7 @@ async def test_a_failed_episode_has_its_times_up_to_the_failure(chat: ChatFormat
             raise DataError("the database is gone")
 
     watched = WatchedEnvironments(inline, breaks)
-    (failed,) = await RolloutClient(SayingEngine(chat, "ANSWER 2"), watched, chat, settings_with()).play(
-        requests_for(1)
-    )
+    (failed,) = await RolloutClient(saying(chat, "ANSWER 2"), watched, chat, settings_with()).play(requests_for(1))
     assert failed.outcome is Outcome.FAILED
     assert failed.timing is not None
     assert [span.phase for span in failed.timing.spans][-2:] == [Phase.GENERATION, Phase.JUDGING]
@@ -749,7 +729,7 @@ async def test_the_seed_of_a_request_decides_its_sampling(
 
 
 async def test_every_turn_has_a_seed_of_its_own(chat: ChatFormat, inline: InlineEnvironments) -> None:
-    engine = WatchedEngine(SayingEngine(chat, "SAMPLE pets", "SAMPLE owners", "ANSWER 2"))
+    engine = WatchedEngine(saying(chat, "SAMPLE pets", "SAMPLE owners", "ANSWER 2"))
     await RolloutClient(engine, inline, chat, settings_with()).play(requests_for(5))
     seeds = [turn.seed for turns in engine.generated.values() for turn in turns]
     assert len(set(seeds)) == len(seeds) == 15

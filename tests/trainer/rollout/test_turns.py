@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 
 import pytest
@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import Qwen3ForCausalLM
 
+from benchmarks.simulated import SimulatedEngine, TurnRequest
 from env_server.dataset import Dataset
 from env_server.settings import EnvSettings
-from inference.engine import Completion, FinishReason, Sampling
+from inference.engine import Completion, FinishReason
 from inference.hf.engine import HFEngine
 from tests.logprobs import logprobs_of
 from tests.trainer.chat.families import family_tokenizer
@@ -155,37 +156,6 @@ async def test_rows_with_thoughts_are_token_exact(
     assert sum(row.env_mask[i] == 0 for i in closed) >= 3
 
 
-class Thinker:
-    """Thinks until it is stopped wherever its thought is not closed already, then says the next of given texts."""
-
-    def __init__(self, chat: ChatFormat, texts: Sequence[str]) -> None:
-        self._chat = chat
-        self._texts = list(texts)
-        self.tokens = 0
-
-    def session(self, key: int) -> Thinker:
-        return self
-
-    async def __aenter__(self) -> Thinker:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        pass
-
-    async def aclose(self) -> None:
-        pass
-
-    async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, seed: int) -> Completion:
-        tokenizer, limit = family_tokenizer("qwen3"), sampling.max_new_tokens
-        if self._chat.renderer.decode_turn(prompt_ids).endswith("</think>\n\n"):
-            ids, reason = [*tokenizer.encode(self._texts.pop(0)), END], FinishReason.STOP
-            assert len(ids) <= limit
-        else:
-            ids, reason = tokenizer.encode("<think>" + "and so on " * limit)[:limit], FinishReason.LENGTH
-        self.tokens += len(ids)
-        return Completion(tuple(ids), (-0.5,) * len(ids), reason, policy_version=0)
-
-
 @pytest.mark.parametrize("turns", [9, 15])
 @pytest.mark.parametrize("thinking", [None, True])
 async def test_by_default_a_template_that_thinks_leaves_no_generated_token_untrained(
@@ -195,13 +165,25 @@ async def test_by_default_a_template_that_thinks_leaves_no_generated_token_untra
     variables = {} if thinking is None else {"enable_thinking": thinking}
     chat = ChatFormat(family_tokenizer("qwen3"), ChatSettings(chat_template_kwargs=variables))
     play = PlaySettings()
-    engine = Thinker(chat, ["QUERY SELECT name FROM pets"] * (turns - 1) + ["ANSWER 3"])
+    tokenizer, texts = family_tokenizer("qwen3"), ["QUERY SELECT name FROM pets"] * (turns - 1) + ["ANSWER 3"]
+    generated: list[int] = []
+
+    def say(request: TurnRequest) -> list[int]:
+        """Think until it is stopped where its thought is not closed already, else say the next text."""
+        if chat.renderer.decode_turn(request.prompt_ids).endswith("</think>\n\n"):
+            ids = [*tokenizer.encode(texts.pop(0)), END]
+        else:
+            ids = tokenizer.encode("<think>" + "and so on " * 4_096)[: chat.thinking_tokens]
+        generated.append(len(ids))
+        return ids
+
+    engine = SimulatedEngine(say, stop_ids=chat.stop_ids)
     budget = TokenBudget(play.max_completion_length, 32_768, play.max_turn_length, chat.reasoning_length)
     with closing(LocalEnvironments(pets, EnvSettings(step_budget=turns), threads=1)) as environments:
         client = RolloutClient(engine, environments, chat, RolloutSettings(budget))
         (episode,) = await client.play([EpisodeRequest("cats", seed=1)])
     assert (episode.failure, len(episode.turns)) == ("", turns)
-    share = sum(episode.row.env_mask) / engine.tokens
+    share = sum(episode.row.env_mask) / sum(generated)
     batch = BatchRecords([record(episode, with_versions=True)])
     metrics = batch_metrics(batch, 1, BatchTimes(1.0, 0.0), 0)
     assert metrics["rollout/trained_token_share"] == share

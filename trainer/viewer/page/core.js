@@ -6,7 +6,7 @@ export const COLORS = ["#2f7fd6", "#d2691e", "#12957a", "#8d63bd", "#c94f4f", "#
 
 export const OUTCOMES = {
   correct: "right", wrong: "wrong answer", out_of_budget: "out of steps", out_of_tokens: "out of tokens",
-  failed: "lost by the infrastructure",
+  failed: "errored (infrastructure)",
 };
 
 // The page that the address names, with what it asks for.

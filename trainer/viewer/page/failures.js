@@ -63,7 +63,7 @@ function Totals({ totals, source, kinds }) {
     scope="col">${one.label}<br /><span class="note">${count(sums[i])}</span></th>`)}</tr></thead><tbody>
     ${row("right", "right", (one) => one.counts.correct)}
     ${present.map((kind) => row(kind, kinds[kind], (one) => one.counts[kind]))}
-    ${totals.some((one) => one.counts[LOST]) && row(LOST, "lost by the infrastructure, in no share", (one) => one.counts[LOST])}
+    ${totals.some((one) => one.counts[LOST]) && row(LOST, "errored (infrastructure), in no share", (one) => one.counts[LOST])}
   </tbody></table></div>`;
 }
 
