@@ -190,5 +190,5 @@ def test_the_episode_of_the_readme_is_what_happens(environment: SQLEnvironment) 
 
 def test_the_size_of_the_data_set_is_what_the_pages_say(dataset: Dataset) -> None:
     said = f"{len(dataset.databases)} databases over 16 domains, {len(dataset.questions):,} questions"
-    assert said in PAGES["docs/commands.md"]
+    assert said in PAGES["docs/data-format.md"]
     assert said in PAGES["docs/results.md"]

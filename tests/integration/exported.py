@@ -1,4 +1,4 @@
-"""What an exported folder answers when it is asked as docs/shipping.md shows: the page's scripts, run as they stand.
+"""What an exported folder answers when it is asked as docs/evaluation.md shows: the page's scripts, run as they stand.
 
 Neither script sees this project: they run elsewhere, isolated from its modules; the one for vLLM in a fork of a process
 that has imported vLLM.
@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.fork_server import ForkServer
 from tests.integration.vllm_server import PYTHON, START_S
 
-PAGE = Path(__file__).parents[2] / "docs" / "shipping.md"
+PAGE = Path(__file__).parents[2] / "docs" / "evaluation.md"
 VLLM_ON_CPU = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",

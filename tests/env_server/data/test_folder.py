@@ -20,7 +20,7 @@ from env_server.dataset import Split
 from env_server.errors import DataError
 from tests.env_server.data.folders import add_database, write_entries
 
-PAGE = Path(__file__).parents[3] / "docs" / "own-data.md"
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 def question(**changes: Any) -> dict[str, Any]:
@@ -250,14 +250,17 @@ def test_a_path_that_is_no_folder(folder: Path) -> None:
     assert refusal(folder / "nowhere") == f"{folder / 'nowhere'} is not a folder"
 
 
-def page_files() -> dict[str, str]:
-    """The files that the how-to page shows: a code block after a line that begins with the file's name."""
-    found = re.findall(r"^`([\w./-]+)`[^\n]*\n\n```\w+\n(.*?)^```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
-    return dict(found)
+def page_files(page: str) -> dict[str, str]:
+    """The files that a page shows: a code block after a line that begins with the file's name."""
+    text = (DOCS / page).read_text("utf-8")
+    return dict(re.findall(r"^`([\w./-]+)`[^\n]*\n\n```\w+\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
 
 
-def test_the_how_to_page_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = page_files()
+def test_the_questions_of_the_page_about_the_tables_of_the_tutorial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = {name: text for name, text in page_files("own-data.md").items() if "questions" not in name}
+    files = tables | page_files("data-format.md")
     assert set(files) == {"my-shop/customers.csv", "my-shop/orders.csv", "my-shop/questions.jsonl"}
     for name, text in files.items():
         file = tmp_path / name
@@ -266,11 +269,13 @@ def test_the_how_to_page_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     dataset = load_dataset("my-shop", cache_dir=tmp_path / "cache")
     assert (dataset.name, list(dataset.databases), dataset.excluded) == ("my-shop", ["my-shop"], ())
-    assert (len(dataset.select(Split.TRAIN)), len(dataset.select(Split.EVAL))) == (8, 2)
-    golds = {question.text: question.gold.rows for question in dataset.questions}
-    assert golds["How many orders are open?"] == ((2,),)
-    assert golds["Who has never ordered anything?"] == (("Dee",),)
-    assert golds["What is the total amount of all orders?"] == ((658.5,),)
+    assert {len(dataset.select(Split.TRAIN)), len(dataset.select(Split.EVAL))} == {3, 1}
+    assert {question.text: question.gold.rows for question in dataset.questions} == {
+        "How many customers are there?": ((7,),),
+        "What are the names of the customers in Rome?": (("Dee",), ("Gus",)),
+        "Who has never ordered anything?": (("Dee",), ("Gus",)),
+        "How many regulars are there?": ((1,),),
+    }
 
 
 @pytest.mark.parametrize(

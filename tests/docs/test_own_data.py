@@ -1,4 +1,4 @@
-"""docs/first-answers.md, the newcomer's path: its files are written and its commands run, one after the other."""
+"""docs/own-data.md, the tutorial: its files are written and its commands run, one after the other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sqlenv import cli
 from tests.integration.training import surroundings_in
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "first-answers.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "own-data.md").read_text(encoding="utf-8")
 FILES = re.findall(r"^`([\w./-]+)`[^\n]*\n\n```\w+\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 FENCED = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 COMMANDS = [shlex.split(line)[1:] for kind, block in FENCED if kind == "sh" for line in block.splitlines()]
