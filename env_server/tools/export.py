@@ -29,7 +29,7 @@ from env_server.settings import SandboxSettings
 from env_server.sql.display import sql_name
 from env_server.sql.pool import DatabasePool
 from env_server.sql.schema import Schema, Table, quote_identifier
-from env_server.tools.archives import disk_errors
+from env_server.tools.terminal import disk_errors
 
 DATABASES = "databases"
 """The folder of the databases."""

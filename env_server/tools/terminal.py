@@ -1,8 +1,14 @@
-"""What the commands of `sqlenv data` print and read at the terminal."""
+"""What the commands of `sqlenv data` print and read at the terminal, and how they tell of a disk that refuses."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 from rich.console import Console
+
+from env_server.errors import DataError
 
 
 def say(text: str) -> None:
@@ -22,3 +28,13 @@ def ask(console: Console, prompt: str, default: str = "") -> str:
 def counted(count: int, noun: str) -> str:
     """Return a number of things in words."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+@contextmanager
+def disk_errors(folder: Path) -> Iterator[None]:
+    """Raise what the disk refuses as a DataError."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        raise DataError(f"{folder} cannot be written: {reason}. Free space, or choose another") from error
