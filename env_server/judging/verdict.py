@@ -47,8 +47,7 @@ from typing import NamedTuple
 
 from env_server.dataset import Gold, Row, SQLValue
 from env_server.judging.answers import NULL_WORDS, Cell, format_answer, normalize_text, parse_answer
-from env_server.judging.tables import TooCostlyError, Work, same_table
-from env_server.judging.typed_tables import stands_for
+from env_server.judging.tables import Budget, TooCostlyError, same_table, tables_match
 from env_server.settings import SQLRule
 from env_server.sql.display import shortened
 
@@ -96,11 +95,11 @@ def judge_value(answer: str, gold: Gold) -> Judgement:
     if not readings:
         return Judgement(False, f"no reading has {len(gold.rows)} rows of {gold.width} columns")
     columns = [_ValueColumn(column, gold.stated) for column in zip(*gold.rows, strict=True)]
-    work = Work(_VALUE_WORK + _VALUE_WORK_PER_CELL * len(gold.rows) * gold.width)
+    budget = Budget(_VALUE_WORK + _VALUE_WORK_PER_CELL * len(gold.rows) * gold.width)
     for table in readings:
         typed = [[_typed(cell) for cell in column] for column in zip(*table, strict=True)]
         try:
-            if stands_for(columns, typed, work, ordered=gold.ordered):
+            if tables_match(columns, typed, budget, ordered=gold.ordered):
                 return _EQUAL
         except TooCostlyError:
             return _TOO_COSTLY
@@ -117,9 +116,9 @@ def judge_rows(rows: Sequence[Row], gold: Gold, rule: SQLRule = SQLRule.SPIDER) 
         return _EQUAL
     if len(rows[0]) != gold.width:
         return Judgement(False, f"{len(rows[0])} columns, not {gold.width}")
-    work = Work(_ROWS_WORK + _ROWS_WORK_PER_CELL * len(rows) * gold.width)
+    budget = Budget(_ROWS_WORK + _ROWS_WORK_PER_CELL * len(rows) * gold.width)
     try:
-        return _EQUAL if same_table(rows, gold.rows, work, ordered=gold.ordered) else _DIFFERENT
+        return _EQUAL if same_table(rows, gold.rows, budget, ordered=gold.ordered) else _DIFFERENT
     except TooCostlyError:
         return _TOO_COSTLY
 
