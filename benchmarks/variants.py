@@ -33,9 +33,8 @@ from env_server.judging.verdict import judge_rows
 from env_server.settings import SandboxSettings
 from env_server.sql.pool import DatabasePool
 from env_server.sql.sandbox import Sandbox
-from env_server.test_suites.constants import parse
-from env_server.test_suites.mutants import mutants
 from env_server.test_suites.profile import read_profile
+from env_server.test_suites.queries import mutants, parse
 from env_server.test_suites.suite import CANDIDATES, Refusal, SuiteDatabase, SuiteMaker
 from env_server.types import AnswerMode
 

@@ -102,7 +102,7 @@ class Cache:
         except OSError:
             return False
 
-    def made(self, kind: str, name: str, make: Callable[[Path], None]) -> Path:
+    def made(self, kind: str, name: str, make: Callable[[Path], object]) -> Path:
         """Return the path of an entry; where there is none, `make` writes it, a file or a folder. Raises DataError."""
         target = self.path(kind, name)
         if self.has(kind, name):
@@ -140,7 +140,7 @@ class Cache:
         with suppress(OSError):
             self.path(FACTS, key).unlink(missing_ok=True)
         try:
-            self.made(FACTS, key, lambda path: _write(path, fact))
+            self.made(FACTS, key, lambda path: path.write_text(fact, encoding="utf-8"))
         except DataError as error:
             if not self._warned:
                 self._warned = True
@@ -164,10 +164,6 @@ class Cache:
             for entry in (self._root / FACTS).iterdir():
                 if entry.is_file() and entry.stat().st_mtime < oldest:
                     entry.unlink(missing_ok=True)
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
 
 
 class LRUCache(Generic[K, V]):

@@ -18,9 +18,8 @@ from env_server.episode import EpisodeEngine, Scores
 from env_server.settings import EnvSettings
 from env_server.sql.pool import DatabasePool, Databases, QueryJob, run_query
 from env_server.sql.sandbox import limit_memory
-from env_server.test_suites.building import Progress, build_suites
-from env_server.test_suites.judge import QueryJudge, SQLJudge
-from env_server.test_suites.store import Suites
+from env_server.test_suites.judge import SQLJudge
+from env_server.test_suites.store import Progress, Suites, build_suites
 from env_server.types import AnswerMode, SQLAction, SQLObservation
 
 
@@ -37,12 +36,12 @@ class SQLEnvironment(EpisodeEngine):
         databases: Databases,
         settings: EnvSettings | None = None,
         answer_mode: AnswerMode = AnswerMode.VALUE,
-        sql_judge: QueryJudge | None = None,
+        sql_judge: SQLJudge | None = None,
         scores: Scores | None = None,
     ) -> None:
         super().__init__(dataset, databases.schema, settings, answer_mode, scores)
         self._databases = databases
-        self._sql_judge: QueryJudge = sql_judge or SQLJudge(databases, settings=self._settings.judging)
+        self._sql_judge = sql_judge or SQLJudge(databases, settings=self._settings.judging)
 
     def step(self, action: SQLAction) -> SQLObservation:
         """Take one action. Raises NoEpisodeError before `reset`, EpisodeOverError after the end.
@@ -94,7 +93,7 @@ class EnvironmentFactory:
         )
 
     def build_suites(self, questions: Iterable[Question] | None = None, progress: Progress | None = None) -> None:
-        """Make the variants that questions, all by default, lack in the cache; see `building`. Raises DataError.
+        """Make the variants that questions, all by default, lack in the cache; see `test_suites.store`. Raises DataError.
 
         Others are made when an answer is first judged.
         """

@@ -95,7 +95,7 @@ def _here(spec: str, answer_mode: AnswerMode | str | None, settings: EnvSettings
 
 
 def _build_suites(factory: EnvironmentFactory) -> None:
-    from env_server.test_suites.building import TITLE
+    from env_server.test_suites.store import TITLE
     from sqlenv.progress import reported
 
     with reported(TITLE) as progress:

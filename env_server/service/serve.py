@@ -46,7 +46,7 @@ from env_server.errors import SQLEnvError
 from env_server.service.logs import configure, log
 from env_server.service.metrics import SHARED_FOLDER
 from env_server.service.settings import ServiceSettings, read_settings
-from env_server.test_suites.building import TITLE, Progress, build_suites
+from env_server.test_suites.store import TITLE, Progress, build_suites
 from env_server.types import AnswerMode
 from sqlenv.progress import reported
 

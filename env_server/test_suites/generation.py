@@ -21,8 +21,8 @@ from dataclasses import dataclass
 
 from env_server.dataset import Row, SQLValue
 from env_server.sql.schema import fold
-from env_server.test_suites.constants import QueryConstants
 from env_server.test_suites.profile import ColumnProfile, DatabaseProfile, Kind, Reference, TableProfile
+from env_server.test_suites.queries import QueryConstants
 
 MAX_ROWS = 60
 _LINK_SHARE = 0.8

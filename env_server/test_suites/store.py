@@ -1,7 +1,8 @@
 """Suites by question, kept on disk, so that a question's suite is made once per machine.
 
-They are made before they are needed (`building`), or when first asked for; a server only reads them. `Suites.of` may be
-called from any thread and any number of processes. Each is an entry of the cache (`env_server.cache`), named after the
+They are made before they are needed, by several processes, or when first asked for; a server only reads them. A build
+that was interrupted goes on where it stopped, and builds that overlap wait for one another. `Suites.of` may be called
+from any thread and any number of processes. Each is an entry of the cache (`env_server.cache`), named after the
 database's file and the gold query, so that a changed database gets new suites.
 A database that can have no test databases (see `profile`) has empty suites that say why; a damaged one is an error.
 """
@@ -9,19 +10,24 @@ A database that can have no test databases (see `profile`) has empty suites that
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 import zlib
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from env_server.cache import CACHE_VARIABLE, Cache, identity, key_of
 from env_server.dataset import Gold, Question, rows_from_json, rows_to_json
 from env_server.errors import DataError, NoVariantsError
 from env_server.settings import SandboxSettings
-from env_server.sql.sandbox import Sandbox
+from env_server.sql.sandbox import Sandbox, limit_memory
 from env_server.test_suites.profile import read_profile
 from env_server.test_suites.suite import Strictness, Suite, SuiteDatabase, SuiteMaker
 
@@ -29,6 +35,19 @@ KEPT_SUITES = 128
 """Suites kept in memory, the most recently used ones; one is about 130 kB."""
 _KEPT_MAKERS = 4
 KIND = "test-databases"
+Progress = Callable[[int, int], None]
+"""Called with the number of suites made so far and of all that are to be made; not at all where there are none."""
+TITLE = "making test databases"
+"""What is shown meanwhile."""
+_CHUNK = 8
+"""Gold queries of one database that are made one after the other, so that its profile is read once for them."""
+_LINE_CHARS = 600
+"""Of a line at most, so that the lines of several processes do not mix on the pipe."""
+# Its modules are found where this process found them.
+_PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from env_server.test_suites.store import main; main()"
+
+_Chunk = tuple[str, str, Sequence[str]]
+"""A database's id, its path, and gold queries."""
 
 
 class Suites:
@@ -70,10 +89,6 @@ class Suites:
             if not self._cache.has(KIND, self._name(question.db_id, question.gold_sql)):
                 missing.setdefault(question.db_id, {})[question.gold_sql] = None
         return {db_id: list(golds) for db_id, golds in missing.items()}
-
-    def building(self) -> AbstractContextManager[None]:
-        """Let one process at a time make suites, of all that use the cache and lock files."""
-        return self._cache.lock(KIND)
 
     def _load_or_make(self, db_id: str, sql: str) -> Suite:
         suite = self._load(db_id, sql)
@@ -117,7 +132,7 @@ class Suites:
         ]
         kept = json.dumps({"databases": databases, "untested": suite.untested, "problem": suite.problem})
         packed = zlib.compress(kept.encode())
-        self._cache.made(KIND, self._name(db_id, sql), lambda path: _write(path, packed))
+        self._cache.made(KIND, self._name(db_id, sql), lambda path: path.write_bytes(packed))
 
     def _name(self, db_id: str, sql: str) -> str:
         return key_of(self._identity(db_id), sql)
@@ -129,5 +144,94 @@ class Suites:
             raise DataError(f"no database {db_id!r}; there are {len(self._databases)}") from None
 
 
-def _write(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
+def build_suites(
+    databases: Mapping[str, Path],
+    questions: Iterable[Question],
+    settings: SandboxSettings,
+    cache_dir: Path,
+    *,
+    progress: Progress | None = None,
+    processes: int | None = None,
+) -> int:
+    """Make the suites of the questions that the cache lacks; return how many that were.
+
+    `processes` is the number of cores by default; few suites are made in this process. `progress` is called in this
+    thread. Raises DataError when a database or the cache cannot be used, or a process is lost.
+    """
+    suites = Suites(databases, settings, cache_dir)
+    wanted = [question for question in questions if question.judged]
+    if not suites.missing(wanted):
+        return 0
+    with Cache(cache_dir).lock(KIND):  # one build at a time, of all that use the cache
+        # What another process has made meanwhile is there now.
+        missing = suites.missing(wanted)
+        chunks: list[_Chunk] = [
+            (db_id, str(databases[db_id].absolute()), golds[start : start + _CHUNK])
+            for db_id, golds in missing.items()
+            for start in range(0, len(golds), _CHUNK)
+        ]
+        total = sum(map(len, missing.values()))
+        if total and progress is not None:
+            progress(0, total)
+        count = min(processes or len(os.sched_getaffinity(0)), len(chunks))
+        made = _in_processes(chunks, settings, cache_dir, count) if count > 1 else _made(chunks, settings, cache_dir)
+        for done, problem in enumerate(made, 1):
+            if problem:
+                raise DataError(problem)
+            if progress is not None:
+                progress(done, total)
+    return total
+
+
+def main() -> None:
+    """Make the suites that standard input asks for."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
+    # Nothing that prints may get between the replies.
+    os.dup2(2, 1)
+    share = json.load(sys.stdin)
+    settings = SandboxSettings(**share["settings"])
+    limit_memory(settings)
+    try:
+        for problem in _made(share["chunks"], settings, Path(share["cache_dir"])):
+            replies.write(json.dumps(problem[:_LINE_CHARS]) + "\n")
+    except BrokenPipeError:
+        os._exit(1)
+
+
+def _made(chunks: Iterable[_Chunk], settings: SandboxSettings, cache_dir: Path) -> Iterator[str]:
+    """Make suites, and yield what went wrong with each: "" where nothing did."""
+    for db_id, path, golds in chunks:
+        suites = Suites({db_id: Path(path)}, settings, cache_dir)
+        for sql in golds:
+            try:
+                suites.make(db_id, sql)
+                yield ""
+            except DataError as error:
+                yield str(error)
+
+
+def _in_processes(chunks: Sequence[_Chunk], settings: SandboxSettings, cache_dir: Path, count: int) -> Iterator[str]:
+    """Make them in so many processes, each with an equal share."""
+    setup = {"settings": asdict(settings), "cache_dir": str(cache_dir.absolute())}
+    command = (sys.executable, "-c", _PROGRAM, *sys.path)
+    reading, writing = os.pipe()
+    children: list[subprocess.Popen[bytes]] = []
+    with os.fdopen(reading, encoding="utf-8") as replies:
+        try:
+            with os.fdopen(writing, "w"):
+                for number in range(count):
+                    with TemporaryFile("w+", encoding="utf-8") as share:
+                        json.dump({**setup, "chunks": chunks[number::count]}, share)
+                        share.seek(0)
+                        children.append(subprocess.Popen(command, stdin=share, stdout=writing))
+            for line in replies:
+                yield json.loads(line)
+            if any(child.wait() for child in children):
+                yield f"a process for {TITLE} was lost; what it had made is kept: try again"
+        except OSError as error:
+            raise DataError(f"a process for {TITLE} cannot be started: {error.strerror}") from error
+        finally:
+            for child in children:
+                child.kill()  # in the middle of a suite, too
+                child.wait()

@@ -33,12 +33,19 @@ from env_server.judging.verdict import judge_rows
 from env_server.settings import SandboxSettings, SQLRule
 from env_server.sql.hardness import orders_at_top_level
 from env_server.sql.sandbox import Sandbox
-from env_server.sql.schema import Schema, Table, fold, quote_identifier
+from env_server.sql.schema import quote_identifier
 from env_server.sql.vfs import VFS_NAME
-from env_server.test_suites.constants import QueryConstants, parse, propagate, read_constants, replace_tables
 from env_server.test_suites.generation import CONFIGS, generate
-from env_server.test_suites.mutants import Clause, read_clauses
 from env_server.test_suites.profile import DatabaseProfile, TableProfile
+from env_server.test_suites.queries import (
+    Clause,
+    QueryConstants,
+    parse,
+    propagate,
+    read_clauses,
+    read_constants,
+    reordered,
+)
 
 DATABASES = 16
 """Of a suite, those apart that alone test a clause."""
@@ -248,46 +255,3 @@ def _connected() -> Iterator[apsw.Connection]:
         yield connection
     finally:
         connection.close(True)
-
-
-def reordered(tree: exp.Expression, schema: Schema) -> list[str]:
-    """Return the query twice more, reading its tables in other orders and breaking ties in opposite ways.
-
-    Tables are read by their first column backwards, and by their last one; each ORDER BY goes on with the columns of
-    the result, upwards and downwards, and a DISTINCT row that stands for several stands where the first or the last of
-    them would. What either changes, the query leaves to chance.
-    """
-    texts = []
-    for order, descending in (("1 DESC", False), ("{last}, 1 DESC", True)):
-        copy = tree.copy()
-        for clause in copy.find_all(exp.Order):
-            if isinstance(clause.parent, exp.Query):
-                if isinstance(clause.parent, exp.Select):
-                    _settle_distinct(clause.parent, clause, exp.Max if descending else exp.Min)
-                width = len(clause.parent.selects)
-                ties = (exp.Literal.number(place) for place in range(1, width + 1))
-                keys = (exp.Ordered(this=tie, desc=descending, nulls_first=not descending) for tie in ties)
-                clause.set("expressions", [*clause.expressions, *keys])
-
-        def rows(table: Table, order: str = order) -> str:
-            # The LIMIT keeps SQLite from dropping the sort.
-            by = order.format(last=len(table.columns))
-            return f"SELECT * FROM {quote_identifier(table.name)} ORDER BY {by} LIMIT -1"
-
-        replace_tables(copy, schema, rows)
-        texts.append(copy.sql(dialect="sqlite"))
-    return texts
-
-
-def _settle_distinct(select: exp.Select, order: exp.Order, which: type[exp.AggFunc]) -> None:
-    """Sort DISTINCT rows by the least or the greatest value of what is not selected."""
-    shown = [each.unalias() for each in select.selects]
-    names = {fold(each.alias_or_name) for each in select.selects}
-    if not select.args.get("distinct") or select.args.get("group") or select.is_star or select.find(exp.AggFunc):
-        return
-    select.set("distinct", None)
-    select.set("group", exp.Group(expressions=[each.copy() for each in shown]))
-    for key in order.expressions:
-        named = isinstance(key.this, exp.Column) and not key.this.table and fold(key.this.name) in names
-        if not (named or key.this in shown or isinstance(key.this, exp.Literal)):
-            key.set("this", which(this=key.this))

@@ -13,7 +13,7 @@ from env_server.cache import default_cache_dir
 from env_server.data.loading import SYNTAX, load_dataset
 from env_server.dataset import Dataset, Split
 from env_server.settings import EnvSettings
-from env_server.test_suites.building import TITLE, build_suites
+from env_server.test_suites.store import TITLE, build_suites
 from env_server.tools import doctor, suggest
 from env_server.tools.export import DATABASES, export_dataset
 from env_server.tools.fetch import LICENCE, NAMES, REPO, fetch

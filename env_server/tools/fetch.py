@@ -95,17 +95,20 @@ def _hub_errors(repo: str, revision: str | None) -> Iterator[None]:
     import httpx
     from huggingface_hub import errors
 
-    texts = {
+    texts: dict[type[Exception], str] = {
         errors.GatedRepoError: f"{repo} wants you to accept its terms on the Hub. Do so, then: hf auth login",
         errors.RevisionNotFoundError: f"{repo} has no revision {revision!r}. Leave --revision out for the newest",
         errors.RepositoryNotFoundError: f"the Hub has no data set {repo!r} that you can see. Name another with --repo",
         errors.HFValidationError: f"{repo!r} is no name of a repository. Write it as OWNER/NAME",
         errors.OfflineModeIsEnabled: f"HF_HUB_OFFLINE is set. Unset it to download {repo}, or {_MANUAL}",
     }
-    failed = (errors.LocalEntryNotFoundError, errors.FileMetadataError, errors.XetDownloadError, httpx.HTTPError)
+    failed: tuple[type[Exception], ...] = (
+        *(*texts, errors.LocalEntryNotFoundError, errors.FileMetadataError, errors.XetDownloadError),
+        *(httpx.HTTPError, ConnectionError, TimeoutError, RuntimeError),  # the last: the Hub's storage
+    )
     try:
         yield
-    except (*texts, *failed, ConnectionError, TimeoutError, RuntimeError) as error:  # the last: the Hub's storage
+    except failed as error:
         text = next((text for kind, text in texts.items() if isinstance(error, kind)), None)
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise DataError(text or f"downloading {repo} failed ({reason}). Check the network, or {_MANUAL}") from error

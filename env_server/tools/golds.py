@@ -21,10 +21,8 @@ from env_server.errors import SQLError
 from env_server.judging.verdict import judge_rows
 from env_server.sql.pool import Databases
 from env_server.sql.schema import Schema, Table, fold, quote_identifier
-from env_server.test_suites.constants import Place, parse, place_of, replace_tables
-from env_server.test_suites.mutants import mutants, read_clauses
+from env_server.test_suites.queries import Place, mutants, parse, place_of, read_clauses, reordered, replace_tables
 from env_server.test_suites.store import Suites
-from env_server.test_suites.suite import reordered
 from env_server.tools.survey import DatabaseSurvey
 
 TRIVIAL_SHARE = 1 / 2

@@ -15,7 +15,7 @@ from env_server.judging.verdict import judge_rows
 from env_server.sql.lexer import tokens
 from env_server.sql.schema import Schema
 from env_server.sql.statements import MISSING_NAME
-from env_server.test_suites.constants import QueryConstants, parse, read_constants
+from env_server.test_suites.queries import QueryConstants, parse, read_constants
 from env_server.tools.findings import Finding, Kind, Place, QuestionFix
 from env_server.tools.golds import TRIVIAL_SHARE, Trial
 from env_server.tools.survey import UNKNOWN_COLLATION, DatabaseSurvey

@@ -18,7 +18,7 @@ from env_server.service.app import Service, create_app
 from env_server.service.settings import ServiceSettings
 from env_server.settings import SandboxSettings
 from env_server.sql.sandbox import limit_memory
-from env_server.test_suites.building import build_suites
+from env_server.test_suites.store import build_suites
 from env_server.types import AnswerMode
 
 

@@ -27,9 +27,8 @@ from env_server.environment import EnvironmentFactory, SQLEnvironment
 from env_server.episode import question_text
 from env_server.reward import normalize_action
 from env_server.settings import EnvSettings
-from env_server.test_suites.building import TITLE, build_suites
-from env_server.test_suites.judge import QueryJudge, SQLJudge
-from env_server.test_suites.store import Suites
+from env_server.test_suites.judge import SQLJudge
+from env_server.test_suites.store import TITLE, Suites, build_suites
 from env_server.types import ActionType, AnswerMode, SQLAction, SQLObservation
 from sqlenv.progress import reported
 from trainer.chat.format import Conversation
@@ -104,7 +103,7 @@ def sample_by_rejection(
 
 def _query_judge(
     dataset: Dataset, factory: EnvironmentFactory, questions: Iterable[Question], settings: EnvSettings
-) -> QueryJudge:
+) -> SQLJudge:
     cache = default_cache_dir()
     with reported(TITLE) as progress:
         build_suites(dataset.databases, questions, settings.sandbox, cache, progress=progress.update)
@@ -117,7 +116,7 @@ def _replay(
     question: Question,
     ways: Sequence[Actions],
     limit: int,
-    judge: QueryJudge | None,
+    judge: SQLJudge | None,
     samples: RejectionSamples,
 ) -> None:
     """Replay the ways to a right answer, at most `limit`; `judge` is for the queries on it."""
@@ -189,7 +188,7 @@ def missteps(episode: Episode) -> frozenset[int]:
     return frozenset(found)
 
 
-def _asked(episode: Episode, question: Question, judge: QueryJudge) -> bool:
+def _asked(episode: Episode, question: Question, judge: SQLJudge) -> bool:
     """Whether a query of the episode answers the question, on test databases too."""
     queries = {turn.argument for turn in episode.turns if turn.action_type == ActionType.QUERY and not turn.error}
     return any(judge.judge(question, query).correct for query in queries)

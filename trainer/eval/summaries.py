@@ -24,17 +24,18 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
+from functools import partial
 from itertools import takewhile
 from math import comb
 
 from env_server.cache import default_cache_dir
-from env_server.dataset import Dataset, Question
+from env_server.dataset import Dataset
 from env_server.errors import SQLError
 from env_server.judging.answers import normalize_text, parse_answer
 from env_server.judging.submissions import submitted_query
 from env_server.settings import SandboxSettings
 from env_server.sql.pool import DatabasePool
-from env_server.test_suites.evidence import Evidence, Standing
+from env_server.test_suites.judge import Support, support_of
 from env_server.test_suites.store import Suites
 from env_server.types import ActionType
 from trainer.eval.failure_kinds import FailureKind, error_kind, kind_of, queries_of
@@ -45,7 +46,7 @@ HALLUCINATED = (FailureKind.NO_SUCH_COLUMN, FailureKind.NO_SUCH_TABLE)
 """The errors of a query that names what the database does not have."""
 MAX_VOTED_ROWS = 10_000
 """Rows of a submitted query's result that distinguish it from another one."""
-_ORDER = tuple(Standing)
+_ORDER = tuple(Support)
 
 Key = Callable[[EpisodeRecord], Hashable | None]
 """An episode's answer as a value: equal for equal answers, None where there is none."""
@@ -165,31 +166,36 @@ def false_positives(
         return None
     settings = SandboxSettings()
     databases = DatabasePool(dataset.databases, settings)
-    evidence = Evidence(databases, Suites(dataset.databases, settings, default_cache_dir()), settings)
-    standings = []
+    suites = Suites(dataset.databases, settings, default_cache_dir())
+    supports = []
     try:
         for record in right:
-            standings.append(_best_standing(record, dataset.question(record.question_id), evidence))
+            question = dataset.question(record.question_id)
+            supports.append(
+                _best_support(
+                    record, partial(support_of, question, databases=databases, suites=suites, settings=settings)
+                )
+            )
             on_record()
     finally:
         databases.close()
     return FalsePositives(
         share_of(
             [record.db_id for record in right],
-            [standing in (Standing.LUCKY, Standing.OTHER_ROWS) for standing in standings],
+            [support in (Support.FALSE_POSITIVE, Support.OTHER_ROWS) for support in supports],
             [record.question_id for record in right],
         ),
-        standings.count(Standing.LUCKY),
-        standings.count(Standing.OTHER_ROWS),
-        standings.count(Standing.UNTESTED),
+        supports.count(Support.FALSE_POSITIVE),
+        supports.count(Support.OTHER_ROWS),
+        supports.count(Support.UNTESTED),
     )
 
 
-def _best_standing(record: EpisodeRecord, question: Question, evidence: Evidence) -> Standing:
-    best = Standing.OTHER_ROWS
+def _best_support(record: EpisodeRecord, support: Callable[[str], Support]) -> Support:
+    best = Support.OTHER_ROWS
     for sql in dict.fromkeys(turn["argument"] for turn in queries_of(record) if not turn["error"]):
-        best = max(best, evidence.standing(question, sql), key=_ORDER.index)
-        if best is Standing.HOLDS:
+        best = max(best, support(sql), key=_ORDER.index)
+        if best is Support.VERIFIED:
             break
     return best
 

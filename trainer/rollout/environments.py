@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from env_server.environment import EnvironmentFactory, SQLEnvironment
 from env_server.settings import EnvSettings
-from env_server.test_suites.building import TITLE
+from env_server.test_suites.store import TITLE
 from env_server.types import AnswerMode, SQLAction, SQLObservation
 from sqlenv.progress import reported
 from trainer.rollout.remote_environments import RemoteEnvironments

@@ -14,8 +14,7 @@ from env_server.dataset import Dataset, Question
 from env_server.environment import EnvironmentFactory
 from env_server.errors import DataError
 from env_server.settings import EnvSettings, SandboxSettings
-from env_server.test_suites.building import build_suites
-from env_server.test_suites.store import Suites
+from env_server.test_suites.store import Suites, build_suites
 from env_server.test_suites.suite import SuiteMaker
 from env_server.types import ActionType, AnswerMode, SQLAction
 
@@ -93,7 +92,7 @@ def test_a_process_that_is_lost_is_an_error_and_what_was_made_stays(pets: Datase
     def kill_one(done: int, _total: int) -> None:
         if done == 1:
             for pid in children.read_text().split():
-                if b"test_suites.building" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                if b"test_suites.store" in Path(f"/proc/{pid}/cmdline").read_bytes():
                     os.kill(int(pid), signal.SIGKILL)
 
     with pytest.raises(DataError, match="try again"):

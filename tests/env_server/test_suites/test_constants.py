@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from env_server.sql.schema import Column, Schema, Table
-from env_server.test_suites.constants import QueryConstants, parse, read_constants
+from env_server.test_suites.queries import QueryConstants, parse, read_constants
 
 
 def _table(name: str, *columns: str) -> Table:

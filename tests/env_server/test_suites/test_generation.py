@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from env_server.dataset import Row, SQLValue
 from env_server.settings import SandboxSettings
-from env_server.test_suites.constants import QueryConstants, parse, read_constants
 from env_server.test_suites.generation import (
     CONFIGS,
     fit,
@@ -26,6 +25,7 @@ from env_server.test_suites.generation import (
     usual_value,
 )
 from env_server.test_suites.profile import ColumnProfile, DatabaseProfile, Kind, TableProfile
+from env_server.test_suites.queries import QueryConstants, parse, read_constants
 from env_server.test_suites.suite import SuiteMaker, insert, opened
 from tests.env_server.test_suites.databases import database, profile_of
 

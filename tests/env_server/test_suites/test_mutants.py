@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from env_server.settings import EnvSettings
 from env_server.sql.pool import DatabasePool
 from env_server.sql.schema import Column, Schema, Table
-from env_server.test_suites.constants import parse
-from env_server.test_suites.mutants import MAX_MUTANTS, Clause, mutants, read_clauses
+from env_server.test_suites.queries import MAX_MUTANTS, Clause, mutants, parse, read_clauses
 
 
 def _table(title: str, **columns: str) -> Table:

@@ -28,9 +28,8 @@ from env_server.service.execution.worker import WorkerLostError
 from env_server.settings import EnvSettings, SandboxSettings
 from env_server.sql.pool import DatabasePool, QueryJob
 from env_server.sql.sandbox import QueryResult
-from env_server.test_suites.building import build_suites
 from env_server.test_suites.judge import SQLJudge
-from env_server.test_suites.store import Suites
+from env_server.test_suites.store import Suites, build_suites
 from env_server.types import AnswerMode
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
