@@ -93,7 +93,7 @@ class EnvironmentFactory:
         )
 
     def build_suites(self, questions: Iterable[Question] | None = None, progress: Progress | None = None) -> None:
-        """Make the variants that questions, all by default, lack in the cache; see `test_suites.store`. Raises DataError.
+        """Make the variants that questions, all by default, lack in the cache. Raises DataError.
 
         Others are made when an answer is first judged.
         """

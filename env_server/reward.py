@@ -45,7 +45,7 @@ from env_server.actions import ACTIONS, TABLE
 from env_server.dataset import Gold, Row, SQLValue
 from env_server.judging.answers import normalize_text
 from env_server.settings import MAX_ARGUMENT_CHARS, RewardSettings
-from env_server.sql.lexer import folded, opaque_tokens
+from env_server.sql.lexer import fold, opaque_tokens
 from env_server.types import ActionType, RewardComponents
 
 _WORD = re.compile(r"[\w.$]+|[<>=!|]+|\S")
@@ -83,7 +83,7 @@ def _normalize_name(name: str) -> str:
     name = name.strip().rstrip(";").rstrip()
     if len(name) >= 2 and _NAME_QUOTES.get(name[0]) == name[-1]:
         name = name[1:-1]
-    return folded(name)
+    return fold(name)
 
 
 def _normalize_sql(sql: str) -> str:
@@ -91,11 +91,11 @@ def _normalize_sql(sql: str) -> str:
     words: list[str] = []
     position = 0
     for token in opaque_tokens(sql):
-        words += _WORD.findall(folded(sql[position : token.start()]))
+        words += _WORD.findall(fold(sql[position : token.start()]))
         if token.lastgroup != "comment":
             words.append(token[0])
         position = token.end()
-    words += _WORD.findall(folded(sql[position:]))
+    words += _WORD.findall(fold(sql[position:]))
     while words and words[-1] == ";":
         words.pop()
     return " ".join(words)

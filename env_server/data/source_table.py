@@ -13,7 +13,8 @@ from pathlib import Path
 from env_server.data.cells import normal, stripped
 from env_server.dataset import Row
 from env_server.errors import DataError
-from env_server.sql.schema import fold, quote_identifier
+from env_server.sql.lexer import fold
+from env_server.sql.schema import quote_identifier
 
 MAX_COLUMNS = 2_000
 """Columns of a SQLite table."""

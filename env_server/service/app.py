@@ -80,7 +80,7 @@ class Service:
     async def running(self) -> AsyncIterator[None]:
         """Start the query processes and what runs in the background; end them."""
         log_loop_errors(asyncio.get_running_loop())
-        await asyncio.to_thread(self.databases.learn_schemas)
+        await asyncio.to_thread(self.databases.read_schemas)
         async with self.executor:
             background = [asyncio.ensure_future(self.sockets.close_idle()), asyncio.ensure_future(self._gauge())]
             try:

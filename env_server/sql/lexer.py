@@ -71,6 +71,6 @@ def is_plain_name(name: str) -> bool:
     return _PLAIN_NAME.fullmatch(name) is not None and name.lower() not in RESERVED_WORDS
 
 
-def folded(text: str) -> str:
+def fold(text: str) -> str:
     """Return names and keywords as SQLite compares them: without regard to the case of ASCII letters."""
-    return text.translate(_FOLD)
+    return text.lower() if text.isascii() else text.translate(_FOLD)

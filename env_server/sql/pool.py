@@ -18,7 +18,7 @@ from env_server.cache import Cache, identity, key_of
 from env_server.errors import DataError, SQLError
 from env_server.settings import SandboxSettings
 from env_server.sql.sandbox import QueryResult, Sandbox
-from env_server.sql.schema import Schema, read_schema, schema_from_json, schema_to_json
+from env_server.sql.schema import Schema, read_schema, schema_codec
 
 
 class QueryJob(NamedTuple):
@@ -56,7 +56,6 @@ class DatabasePool:
         self._lock = threading.Lock()
         self._idle: OrderedDict[Sandbox, str] = OrderedDict()
         self._schemas: dict[str, Schema] = {}
-        self._learned: dict[str, str] = {}
         self._closed = False
 
     @contextmanager
@@ -75,23 +74,21 @@ class DatabasePool:
 
     def schema(self, db_id: str) -> Schema:
         """Return the database's schema, read once. Raises DataError."""
-        with self._lock:
-            known = self._schemas.get(db_id)
-            text = self._learned.get(db_id)
+        known = self._schemas.get(db_id)
         if known is not None:
             return known
-        schema = schema_from_json(self._schema_text(db_id) if text is None else text)
-        with self._lock:
-            self._learned.pop(db_id, None)
-            return self._schemas.setdefault(db_id, schema)
+        # Rows are counted within the sandbox's bounds, so they decide what a schema says.
+        key = key_of("schema", identity(self._path(db_id)), self._settings)
+        text = self._cache.get(key)
+        schema = self._read_schema(db_id) if text is None else schema_codec().validate_json(text)
+        if text is None:
+            self._cache.set(key, schema_codec().dump_json(schema).decode())
+        return self._schemas.setdefault(db_id, schema)
 
-    def learn_schemas(self) -> None:
-        """Get the text of every schema; then `schema` neither opens a file nor waits for a lock. Raises DataError."""
+    def read_schemas(self) -> None:
+        """Read every schema; then `schema` opens no file. Raises DataError."""
         for db_id in self._databases:
-            text = self._schema_text(db_id)
-            with self._lock:
-                if db_id not in self._schemas:
-                    self._learned[db_id] = text
+            self.schema(db_id)
 
     def close(self) -> None:
         """Close every idle sandbox, and the leased ones as they come back. Leasing then raises DataError."""
@@ -101,16 +98,6 @@ class DatabasePool:
             self._idle.clear()
         for sandbox in idle:
             sandbox.close()
-
-    def _schema_text(self, db_id: str) -> str:
-        """Return a schema as JSON: from the cache, else read and kept there. Raises DataError."""
-        # Rows are counted within the sandbox's bounds, so they decide what a schema says.
-        key = key_of("schema", identity(self._path(db_id)), self._settings)
-        text = self._cache.get(key)
-        if text is None:
-            text = schema_to_json(self._read_schema(db_id))
-            self._cache.set(key, text)
-        return text
 
     def _read_schema(self, db_id: str) -> Schema:
         try:

@@ -7,20 +7,22 @@ left out.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from string import ascii_lowercase, ascii_uppercase
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from env_server.dataset import Row
 from env_server.errors import SQLError, UnknownTableError
+from env_server.sql.lexer import fold
 from env_server.sql.sandbox import Sandbox
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 MAX_SCHEMA_ROWS = 10_000
 """Tables of a database, and columns of a table, that are read."""
 
-_LOWER = str.maketrans(ascii_uppercase, ascii_lowercase)
 _QUOTES = {'"': '"', "'": "'", "`": "`", "[": "]"}
 
 
@@ -91,27 +93,12 @@ def named(among: Iterable[_N], name: str) -> _N | None:
     return next((each for each in same if fold(each.name) == fold(name)), same[0] if same else None)
 
 
-def fold(name: str) -> str:
-    """Return a name in the lower case by which SQLite compares names: of ASCII letters alone."""
-    return name.lower() if name.isascii() else name.translate(_LOWER)
+@cache
+def schema_codec() -> TypeAdapter[Schema]:
+    """Return what writes a schema as JSON and reads it."""
+    from pydantic import TypeAdapter  # which a query process need not have in memory
 
-
-def schema_to_json(schema: Schema) -> str:
-    """Return the schema as JSON text."""
-    return json.dumps(asdict(schema))
-
-
-def schema_from_json(text: str) -> Schema:
-    """Return the schema that `schema_to_json` wrote. Raises ValueError."""
-    try:
-        return Schema(tuple(_table(**table) for table in json.loads(text)["tables"]))
-    except (TypeError, KeyError, ValueError) as error:
-        raise ValueError(f"this is not a schema: {error}") from error
-
-
-def _table(*, columns: list[dict[str, Any]], foreign_keys: list[dict[str, Any]], **rest: Any) -> Table:
-    keys = (ForeignKey(tuple(key["columns"]), key["table"], tuple(key["ref_columns"])) for key in foreign_keys)
-    return Table(columns=tuple(Column(**column) for column in columns), foreign_keys=tuple(keys), **rest)
+    return TypeAdapter(Schema)
 
 
 def candidate_names(argument: str) -> list[str]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from env_server.sql.lexer import GAPS, RESERVED_WORDS, Token, folded, tokens
+from env_server.sql.lexer import GAPS, RESERVED_WORDS, Token, fold, tokens
 from env_server.sql.schema import Schema, Table, unquoted
 
 _NAMES_TOO = """
@@ -49,7 +49,7 @@ class _Names:
     """How the tables of a query and their columns are spelled."""
 
     def __init__(self, schema: Schema, pieces: Sequence[Token]) -> None:
-        self._tables = {folded(table.name): table for table in schema.tables}
+        self._tables = {fold(table.name): table for table in schema.tables}
         self._aliases: defaultdict[str, list[Table]] = defaultdict(list)
         for index, token in enumerate(pieces):
             if (table := self._tables.get(_name(token))) is not None:
@@ -86,12 +86,12 @@ def _columns(tables: Iterable[Table]) -> dict[str, set[str]]:
     found: defaultdict[str, set[str]] = defaultdict(set)
     for table in tables:
         for column in table.columns:
-            found[folded(column.name)].add(column.name)
+            found[fold(column.name)].add(column.name)
     return dict(found)
 
 
 def _name(token: Token) -> str:
-    return folded(unquoted(token[0])) if token.lastgroup in ("word", "quoted") else token[0]
+    return fold(unquoted(token[0])) if token.lastgroup in ("word", "quoted") else token[0]
 
 
 def _spelled(pieces: Sequence[Token], index: int, names: _Names) -> str:
@@ -101,11 +101,11 @@ def _spelled(pieces: Sequence[Token], index: int, names: _Names) -> str:
     if token.lastgroup == "quoted":
         name = unquoted(text)
         # What is no name here is a text to SQLite, and better written as one.
-        is_text = text[0] == '"' == text[-1] and len(text) > 1 and folded(name) not in names
+        is_text = text[0] == '"' == text[-1] and len(text) > 1 and fold(name) not in names
         return "'" + name.replace("'", "''") + "'" if is_text else text
     if token.lastgroup != "word":
         return text
-    name = folded(text)
+    name = fold(text)
     if name in RESERVED_WORDS:
         return text.upper()
     if before == ".":
@@ -126,9 +126,9 @@ def _apart(pieces: Sequence[Token], index: int) -> bool:
     if token[0] in (",", ")", ";", ".") or last[0] in ("(", "."):
         return False
     if token[0] == "(" and last.lastgroup == "word":
-        return folded(last[0]) in _APART_FROM_PARENTHESIS
+        return fold(last[0]) in _APART_FROM_PARENTHESIS
     if last[0] in _SIGNS and token.start() == last.end():
         # A sign belongs to what follows where nothing that it could be taken from or added to comes before it.
         previous = pieces[index - 2][0] if index > 1 else "("
-        return not (previous in _OPERATORS or previous in ("(", ",") or folded(previous) in _KEYWORDS)
+        return not (previous in _OPERATORS or previous in ("(", ",") or fold(previous) in _KEYWORDS)
     return True

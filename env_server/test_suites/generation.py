@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from env_server.dataset import Row, SQLValue
-from env_server.sql.schema import fold
+from env_server.sql.lexer import fold
 from env_server.test_suites.profile import ColumnProfile, DatabaseProfile, Kind, Reference, TableProfile
 from env_server.test_suites.queries import QueryConstants
 

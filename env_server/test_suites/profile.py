@@ -20,8 +20,9 @@ from typing import TypeVar
 
 from env_server.dataset import Row, SQLValue
 from env_server.errors import DataError, NoVariantsError, SQLError
+from env_server.sql.lexer import fold
 from env_server.sql.sandbox import Sandbox
-from env_server.sql.schema import MAX_SCHEMA_ROWS, Schema, fold, quote_identifier, read_schema
+from env_server.sql.schema import MAX_SCHEMA_ROWS, Schema, quote_identifier, read_schema
 
 SAMPLED_ROWS = 2_000
 KEPT_ROWS = 60

@@ -22,8 +22,9 @@ import sqlglot
 from sqlglot import exp
 
 from env_server.dataset import SQLValue
+from env_server.sql.lexer import fold
 from env_server.sql.parsing import parse_query
-from env_server.sql.schema import Schema, Table, fold, quote_identifier
+from env_server.sql.schema import Schema, Table, quote_identifier
 
 Place = tuple[str, str]
 """A table's and a column's name, both in lower case."""

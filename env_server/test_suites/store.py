@@ -11,17 +11,16 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
 import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from tempfile import TemporaryFile
 
 from env_server.cache import CACHE_VARIABLE, Cache, identity, key_of
 from env_server.dataset import Gold, Question, rows_from_json, rows_to_json
@@ -39,15 +38,21 @@ Progress = Callable[[int, int], None]
 """Called with the number of suites made so far and of all that are to be made; not at all where there are none."""
 TITLE = "making test databases"
 """What is shown meanwhile."""
-_CHUNK = 8
-"""Gold queries of one database that are made one after the other, so that its profile is read once for them."""
-_LINE_CHARS = 600
-"""Of a line at most, so that the lines of several processes do not mix on the pipe."""
+_FEWEST, _MOST = 8, 64
+"""Gold queries of one database that a process makes one after the other, so that its profile is read once for them."""
 # Its modules are found where this process found them.
 _PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from env_server.test_suites.store import main; main()"
 
-_Chunk = tuple[str, str, Sequence[str]]
-"""A database's id, its path, and gold queries."""
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """What one process makes."""
+
+    db_id: str
+    path: str
+    golds: Sequence[str]
+    settings: SandboxSettings
+    cache_dir: str
 
 
 class Suites:
@@ -163,75 +168,60 @@ def build_suites(
     if not suites.missing(wanted):
         return 0
     with Cache(cache_dir).lock(KIND):  # one build at a time, of all that use the cache
-        # What another process has made meanwhile is there now.
-        missing = suites.missing(wanted)
-        chunks: list[_Chunk] = [
-            (db_id, str(databases[db_id].absolute()), golds[start : start + _CHUNK])
-            for db_id, golds in missing.items()
-            for start in range(0, len(golds), _CHUNK)
-        ]
+        missing = suites.missing(wanted)  # what another one has made meanwhile is there now
         total = sum(map(len, missing.values()))
         if total and progress is not None:
             progress(0, total)
-        count = min(processes or len(os.sched_getaffinity(0)), len(chunks))
-        made = _in_processes(chunks, settings, cache_dir, count) if count > 1 else _made(chunks, settings, cache_dir)
-        for done, problem in enumerate(made, 1):
-            if problem:
-                raise DataError(problem)
-            if progress is not None:
-                progress(done, total)
+        workers = min(processes or len(os.sched_getaffinity(0)), -(-total // _FEWEST))
+        size = min(max(total // (4 * workers or 1), _FEWEST), _MOST)
+        chunks = [
+            _Chunk(db_id, str(databases[db_id].absolute()), golds[start : start + size], settings, str(cache_dir))
+            for db_id, golds in missing.items()
+            for start in range(0, len(golds), size)
+        ]
+        done = 0
+        with ThreadPoolExecutor(workers or 1) as pool:
+            try:
+                alone = ([problem] for chunk in chunks for problem in _made(chunk))
+                for problems in pool.map(_in_process, chunks) if workers > 1 else alone:
+                    done += len(problems)
+                    if problem := next(filter(None, problems), ""):
+                        raise DataError(problem)
+                    if progress is not None:
+                        progress(done, total)
+            finally:
+                pool.shutdown(cancel_futures=True)
     return total
+
+
+def _made(chunk: _Chunk) -> Iterator[str]:
+    """Make suites, and yield what went wrong with each: "" where nothing did."""
+    suites = Suites({chunk.db_id: Path(chunk.path)}, chunk.settings, Path(chunk.cache_dir))
+    for sql in chunk.golds:
+        try:
+            suites.make(chunk.db_id, sql)
+            yield ""
+        except DataError as error:
+            yield str(error)
+
+
+def _in_process(chunk: _Chunk) -> list[str]:
+    """Make suites in a process of their own, and return what went wrong with each."""
+    command = (sys.executable, "-c", _PROGRAM, *sys.path)
+    try:
+        done = subprocess.run(command, input=json.dumps(asdict(chunk)), stdout=subprocess.PIPE, text=True, check=False)
+    except OSError as error:
+        raise DataError(f"a process for {TITLE} cannot be started: {error.strerror}") from error
+    if done.returncode:
+        raise DataError(f"a process for {TITLE} was lost; what it had made is kept: try again")
+    problems: list[str] = json.loads(done.stdout)
+    return problems
 
 
 def main() -> None:
     """Make the suites that standard input asks for."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
-    replies = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
-    # Nothing that prints may get between the replies.
-    os.dup2(2, 1)
-    share = json.load(sys.stdin)
-    settings = SandboxSettings(**share["settings"])
+    replies, sys.stdout = sys.stdout, sys.stderr  # nothing that prints may get between
+    chunk = json.load(sys.stdin)
+    settings = SandboxSettings(**chunk.pop("settings"))
     limit_memory(settings)
-    try:
-        for problem in _made(share["chunks"], settings, Path(share["cache_dir"])):
-            replies.write(json.dumps(problem[:_LINE_CHARS]) + "\n")
-    except BrokenPipeError:
-        os._exit(1)
-
-
-def _made(chunks: Iterable[_Chunk], settings: SandboxSettings, cache_dir: Path) -> Iterator[str]:
-    """Make suites, and yield what went wrong with each: "" where nothing did."""
-    for db_id, path, golds in chunks:
-        suites = Suites({db_id: Path(path)}, settings, cache_dir)
-        for sql in golds:
-            try:
-                suites.make(db_id, sql)
-                yield ""
-            except DataError as error:
-                yield str(error)
-
-
-def _in_processes(chunks: Sequence[_Chunk], settings: SandboxSettings, cache_dir: Path, count: int) -> Iterator[str]:
-    """Make them in so many processes, each with an equal share."""
-    setup = {"settings": asdict(settings), "cache_dir": str(cache_dir.absolute())}
-    command = (sys.executable, "-c", _PROGRAM, *sys.path)
-    reading, writing = os.pipe()
-    children: list[subprocess.Popen[bytes]] = []
-    with os.fdopen(reading, encoding="utf-8") as replies:
-        try:
-            with os.fdopen(writing, "w"):
-                for number in range(count):
-                    with TemporaryFile("w+", encoding="utf-8") as share:
-                        json.dump({**setup, "chunks": chunks[number::count]}, share)
-                        share.seek(0)
-                        children.append(subprocess.Popen(command, stdin=share, stdout=writing))
-            for line in replies:
-                yield json.loads(line)
-            if any(child.wait() for child in children):
-                yield f"a process for {TITLE} was lost; what it had made is kept: try again"
-        except OSError as error:
-            raise DataError(f"a process for {TITLE} cannot be started: {error.strerror}") from error
-        finally:
-            for child in children:
-                child.kill()  # in the middle of a suite, too
-                child.wait()
+    json.dump(list(_made(_Chunk(**chunk, settings=settings))), replies)

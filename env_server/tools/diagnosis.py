@@ -34,8 +34,8 @@ from env_server.environment import EnvironmentFactory
 from env_server.errors import DataError, SQLError
 from env_server.judging.answers import format_answer
 from env_server.settings import EnvSettings, JudgingSettings
+from env_server.sql.lexer import fold
 from env_server.sql.sandbox import Sandbox, limit_memory
-from env_server.sql.schema import fold
 from env_server.test_suites.store import TITLE, Suites, build_suites
 from env_server.tools.columns import check_tables
 from env_server.tools.findings import DESCRIPTIONS, Finding, Kind, Place, Recode, Severity, Stated

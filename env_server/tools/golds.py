@@ -19,8 +19,9 @@ from env_server.data.source_table import ColumnType
 from env_server.dataset import Gold, Question, Row, SQLValue
 from env_server.errors import SQLError
 from env_server.judging.verdict import judge_rows
+from env_server.sql.lexer import fold
 from env_server.sql.pool import Databases
-from env_server.sql.schema import Schema, Table, fold, quote_identifier
+from env_server.sql.schema import Schema, Table, quote_identifier
 from env_server.test_suites.queries import Place, mutants, parse, place_of, read_clauses, reordered, replace_tables
 from env_server.test_suites.store import Suites
 from env_server.tools.survey import DatabaseSurvey

@@ -93,11 +93,11 @@ def test_the_schema_is_read_once_and_shared(databases: dict[str, Path]) -> None:
 def test_a_schema_that_the_cache_has_is_not_read(databases: dict[str, Path], tmp_path: Path) -> None:
     settings = SandboxSettings()
     with closing(DatabasePool(databases, settings, cache=Cache(tmp_path / "cache"))) as first:
-        first.learn_schemas()
+        first.read_schemas()
         learned = {db_id: first.schema(db_id) for db_id in databases}
     with closing(DatabasePool(databases, settings, cache=Cache(tmp_path / "cache"))) as second:
         second.close()  # it lends no sandbox any more
-        second.learn_schemas()
+        second.read_schemas()
         assert {db_id: second.schema(db_id) for db_id in databases} == learned
     other = DatabasePool(databases, SandboxSettings(vm_steps=99), cache=Cache(tmp_path / "cache"))
     other.close()
