@@ -1,7 +1,7 @@
 """The text of an ANSWER in value mode: how a table of values is written, and how a text is read back.
 
 `format_answer` writes one canonical text per table. `parse_answer` returns every sensible reading of a text as
-a table of cells; `judging` accepts an answer when one of its readings is the gold table. Promises:
+a table of cells; `judging` accepts an answer when one of its readings is the gold table. Guarantees:
 
 1. The readings of `format_answer(rows)` include the table `rows`, whatever the values are.
 2. A reading uses the whole text: nothing an agent writes is skipped except a wrapper (a code fence, backticks,

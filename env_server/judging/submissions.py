@@ -2,7 +2,7 @@
 
 `submitted_query` takes off what people and models put around a query, then rewrites the two things that the evaluator
 rewrites before it runs one: `> =`, `< =` and `! =` are joined, and MySQL's YEAR(CURDATE()) is 2020. The evaluator does
-that to gold queries too: `runnable_query`. Promises:
+that to gold queries too: `runnable_query`. Guarantees:
 
 1. The query inside stays as it is, but for those two; so does a query with nothing around it. Names, texts and comments
    are never touched (the evaluator's own replacement looks into them).

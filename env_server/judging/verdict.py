@@ -30,9 +30,9 @@ which runs both queries itself, in these cases:
 - the sandbox: a query that writes, asks for chance or the time zone, or needs more steps, bytes or rows than allowed is
   wrong; it runs such queries, and its time limit has no effect.
 
-Promises: the judges are deterministic, never raise, and their work is bounded; a comparison that would exceed the bound
-is judged wrong (it takes a table built for it, over which the script would not end). Judging right needs an explicit
-match of every row.
+Guarantees: the judges are deterministic, never raise, and their work is bounded; a comparison that would exceed the
+bound is judged wrong (it takes a table built for it, over which the script would not end). Judging right needs an
+explicit match of every row.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """SQLite's lexical structure: what in a text is a word, a literal, quoted, or commented out.
 
-Promises: the tokens are the text, cut up without a gap; reading is linear in the text's length and never raises. A
+Guarantees: the tokens are the text, cut up without a gap; reading is linear in the text's length and never raises. A
 quotation or a comment that is never closed runs to the end of the text. Words are letters and digits of any script.
 """
 

@@ -1,6 +1,6 @@
 """Sandboxes on demand: opened when needed, kept when idle, one thread at a time each.
 
-Promises: a leased sandbox has one holder; no more than `max_idle` idle ones are kept, over all databases, the
+Guarantees: a leased sandbox has one holder; no more than `max_idle` idle ones are kept, over all databases, the
 least recently used closed first; each database's schema is read once, and not at all where the cache has it. Every
 method may be called from any thread.
 """

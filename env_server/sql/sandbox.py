@@ -1,6 +1,6 @@
 """The SQL sandbox: one read-only connection, on which any statement text may be tried.
 
-The text comes from a language model and is treated as hostile. Promises:
+The text comes from a language model and is treated as hostile. Guarantees:
 
 - `query` returns a QueryResult or raises SQLError, whatever the text is; the database file never changes, no
   other file is read or written, and the connection serves the next statement as if it were new.

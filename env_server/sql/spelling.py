@@ -4,7 +4,7 @@ Gold queries of benchmarks are written by many hands: a table `Aircraft` where t
 around an operator, texts in double quotes. A small model that learns from them learns that names are not what it was
 shown.
 
-`as_shown` changes how a query is written and nothing that it means: blanks and comments, the case of keywords, of
+`canonicalize` changes how a query is written and nothing that it means: blanks and comments, the case of keywords, of
 functions and of names, the quotes of texts. A name that the schema spells in several ways stays as it is where the
 query does not say which one is meant. Pure.
 """
@@ -32,7 +32,7 @@ _OPERATORS = frozenset(
 )
 
 
-def as_shown(sql: str, schema: Schema) -> str:
+def canonicalize(sql: str, schema: Schema) -> str:
     """Return the query in the spelling of the schema."""
     pieces = [token for token in tokens(sql) if token.lastgroup not in GAPS]
     while pieces and pieces[-1][0] == ";":

@@ -1,6 +1,6 @@
 """Which statements may run, and how SQLite's errors are called: the sandbox's decisions, without I/O.
 
-Promises: a statement that passes `statement_body` is one statement, and not one that SQLite would run as several;
+Guarantees: a statement that passes `statement_body` is one statement, and not one that SQLite would run as several;
 the authorizer refuses what it does not know. The decisions depend on the text and the schema alone.
 """
 

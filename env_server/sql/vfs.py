@@ -1,6 +1,6 @@
 """The file layer under the sandbox: a fixed clock, no file but the database, and bounded temporary space.
 
-Promises:
+Guarantees:
 
 - `now` and CURRENT_TIMESTAMP are always `FIXED_NOW` (UTC), on every server and in every run.
 - The only named file that can be opened is a main database, read-only. No statement can create a file,

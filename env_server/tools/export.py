@@ -16,6 +16,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from functools import cache
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -26,9 +27,8 @@ from env_server.dataset import Dataset, Question, Split
 from env_server.errors import DataError
 from env_server.judging.answers import format_answer
 from env_server.settings import SandboxSettings
-from env_server.sql.display import sql_name
 from env_server.sql.pool import DatabasePool
-from env_server.sql.schema import Schema, Table, quote_identifier
+from env_server.sql.schema import read_statements
 from env_server.tools.terminal import disk_errors
 
 DATABASES = "databases"
@@ -79,41 +79,12 @@ def export_dataset(
     return counts
 
 
-def prompt_of(question: Question, schema: Schema) -> list[dict[str, str]]:
-    """Return the conversation that a model continues with a query."""
+def prompt_of(question: Question, statements: Sequence[str]) -> list[dict[str, str]]:
+    """Return the conversation that a model continues with a query. `statements`: CREATE of each table and view."""
+    schema = "\n\n".join(f"{statement.strip().rstrip(';')};" for statement in statements)
     hint = f"\nHint: {question.evidence}" if question.evidence else ""
-    content = f"{schema_text(schema)}\n\nQuestion: {question.text}{hint}"
+    content = f"{schema}\n\nQuestion: {question.text}{hint}"
     return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": content}]
-
-
-def schema_text(schema: Schema) -> str:
-    """Return the schema as CREATE TABLE statements: names, types and keys of every table and view."""
-    return "\n\n".join(_create(table) for table in schema.tables)
-
-
-def _create(table: Table) -> str:
-    if table.is_view:
-        return f"CREATE VIEW {_name(table.name)} ({_names([column.name for column in table.columns])});"
-    key = [column.name for column in table.columns if column.primary_key]
-    lines = []
-    for column in table.columns:
-        words = [_name(column.name), " ".join(column.type.split()), "PRIMARY KEY" if [column.name] == key else ""]
-        lines.append("  " + " ".join(filter(None, words)))
-    if len(key) > 1:
-        lines.append(f"  PRIMARY KEY ({_names(key)})")
-    for reference in table.foreign_keys:
-        columns = f" ({_names(reference.ref_columns)})" if reference.ref_columns else ""
-        lines.append(f"  FOREIGN KEY ({_names(reference.columns)}) REFERENCES {_name(reference.table)}{columns}")
-    return f"CREATE TABLE {_name(table.name)} (\n" + ",\n".join(lines) + "\n);"
-
-
-def _name(name: str) -> str:
-    """Return a name as it must be written in SQL, however long."""
-    return name if sql_name(name) == name else quote_identifier(name)
-
-
-def _names(names: Sequence[str]) -> str:
-    return ", ".join(map(_name, names))
 
 
 def _write(
@@ -125,11 +96,17 @@ def _write(
     types = {"prompt": message, "ordered": arrow.bool_()}
     columns = arrow.schema([(name, types.get(name, arrow.string())) for name in COLUMNS])
     with closing(DatabasePool(dataset.databases, SandboxSettings(), max_idle=1)) as pool:
+
+        @cache
+        def statements(db_id: str) -> tuple[str, ...]:
+            with pool.lease(db_id) as sandbox:
+                return read_statements(sandbox, pool.schema(db_id))
+
         for split, questions in chosen.items():
             with arrow.parquet.ParquetWriter(folder / f"{split.value}.parquet", columns, compression="zstd") as writer:
                 for start in range(0, len(questions), _BATCH_ROWS):
                     batch = questions[start : start + _BATCH_ROWS]
-                    rows = [_row(question, pool.schema(question.db_id), files[question.db_id]) for question in batch]
+                    rows = [_row(question, statements(question.db_id), files[question.db_id]) for question in batch]
                     writer.write_table(arrow.Table.from_pylist(rows, schema=columns))
                     done += len(batch)
                     if progress is not None:
@@ -139,9 +116,9 @@ def _write(
     return counts
 
 
-def _row(question: Question, schema: Schema, database: str) -> dict[str, object]:
+def _row(question: Question, statements: Sequence[str], database: str) -> dict[str, object]:
     return {
-        "prompt": prompt_of(question, schema),
+        "prompt": prompt_of(question, statements),
         "question_id": question.question_id,
         "db_id": question.db_id,
         "database": database,

@@ -19,7 +19,7 @@ from env_server.errors import SQLEnvError
 from env_server.judging.answers import format_answer
 from env_server.settings import EnvSettings, JudgingSettings
 from env_server.sql.pool import Databases
-from env_server.sql.spelling import as_shown
+from env_server.sql.spelling import canonicalize
 from env_server.types import ActionType, AnswerMode, SQLAction, SQLObservation, SQLState
 from trainer.chat.actions import format_action
 from trainer.chat.format import Conversation
@@ -88,7 +88,7 @@ def oracle_plan(question: Question, tables: Sequence[str], answer_mode: AnswerMo
 
 def as_shown_to_players(question: Question, databases: Databases) -> Question:
     """Return the question with its gold query in the spelling that DESCRIBE shows. Raises DataError."""
-    return replace(question, gold_sql=as_shown(question.gold_sql, databases.schema(question.db_id)))
+    return replace(question, gold_sql=canonicalize(question.gold_sql, databases.schema(question.db_id)))
 
 
 def with_sql(questions: Sequence[Question], what: str) -> list[Question]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import time
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from decimal import Decimal
@@ -351,54 +350,11 @@ def test_adversarial_answers_are_wrong_and_bounded() -> None:
 # --- sql mode ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("rows", "wanted", "correct"),
-    [
-        ([(1,)], [(1.0,)], True),
-        ([(1,)], [("1",)], False),
-        ([(None,)], [(None,)], True),
-        ([(None,)], [("NULL",)], False),
-        ([("a",)], [("A",)], False),
-        ([(0.3,)], [(0.1 + 0.2,)], False),
-        ([(b"a",)], [("a",)], False),
-        ([(1, "a"), (2, "b")], [("b", 2), ("a", 1)], True),
-        ([(1, "b"), (2, "a")], [("b", 2), ("a", 1)], False),
-        ([(1,), (1,)], [(1,)], False),
-        ([(1,), (1,), (2,)], [(1,), (2,), (2,)], False),
-        ([(1, 1)], [(1,)], False),
-        ([(1, 1)], [(1, 2)], False),
-        ([], [], True),
-        ([], [(1,)], False),
-        ([(1,)], [], False),
-    ],
-)
-def test_execution_rule(rows: list[Row], wanted: list[Row], correct: bool) -> None:
-    assert judge_rows(rows, gold(*wanted)).correct == correct
-
-
 def test_tables_without_rows_are_equal() -> None:
     """A gold may return nothing on a variant of its database; how many columns it has is then not known."""
     for rule in SQLRule:
         assert judge_rows([], gold(ordered=True), rule).correct
         assert not judge_rows([(None,)], gold(), rule).correct
-
-
-@pytest.mark.parametrize(
-    ("rows", "wanted", "correct"),
-    [
-        ([(1, "a"), (2, "b")], [(2, "b"), (1, "a")], True),
-        ([(1, "a"), (1, "a")], [(1, "a")], True),
-        ([("a", 1)], [(1, "a")], False),
-        ([(1.0, None)], [(1, None)], True),
-        ([("1",)], [(1,)], False),
-        ([(1,), (2,)], [(1,)], False),
-        ([(1, 1)], [(1,)], False),
-    ],
-)
-def test_rule_of_bird(rows: list[Row], wanted: list[Row], correct: bool) -> None:
-    """Sets of rows: neither order nor repetitions count, but columns stay in place."""
-    assert judge_rows(rows, gold(*wanted), SQLRule.BIRD).correct == correct
-    assert judge_rows(rows, gold(*wanted, ordered=True), SQLRule.BIRD).correct == correct
 
 
 def test_tables_that_cannot_be_compared_are_wrong() -> None:
@@ -415,20 +371,6 @@ def test_tables_that_cannot_be_compared_are_wrong() -> None:
         False,
         "the tables are too ambiguous to compare",
     )
-
-
-def test_execution_rule_keeps_order_where_the_gold_orders() -> None:
-    assert not judge_rows([(1,), (2,)], gold((2,), (1,), ordered=True)).correct
-    assert judge_rows([(1, "b"), (2, "a")], gold(("b", 1), ("a", 2), ordered=True)).correct
-
-
-@pytest.mark.parametrize("answer", ["\n,", ",", "|", "1 | 2 | 3\n", "1, "], ids=repr)
-def test_a_long_wrong_answer_is_judged_soon(answer: str) -> None:
-    wide = gold(*(tuple(range(30)) for _ in range(10)))
-    began = time.process_time()
-    assert not judge_value(answer * (15_000 // len(answer)), wide).correct
-    # Nothing here takes 0.005 s on an idle machine; the first took 0.15 s.
-    assert time.process_time() - began < 0.05
 
 
 @pytest.mark.parametrize(

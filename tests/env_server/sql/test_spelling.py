@@ -14,7 +14,7 @@ from env_server.data.loading import load_dataset
 from env_server.environment import EnvironmentFactory
 from env_server.errors import SQLError
 from env_server.sql.schema import Column, Schema, Table
-from env_server.sql.spelling import as_shown
+from env_server.sql.spelling import canonicalize
 
 SPIDER = os.environ.get("SQLENV_SPIDER_DIR")
 ROWS = 1_000
@@ -59,13 +59,13 @@ SCHEMA = Schema(
 def test_a_query_is_written_as_the_schema_is(written: str, shown: str | None) -> None:
     if shown is None:
         shown = "SELECT a FROM Pets WHERE a IN (1, -2) AND a > - 1 AND a - 1 = 3"
-    assert as_shown(written, SCHEMA) == shown
-    assert as_shown(shown, SCHEMA) == shown, "again, it stays"
+    assert canonicalize(written, SCHEMA) == shown
+    assert canonicalize(shown, SCHEMA) == shown, "again, it stays"
 
 
 @given(st.text(alphabet="aA1 .,;()'\"`[]-+*=<>\n", max_size=40) | st.text())
 def test_any_text_is_taken(sql: str) -> None:
-    as_shown(sql, SCHEMA)
+    canonicalize(sql, SCHEMA)
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_generated_queries_are_written_so_already(cache: None) -> None:
     dataset = load_dataset("synthetic")
     with EnvironmentFactory(dataset) as factory:
         for question in dataset.questions:
-            assert as_shown(question.gold_sql, factory.pool.schema(question.db_id)) == question.gold_sql
+            assert canonicalize(question.gold_sql, factory.pool.schema(question.db_id)) == question.gold_sql
 
 
 @pytest.mark.skipif(not SPIDER, reason="SQLENV_SPIDER_DIR names no Spider folder")
@@ -86,8 +86,8 @@ def test_real_queries_give_the_same_rows() -> None:
     changed = 0
     with EnvironmentFactory(dataset) as factory:
         for question in dataset.questions:
-            shown = as_shown(question.gold_sql, factory.pool.schema(question.db_id))
-            assert as_shown(shown, factory.pool.schema(question.db_id)) == shown
+            shown = canonicalize(question.gold_sql, factory.pool.schema(question.db_id))
+            assert canonicalize(shown, factory.pool.schema(question.db_id)) == shown
             changed += shown != question.gold_sql
             try:
                 before = factory.pool.query(question.db_id, question.gold_sql, ROWS)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 import resource
-import sqlite3
 import sys
 import time
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,34 +15,7 @@ import pytest
 
 from env_server.dataset import Dataset, Split
 from env_server.errors import DataError
-from env_server.settings import SandboxSettings
-from env_server.sql.sandbox import Sandbox
-from env_server.sql.schema import read_schema
-from env_server.tools.export import COLUMNS, card, export_dataset, schema_text
-
-SCHEMA = """
-CREATE TABLE "my shop" (id INTEGER PRIMARY KEY, "unit price" REAL, "order" TEXT, kind);
-CREATE TABLE sold (
-    shop INT, day TEXT, n INT NOT NULL, PRIMARY KEY (shop, day), FOREIGN KEY (shop) REFERENCES "my shop");
-CREATE VIEW "the ""best"" day" AS SELECT day, n FROM sold;
-"""
-WRITTEN = """\
-CREATE TABLE "my shop" (
-  id INTEGER PRIMARY KEY,
-  "unit price" REAL,
-  "order" TEXT,
-  kind
-);
-
-CREATE TABLE sold (
-  shop INT,
-  day TEXT,
-  n INT,
-  PRIMARY KEY (shop, day),
-  FOREIGN KEY (shop) REFERENCES "my shop" (id)
-);
-
-CREATE VIEW "the ""best"" day" (day, n);"""
+from env_server.tools.export import COLUMNS, card, export_dataset
 
 
 @pytest.fixture
@@ -79,18 +50,6 @@ def test_datasets_and_trl_take_it(dataset: Dataset, tmp_path: Path, monkeypatch:
         assert user["content"].endswith(f"\n\nQuestion: {row['question']}{hint}")
         assert "CREATE TABLE pets" in user["content"]
         assert row["sql"] not in str(row["prompt"])
-
-
-def test_the_schema_is_written_as_sql(tmp_path: Path) -> None:
-    file = tmp_path / "shop.sqlite"
-    with closing(sqlite3.connect(file)) as connection:
-        connection.executescript(SCHEMA)
-    with closing(Sandbox(file, SandboxSettings())) as sandbox:
-        text = schema_text(read_schema(sandbox))
-    assert text == WRITTEN
-    tables, _, _ = text.partition("CREATE VIEW")
-    with closing(sqlite3.connect(":memory:")) as connection:
-        connection.executescript(tables)
 
 
 def card_function(folder: Path) -> Callable[..., list[float]]:
