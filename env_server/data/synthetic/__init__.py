@@ -21,8 +21,7 @@ from env_server.cache import Cache, key_of
 from env_server.data.raw import RawDataset, RawQuestion
 from env_server.data.synthetic.builder import open_in_memory, questions
 from env_server.data.synthetic.domains import all_domains
-from env_server.data.synthetic.rows import populate
-from env_server.data.synthetic.schema import draft, scramble
+from env_server.data.synthetic.schema import draft, populate, scramble
 from env_server.dataset import Hardness, Split
 
 VARIANTS = 4

@@ -16,7 +16,7 @@ from random import Random
 import apsw
 
 from env_server.data.raw import RawQuestion
-from env_server.data.synthetic.families import grouped, joined, nested, single
+from env_server.data.synthetic.families import one_table, several_tables
 from env_server.data.synthetic.families.common import Candidate
 from env_server.data.synthetic.model import Database, create_statement
 from env_server.dataset import Row, Split, SQLValue
@@ -43,21 +43,21 @@ class Family:
 
 
 FAMILIES: Mapping[str, Family] = {
-    "count": Family(single.count, 11),
-    "count_distinct": Family(single.count_distinct, 3),
-    "filter": Family(single.filtered, 12),
-    "lookup": Family(single.lookup, 10),
-    "aggregate": Family(single.aggregate, 13),
-    "order": Family(grouped.ordered, 13),
-    "group": Family(grouped.grouped, 5),
-    "having": Family(grouped.having, 3),
-    "argmax_group": Family(grouped.best_group, 4),
-    "join": Family(joined.joined, 11),
-    "join3": Family(joined.joined_three, 4),
-    "nested": Family(nested.nested, 3),
-    "set": Family(nested.combined, 2.5),
-    "date": Family(single.dated, 3.5),
-    "null": Family(single.missing, 2),
+    "count": Family(one_table.count, 11),
+    "count_distinct": Family(one_table.count_distinct, 3),
+    "filter": Family(one_table.filtered, 12),
+    "lookup": Family(one_table.lookup, 10),
+    "aggregate": Family(one_table.aggregate, 13),
+    "order": Family(one_table.ordered, 13),
+    "group": Family(one_table.grouped, 5),
+    "having": Family(one_table.having, 3),
+    "argmax_group": Family(one_table.best_group, 4),
+    "join": Family(several_tables.joined, 11),
+    "join3": Family(several_tables.joined_three, 4),
+    "nested": Family(several_tables.nested, 3),
+    "set": Family(several_tables.combined, 2.5),
+    "date": Family(one_table.dated, 3.5),
+    "null": Family(one_table.missing, 2),
 }
 
 

@@ -1,4 +1,6 @@
-"""What the question families share: the candidate they return, and how they draw columns and measures.
+"""What the question families share: the candidate they return, how they draw columns and measures, and their English.
+
+The templates are in `wording.toml`; a phrase fills each of their places.
 
 SQL style, kept the same everywhere: a single table is not aliased; joined tables are T1, T2, T3 in the order of
 the FROM clause, child before parent.
@@ -6,8 +8,11 @@ the FROM clause, child before parent.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from random import Random
 
 from env_server.data.synthetic.conditions import Condition, any_condition
@@ -19,6 +24,7 @@ READABLE = (Kind.NAME, Kind.CATEGORY, Kind.INTEGER, Kind.REAL, Kind.DATE)
 SUPERLATIVES = {"DESC": ("highest", "largest"), "ASC": ("lowest", "smallest")}
 COUNT_SUPERLATIVES = {"DESC": ("highest", "most"), "ASC": ("lowest", "fewest")}
 DATE_SUPERLATIVES = {"DESC": ("latest", "most recent"), "ASC": ("earliest",)}
+NUMERALS = {2: "two", 3: "three", 4: "four", 5: "five"}
 _YEAR_MEASURES = {"MAX": "latest", "MIN": "earliest"}
 _MEASURES = {"MAX": ("maximum", "highest", "largest"), "MIN": ("minimum", "lowest", "smallest")}
 
@@ -124,3 +130,39 @@ def draw_table(db: Database, rng: Random) -> Table:
 def rankable(table: Table, direction: str, kinds: Sequence[Kind] = NUMBERS) -> list[Column]:
     """Return the columns to order by; NULLs come first in ascending order, so such columns are left out there."""
     return [c for c in table.of(*kinds) if direction == "DESC" or not c.nullable]
+
+
+@cache
+def templates() -> dict[str, list[str]]:
+    """Return the templates of every family."""
+    return tomllib.loads(Path(__file__).parents[1].joinpath("wording.toml").read_text(encoding="utf-8"))
+
+
+def fill(family: str, rng: Random, **phrases: object) -> str:
+    """Choose a template of a family and fill it."""
+    return rng.choice(templates()[family]).format(**phrases)
+
+
+def listed(columns: Sequence[Column]) -> str:
+    """Return "name", "name and age" or "name, age and weight"."""
+    phrases = [c.phrase for c in columns]
+    return phrases[0] if len(phrases) == 1 else f"{', '.join(phrases[:-1])} and {phrases[-1]}"
+
+
+def asked(columns: Sequence[Column]) -> dict[str, str]:
+    """Return the phrases `columns` and `be` for the columns that a question asks for."""
+    return {"columns": listed(columns), "be": columns[0].be if len(columns) == 1 else "are"}
+
+
+def noun(table: Table) -> dict[str, str]:
+    """Return the phrases `singular` and `plural` of a table."""
+    return {"singular": table.singular, "plural": table.plural}
+
+
+def entity(table: Table, column: Column, value: object, rng: Random) -> str:
+    """Return words for the row that has `value` in a column that tells the rows apart: "pet named Rex"."""
+    if column.evident and rng.random() < 0.5:
+        return f"{table.singular} {'named' if column.phrase.endswith('name') else 'titled'} {value}"
+    if rng.random() < 0.5:
+        return f"{table.singular} with {column.phrase} {value}"
+    return f"{table.singular} whose {column.phrase} is {value}"

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from env_server.data.synthetic.builder import open_in_memory
 from env_server.data.synthetic.conditions import Clause, Condition, any_condition, around_day, equals, in_year
 from env_server.data.synthetic.domains import Kind, all_domains
+from env_server.data.synthetic.families.common import entity, listed
 from env_server.data.synthetic.model import Column, Database, Table
-from env_server.data.synthetic.rows import populate
-from env_server.data.synthetic.schema import draft
-from env_server.data.synthetic.wording import entity, listed
+from env_server.data.synthetic.schema import draft, populate
 
 AGE = Column("age", "age", Kind.INTEGER, averages=True)
 SEATS = Column("seats", "seats", Kind.INTEGER, sums=True, averages=True)

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from env_server.data.synthetic.domains import Kind, all_domains
 from env_server.data.synthetic.model import Column, Database, Table, literal, quoted
-from env_server.data.synthetic.rows import populate
-from env_server.data.synthetic.schema import draft, scramble
+from env_server.data.synthetic.schema import draft, populate, scramble
 
 DOMAINS = all_domains()
 
