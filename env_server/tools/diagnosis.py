@@ -38,7 +38,7 @@ from env_server.sql.lexer import fold
 from env_server.sql.sandbox import Sandbox, limit_memory
 from env_server.test_suites.store import TITLE, Suites, build_suites
 from env_server.tools.columns import check_tables
-from env_server.tools.findings import DESCRIPTIONS, Finding, Kind, Place, Recode, Severity, Stated
+from env_server.tools.findings import Finding, Kind, Place, Recode, Severity, Stated
 from env_server.tools.golds import Trial, text_numbers, try_gold
 from env_server.tools.keys import check_keys, check_references, likely_references
 from env_server.tools.lines import check_header, check_lines
@@ -162,7 +162,7 @@ def diagnose(
         for survey in surveys.values() if folder is not None else ():
             about = [question for question in raw.questions if question.db_id == survey.db_id]
             findings += check_unasked(about, survey, spec)
-    severities, kinds = list(Severity), list(DESCRIPTIONS)
+    severities, kinds = list(Severity), list(Kind)
     findings.sort(key=lambda each: (severities.index(each.severity), kinds.index(each.kind)))
     return Diagnosis(spec, tuple(findings), files, surveys, dataset, trials)
 

@@ -28,7 +28,7 @@ from env_server.dataset import Dataset, ExclusionReason, Gold, Hardness, Questio
 from env_server.errors import DataError
 from env_server.sql.display import describe_table
 from env_server.tools.diagnosis import Diagnosis, diagnose
-from env_server.tools.findings import DESCRIPTIONS, Finding, Kind, Severity, Stated
+from env_server.tools.findings import Finding, Kind, Severity, Stated
 from env_server.tools.fixes import changes_file, fix_folder
 from env_server.tools.terminal import ask, counted
 from env_server.types import AnswerMode
@@ -155,7 +155,7 @@ def _kinds(only: str | None) -> set[Kind] | None:
         close = get_close_matches(unknown, known, n=1)
         hint = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(known)}"
         raise DataError(f"--only: there is no kind of issue {unknown!r}. {hint}")
-    return {Kind(name) for name in names}
+    return {kind for kind in Kind if kind.value in names}
 
 
 def summary(diagnosis: Diagnosis, answer_mode: AnswerMode, findings: Sequence[Finding]) -> dict[str, object]:
@@ -300,8 +300,7 @@ def findings_text(diagnosis: Diagnosis, findings: Sequence[Finding], shown: int 
     found = ", ".join(counted(counts[severity], severity.value) for severity in Severity if counts[severity])
     parts = [Text(f"{diagnosis.spec}: {found or 'no issues found'}", style="bold")]
     for kind, group in groupby(findings, key=lambda finding: finding.kind):
-        severity, description = DESCRIPTIONS[kind]
-        parts.append(Text.assemble("\n", (severity.value, _STYLES[severity]), f" {kind.value}: {description}"))
+        parts.append(Text.assemble("\n", (kind.severity.value, _STYLES[kind.severity]), f" {kind}: {kind.description}"))
         of_kind = list(group)
         parts += [Text(f"  {diagnosis.where(each)}: {each.message}\n    {each.hint}") for each in of_kind[:shown]]
         if shown is not None and len(of_kind) > shown:

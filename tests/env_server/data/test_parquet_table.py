@@ -6,6 +6,7 @@ import datetime
 import decimal
 import math
 import sys
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 
 DAY = datetime.date(2024, 1, 31)
+ID = uuid.UUID("12345678-1234-5678-1234-567812345678")
 MOMENT = datetime.datetime(2024, 1, 31, 3, 4, 5)
 
 
@@ -59,6 +61,14 @@ def kinds() -> dict[str, tuple[Any, str, list[Any]]]:
         "list": (pa.array([[1, None], None, []]), "TEXT", ["[1, null]", None, "[]"]),
         "structure": (pa.array([{"a": DAY, "b": "ü"}]), "TEXT", ['{"a": "2024-01-31", "b": "ü"}']),
         "nothing": (pa.nulls(2), "TEXT", [None, None]),
+        "uuid": (pa.array([ID.bytes, None], pa.uuid()), "TEXT", [str(ID), None]),
+        "json": (pa.array(['{"a": 1}', None], pa.json_()), "TEXT", ['{"a": 1}', None]),
+        "truth of 8 bits": (pa.array([1, None], pa.bool8()), "INTEGER", [1, None]),
+        "letters in parts": (pa.array(["Zu\u0308rich"]), "TEXT", ["Z\u00fcrich"]),
+        "date beyond 9999": (pa.array([2_933_296], pa.int32()).cast(pa.date32()), "TEXT", ["10001-02-03"]),
+        "date before 1": (pa.array([-800_000], pa.int32()).cast(pa.date32()), "TEXT", ["-0221-09-04"]),
+        "time beyond all": (pa.array([10**18], pa.timestamp("ms")), "TEXT", ["1000000000000000000"]),
+        "time beyond a day": (pa.array([90_000_000_000], pa.time64("us")), "TEXT", ["90000000000"]),
     }
 
 
@@ -89,6 +99,13 @@ def test_a_broken_file_is_named(tmp_path: Path, content: bytes) -> None:
         read_parquet(file, "t")
     assert str(raised.value).startswith(f"{file} cannot be read as Parquet: ")
     assert str(raised.value).endswith(". Write the file again")
+
+
+def test_dates_that_python_does_not_know_within_a_list(tmp_path: Path) -> None:
+    file = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"x": pa.array([[10**18]], pa.list_(pa.timestamp("ms")))}), file)
+    with pytest.raises(DataError, match=r"t\.parquet cannot be read as Parquet"):
+        list(read_parquet(file, "t").rows())
 
 
 def test_a_file_without_columns(tmp_path: Path) -> None:
