@@ -175,30 +175,22 @@ def _loading(policy: NamedPolicy) -> Iterator[None]:
         raise PolicyError(f"the policy {policy.name!r} {where}: {text}") from error
 
 
-SAMPLING = ("temperature", "top_p", "top_k", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 
 
 def repair_generation_settings(model: nn.Module) -> str | None:
-    """Change what transformers would not save, as little as can be; returns a sentence on it, None where nothing is.
+    """Change what transformers would not save; returns a sentence on it, None where nothing is.
 
-    Settings of sampling get `do_sample: true`, unless the file says false or the temperature is 0: then they go.
-    Where that is not enough, the special tokens alone are left.
+    Settings of sampling without `do_sample` get it; where that is not enough, the special tokens alone are left.
     """
     if isinstance(model, PeftModel):
         model = model.get_base_model()
     config = getattr(model, "generation_config", None)
     if config is None or not _refusal(config):
         return None
-    repaired, change = copy.deepcopy(config), ""
-    if config.do_sample is None and (config.temperature is None or config.temperature > 0):
-        repaired.do_sample, change = True, "do_sample is set to true"
-    elif config.do_sample is not True:
-        dropped = [name for name in SAMPLING if getattr(config, name) is not None]
-        for name in dropped:
-            setattr(repaired, name, None)
-        change = f"{', '.join(dropped)} {'is' if len(dropped) == 1 else 'are'} left out"
-    if _refusal(repaired):
+    repaired, change = copy.deepcopy(config), "do_sample is set to true"
+    repaired.do_sample = True
+    if config.do_sample is False or config.temperature == 0 or _refusal(repaired):
         tokens: dict[str, Any] = {name: getattr(config, name, None) for name in TOKENS}
         kept = {name: value for name, value in tokens.items() if not (isinstance(value, int) and value < 0)}
         repaired, change = GenerationConfig(**kept), "its special tokens alone are kept"

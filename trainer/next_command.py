@@ -11,15 +11,33 @@ Guarantees:
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
-RESUME = "--resume_from_checkpoint"
-SECRETS = ("--env_token", "--hub_token")
+RESUME = "resume_from_checkpoint"
+SECRETS = {"env_token", "hub_token"}
+
+
+def split_flags(words: Sequence[str]) -> dict[str, list[str]]:
+    """The words of a command line flag by flag, those before the first one as "".
+
+    Of a flag that is given twice, the last counts.
+    """
+    found: dict[str, list[str]] = {}
+    name = ""
+    for word in words:
+        if re.match(r"--[A-Za-z]", word):
+            name = word.partition("=")[0][2:].replace("-", "_")
+            name = "env_server" if name == "env" else name.removeprefix("no_")
+            found.pop(name, None)
+        found.setdefault(name, []).append(word)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +50,11 @@ class NextCommand:
     @classmethod
     def of(cls, command: str, argv: Sequence[str]) -> NextCommand:
         """The lines of a command, such as `sqlenv train`, that was given these words."""
-        words = list(argv)
-        for secret in SECRETS:
-            if (others := _without(words, secret)) != words:
-                words = [*others, secret, "TOKEN"]
-        return cls(_line(command, [*_without(words, RESUME), RESUME, "true"]), _line(command, words))
+        flags = split_flags(argv)
+        for secret in SECRETS & flags.keys():
+            flags[secret] = [f"--{secret}", "TOKEN"]
+        others = [word for name, words in flags.items() if name != RESUME for word in words]
+        return cls(_line(command, [*others, f"--{RESUME}", "true"]), _line(command, [*chain(*flags.values())]))
 
 
 def what_next(*commands: Sequence[str]) -> str:
@@ -56,19 +74,3 @@ def _line(command: str, words: Sequence[str]) -> str:
     program, name = command.split()
     launched = "(under the same launcher) " if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
     return f"{launched}{_program(program)} {name} {shlex.join(words)}".rstrip()
-
-
-def _without(words: Sequence[str], flag: str) -> list[str]:
-    """The words without a flag and its value, in either form."""
-    left: list[str] = []
-    in_flag = False
-    for word in words:
-        name, equals, _ = word.partition("=")
-        if name.replace("-", "_") == flag.replace("-", "_"):
-            in_flag = not equals
-        elif in_flag and not word.startswith("--"):
-            in_flag = False
-        else:
-            in_flag = False
-            left.append(word)
-    return left

@@ -35,7 +35,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field
-from itertools import chain, pairwise, takewhile
+from functools import partial
+from itertools import chain, takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -43,7 +44,6 @@ from typing import Any
 import torch
 import yaml
 from rich.console import Console
-from rich.table import Table
 from trl import ModelConfig, get_peft_config
 
 from env_server.data.loading import load_dataset
@@ -65,7 +65,7 @@ from trainer.eval.statistics import interval_text, percent
 from trainer.flags.config_file import STAGES, read_config, split_config
 from trainer.flags.configs import Config, SQLEnvConfig, WarmupConfig, honours
 from trainer.flags.early import Command
-from trainer.next_command import NextCommand
+from trainer.next_command import SECRETS, NextCommand, split_flags
 from trainer.policy import SavedPlay, resolve_policy
 from trainer.ranks import Ranks, abort_together
 from trainer.signals import StopSignals
@@ -81,7 +81,6 @@ VARIABLES = "env"
 """TRL's key for environment variables."""
 WHOLE = (OUTPUT, RESUME, DRY_RUN, VARIABLES)
 """Keys and flags of the run as a whole."""
-SECRETS = ("env_token", "hub_token")
 MACHINES = re.compile(r"env_server|max_concurrency|vllm_server_.*|weight_sync_dir")
 """Flags that say where servers are, and how much runs at once: a resumed run may be on another machine."""
 COMMANDS: Mapping[str, tuple[Command, type[Config]]] = {
@@ -144,6 +143,8 @@ def read_stages(written: Mapping[str, Any], words: Sequence[str], output: Path) 
             for stage in stages if key == VARIABLES else _takers(stages, key, _text(value), key):
                 stage.keys.setdefault(key, value)
     for name, flag in split_flags(words).items():
+        if not name:
+            raise StageError(f"what is {flag[0]!r} for? Flags begin with --")
         if name not in WHOLE:
             for stage in _takers(stages, name, _value(flag), f"--{name}"):
                 stage.flags[name] = flag
@@ -157,20 +158,6 @@ def _takers(stages: Sequence[Stage], name: str, value: str, shown: str) -> list[
         return takers
     commands = ", ".join(dict.fromkeys(stage.command for stage in asked))
     raise StageError(f"{shown} {value}: no stage has that flag and value ({commands})")
-
-
-def split_flags(words: Sequence[str]) -> dict[str, list[str]]:
-    """The words of a command line flag by flag; of one that is given twice, the last counts. Raises StageError."""
-    starts = [place for place, word in enumerate(words) if re.match(r"--[A-Za-z]", word)]
-    if words[: starts[0] if starts else None]:
-        raise StageError(f"what is {words[0]!r} for? Flags begin with --")
-    found: dict[str, list[str]] = {}
-    for start, end in pairwise([*starts, len(words)]):
-        name = words[start].partition("=")[0][2:].replace("-", "_")
-        name = "env_server" if name == "env" else name.removeprefix("no_")
-        found.pop(name, None)
-        found[name] = list(words[start:end])
-    return found
 
 
 def _value(words: Sequence[str]) -> str:
@@ -248,11 +235,10 @@ def _run(stages: Sequence[Stage], output: Path, after: NextCommand, *, only_chec
     # By the launcher's word: until a stage's flags are read, the ranks have not met.
     console = Console(quiet=os.environ.get("RANK", "0") != "0")
     with TemporaryDirectory(prefix="sqlenv-stages-") as scratch:
-        checks = _Checks(policy, Path(scratch), console, plans=only_checks)
-        checks.check(left)
+        ranks = _check(left, policy, Path(scratch), console, plans=only_checks)
         if only_checks:
             return 0
-        ranks, first = checks.ranks, stages[0].folder
+        first = stages[0].folder
         with remove_on_failure(output, lambda: ranks.is_main and not finished and left_nothing(first)):
             ranks.gather([None])  # all have read what is there
             if ranks.is_main:
@@ -271,7 +257,10 @@ def _run(stages: Sequence[Stage], output: Path, after: NextCommand, *, only_chec
                 if ranks.is_main:
                     write_finished(stages, output, finished)
                 ranks.gather([None])  # the main one has written the policy that all of them read next
-    console.print(_summary(stages, output))
+    say = partial(console.print, highlight=False, soft_wrap=True)
+    say(f"the stages of {output}, greedy, with 95% intervals:")
+    for line in _summary(stages):
+        say(f"  {line}")
     console.print(f"policy  {policy}", highlight=False, soft_wrap=True)
     ranks.disconnect()
     return 0
@@ -314,78 +303,67 @@ def same_precision() -> Iterator[None]:
         backends.fp32_precision = before
 
 
-class _Checks:
-    """Checks stages in their order before the first one starts: flags, data, and the policy that each starts from.
+def _check(stages: Sequence[Stage], policy: str | None, scratch: Path, console: Console, *, plans: bool) -> Ranks:
+    """Check stages in their order before the first one starts: flags, data, and the policy that each starts from.
 
     A later stage's policy does not exist yet. A stand-in takes its place: the policy that the first stage starts from,
-    and where a stage makes an adapter, the adapter's configuration on it.
+    and where a stage makes an adapter, the adapter's configuration on it. Raises StageError with every problem.
     """
+    play: NamedPlay | None = None
+    ranks, problems = Ranks(), []
+    for stage in stages:
+        said = io.StringIO()
+        try:
+            # What a stage says of its flags, it says when it starts.
+            with redirect_stderr(said), same_precision():
+                config, model = _check_stage(stage, policy, play, scratch, console, plans=plans)
+            ranks, play = Ranks.of(config), (str(stage.folder), SavedPlay.of(config.play_settings()))
+            policy = str(model.model_name_or_path)
+            named = resolve_policy(policy, model.model_revision)
+            if named.adapter is None and model.use_peft:
+                adapter = get_peft_config(model)
+                adapter.base_model_name_or_path = named.base.location
+                policy = str(scratch / stage.folder.name)
+                adapter.save_pretrained(policy)
+        except SQLEnvError as error:
+            problems.append(f"{stage.title}: {error}")
+        except SystemExit as end:  # argparse's, of a value that does not fit its flag
+            if not end.code:
+                raise
+            *_, last = said.getvalue().strip().splitlines() or [""]
+            problems.append(f"{stage.title}: {last.removeprefix(f'{stage.command}: ')}")
+        if plans:
+            sys.stderr.write(said.getvalue())
+        if policy is None:
+            break  # without the policy of the first one, nothing can be said of the others
+    if problems:
+        raise StageError("; ".join(problems))
+    return ranks
 
-    def __init__(self, policy: str | None, scratch: Path, console: Console, *, plans: bool) -> None:
-        self._policy = policy
-        self._scratch = scratch
-        self._console = console
-        self._plans = plans
-        self._play: NamedPlay | None = None
-        self._problems: list[str] = []
-        self.ranks = Ranks()
 
-    def check(self, stages: Sequence[Stage]) -> None:
-        """Check all of them. Raises StageError with every problem."""
-        for stage in stages:
-            said = io.StringIO()
-            try:
-                # What a stage says of its flags, it says when it starts.
-                with redirect_stderr(said), same_precision():
-                    self._check(stage)
-            except SQLEnvError as error:
-                self._problems.append(f"{stage.title}: {error}")
-            except SystemExit as end:  # argparse's, of a value that does not fit its flag
-                if not end.code:
-                    raise
-                *_, last = said.getvalue().strip().splitlines() or [""]
-                self._problems.append(f"{stage.title}: {last.removeprefix(f'{stage.command}: ')}")
-            if self._plans:
-                sys.stderr.write(said.getvalue())
-            if self._policy is None:
-                break  # without the policy of the first one, nothing can be said of the others
-        if self._problems:
-            raise StageError("; ".join(self._problems))
-
-    def _check(self, stage: Stage) -> None:
-        if self._plans:
-            self._console.print(f"{stage.title}: {stage.command}, {stage.folder}", highlight=False, soft_wrap=True)
-        argv = _config(stage, self._policy, self._scratch)
-        if (checkpoint := last_checkpoint(stage.folder)) is not None:
-            argv += [f"--{RESUME}", str(checkpoint)]
-        elif stage.folder.exists():  # it is removed before the stage starts again
-            argv += [f"--{OUTPUT}", str(self._scratch / f"new-{stage.folder.name}")]
-        if stage.kind == "warmup":
-            warmed, model = parse_warmup(argv, self._play)
-            self._pass_on(model, stage, Ranks.of(warmed), SavedPlay.of(warmed.play_settings()))
-            for source in warmed.data.split(","):
-                if not _questions(warmed, source):
-                    raise StageError(f"--data {source} has no usable question for training")
-            return
-        stand_in = self._policy is not None and Path(self._policy).parent == self._scratch
-        flags = [f"--{DRY_RUN}", "true"] if self._plans else []
-        config, model = parse_train([*argv, *flags], self._play)
-        self._pass_on(model, stage, Ranks.of(config), SavedPlay.of(config.play_settings()))
-        if self._plans:
-            dry_run(config, model, self._console, probe=not stand_in)
-        else:
-            require_questions(_questions(config, config.data), config)
-
-    def _pass_on(self, model: ModelConfig, stage: Stage, ranks: Ranks, play: SavedPlay) -> None:
-        """Let the next stage start from a stand-in for what this one is going to make."""
-        self.ranks, self._play = ranks, (str(stage.folder), play)
-        self._policy = str(model.model_name_or_path)
-        named = resolve_policy(self._policy, model.model_revision)
-        if named.adapter is None and model.use_peft:
-            adapter = get_peft_config(model)
-            adapter.base_model_name_or_path = named.base.location
-            self._policy = str(self._scratch / stage.folder.name)
-            adapter.save_pretrained(self._policy)
+def _check_stage(
+    stage: Stage, policy: str | None, play: NamedPlay | None, scratch: Path, console: Console, *, plans: bool
+) -> tuple[Config, ModelConfig]:
+    if plans:
+        console.print(f"{stage.title}: {stage.command}, {stage.folder}", highlight=False, soft_wrap=True)
+    argv = _config(stage, policy, scratch)
+    if (checkpoint := last_checkpoint(stage.folder)) is not None:
+        argv += [f"--{RESUME}", str(checkpoint)]
+    elif stage.folder.exists():  # it is removed before the stage starts again
+        argv += [f"--{OUTPUT}", str(scratch / f"new-{stage.folder.name}")]
+    if stage.kind == "warmup":
+        warmed, model = parse_warmup(argv, play)
+        for source in warmed.data.split(","):
+            if not _questions(warmed, source):
+                raise StageError(f"--data {source} has no usable question for training")
+        return warmed, model
+    config, model = parse_train([*argv, *([f"--{DRY_RUN}", "true"] if plans else [])], play)
+    if plans:
+        stand_in = policy is not None and Path(policy).parent == scratch
+        dry_run(config, model, console, probe=not stand_in)
+    else:
+        require_questions(_questions(config, config.data), config)
+    return config, model
 
 
 def _questions(arguments: EpisodeArguments, data: str) -> Sequence[Any]:
@@ -393,22 +371,18 @@ def _questions(arguments: EpisodeArguments, data: str) -> Sequence[Any]:
     return QuestionFilter.of(arguments).asked(dataset, data)
 
 
-def _summary(stages: Sequence[Stage], output: Path) -> Table:
-    """What the stages came to; what a warm-up gave is the evaluation before the stage that follows it."""
-    table = Table(title=f"the stages of {output}: success on the evaluation questions, greedy, with 95% intervals")
-    for column in ("stage", "kind", "questions", "steps", "before", "after", "report"):
-        table.add_column(column, overflow="fold")
+def _summary(stages: Sequence[Stage]) -> Iterator[str]:
+    """What the stages came to, a line each; what a warm-up gave is the evaluation before the stage that follows it."""
     for stage in stages:
-        questions = stage.settings.get("difficulty", "all")
         if stage.kind == "warmup":
-            table.add_row(stage.folder.name, stage.kind, questions)
+            yield f"{stage.folder.name}: {stage.command}"
             continue
         folder = RunFolder(stage.folder)
-        found = {each.label: each.summary for each in folder.evaluations()}
         success = [
-            f"{percent(found[label].success_rate)} ({interval_text(found[label].interval)})" if label in found else ""
-            for label in ("before", "after")
+            f"{percent(each.summary.success_rate)} ({interval_text(each.summary.interval)}) {each.label}"
+            for each in folder.evaluations()
+            if each.label in ("before", "after")
         ]
         steps = max((int(row["step"]) for row in folder.metrics()), default=0)
-        table.add_row(stage.folder.name, stage.kind, questions, str(steps), *success, str(folder.report_path))
-    return table
+        found = ", ".join(success) or "not evaluated"
+        yield f"{stage.folder.name}: {steps} steps, success {found}, {folder.report_path}"

@@ -30,7 +30,7 @@ def policy(random_policy: Callable[..., Qwen3ForCausalLM], tmp_path_factory: pyt
         ({"top_p": 0.9}, {"top_p": 0.9, "do_sample": True}),
         ({"min_p": 0.1}, {"min_p": 0.1, "do_sample": True}),
         ({"temperature": 0.0}, {"temperature": None, "do_sample": None}),
-        ({"do_sample": False, "temperature": 0.7}, {"temperature": None, "do_sample": False}),
+        ({"do_sample": False, "temperature": 0.7}, {"temperature": None, "do_sample": None}),
         ({"pad_token_id": -1}, {"pad_token_id": None}),
         ({"length_penalty": 1.5, "temperature": 0.7}, {"length_penalty": None}),
         ({"early_stopping": True}, {"early_stopping": None}),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.next_command import NextCommand, what_next
+from trainer.next_command import NextCommand, split_flags, what_next
 
 RESUME = ["--resume_from_checkpoint", "true"]
 
@@ -24,10 +24,16 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
 
 
-@given(st.lists(st.text(min_size=1).filter(lambda word: not word.startswith("-")), max_size=4))
-def test_a_shell_reads_what_was_given(values: list[str]) -> None:
-    words = [word for value in values for word in ("--data", value)]
+@given(st.text(min_size=1).filter(lambda word: not word.startswith("-")))
+def test_a_shell_reads_what_was_given(value: str) -> None:
+    words = ["--data", value]
     assert lines(*words) == (["sqlenv", "train", *words, *RESUME], ["sqlenv", "train", *words])
+
+
+@given(st.lists(st.tuples(st.sampled_from(["beta", "seed", "data"]), st.lists(st.integers(-9, 9), max_size=3))))
+def test_flags_are_split_word_by_word_and_the_last_counts(given_flags: list[tuple[str, list[int]]]) -> None:
+    words = [word for name, values in given_flags for word in (f"--{name}", *map(str, values))]
+    assert split_flags(words) == {name: [f"--{name}", *map(str, values)] for name, values in dict(given_flags).items()}
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,6 @@ from trainer.stages import (
     read_finished,
     read_stages,
     same_precision,
-    split_flags,
     write_finished,
 )
 
@@ -107,12 +106,6 @@ def test_nothing_that_is_accepted_is_lost(
             key: str(value) for key, value in {**shared, **flags}.items() if honours(*COMMANDS[stage.kind], key, "1")
         }
         assert stage.settings == wanted
-
-
-@given(st.lists(st.tuples(st.sampled_from(["beta", "seed", "data"]), st.lists(st.integers(-9, 9), max_size=3))))
-def test_flags_are_split_word_by_word_and_the_last_counts(given_flags: list[tuple[str, list[int]]]) -> None:
-    words = [word for name, values in given_flags for word in (f"--{name}", *map(str, values))]
-    assert split_flags(words) == {name: [f"--{name}", *map(str, values)] for name, values in dict(given_flags).items()}
 
 
 def three(folder: Path, **changed: Any) -> list[Stage]:

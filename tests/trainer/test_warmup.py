@@ -279,7 +279,7 @@ def test_with_lora_it_makes_an_adapter_and_goes_on_with_it(
 
     second, _ = warm_up(tmp_path / "second", "--model_name_or_path", str(tmp_path / "first"), "--learning_rate", "0.01")
     assert find_policy(str(tmp_path / "second")).base.location == str(BASE_CHECKPOINT)
-    assert "going on with the adapter" in capsys.readouterr().err
+    assert "continuing with the adapter" in capsys.readouterr().err
     moved = {
         name.rpartition(".default")[0]: not torch.equal(a, b)
         for (name, a), b in zip(first.named_parameters(), second.parameters(), strict=True)

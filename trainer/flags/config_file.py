@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import yaml
 
 from sqlenv.parser import did_you_mean
 from trainer.config import ConfigError
+from trainer.next_command import split_flags
 
 CONFIG, STAGES = "config", "stages"
 _BOOL, _TEXT, _FLOAT, _TIME = (f"tag:yaml.org,2002:{name}" for name in ("bool", "str", "float", "timestamp"))
@@ -52,12 +54,14 @@ def read_config(path: str) -> dict[str, Any]:
 
 def split_config(argv: Sequence[str]) -> tuple[str | None, list[str]]:
     """Return the config file that flags name, if any, and the other words of a command line."""
-    words = list(argv)
-    place = next((place for place, word in enumerate(words) if word.partition("=")[0] == f"--{CONFIG}"), None)
-    if place is None:
-        return None, words
-    _, equals, path = words.pop(place).partition("=")
-    return path if equals else words.pop(place) if place < len(words) else "", words
+    flags = split_flags(argv)
+    if CONFIG not in flags:
+        return None, list(argv)
+    first, *more = flags.pop(CONFIG)
+    _, equals, path = first.partition("=")
+    if not equals:
+        path, *more = more or [""]
+    return path, [*more, *chain(*flags.values())]
 
 
 def as_defaults(written: Mapping[str, Any]) -> dict[str, Any]:

@@ -124,20 +124,7 @@ class SQLEnvConfig(SQLEnvArguments, GRPOConfig):  # type: ignore[misc]  # TRL ca
 
     def play_settings(self) -> PlaySettings:
         """How a policy that is trained is to be played."""
-        return PlaySettings(
-            data=self.data,
-            answer_mode=AnswerMode(self.answer_mode),
-            action_format=ActionFormat(self.action_format),
-            chat_template_kwargs=self.chat_template_kwargs or {},
-            custom_system_prompt=self.custom_system_prompt,
-            few_shot=self.few_shot,
-            step_budget=self.step_budget,
-            max_completion_length=self.max_completion_length,
-            max_turn_length=self.max_turn_length,
-            max_thinking_length=self.max_thinking_length,
-            eval_episodes=self.eval_episodes,
-            seed=self.seed,
-        )
+        return PlaySettings(**_shared(self), **{name: getattr(self, name) for name in TRAIN_ONLY})
 
 
 @dataclass(repr=False)
@@ -182,17 +169,29 @@ class WarmupConfig(WarmupArguments, SFTConfig):  # type: ignore[misc]
 
     def play_settings(self) -> PlaySettings:
         """How a policy after its warm-up is to be played."""
-        return PlaySettings(
-            data=self.data.split(",")[0],
-            answer_mode=AnswerMode(self.answer_mode),
-            action_format=ActionFormat(self.action_format),
-            chat_template_kwargs=self.template_variables,
-            custom_system_prompt=self.custom_system_prompt,
-            step_budget=self.step_budget,
-        )
+        return PlaySettings(**_shared(self))
 
 
 Config = SQLEnvConfig | WarmupConfig
+TRAIN_ONLY = (
+    *("few_shot", "max_completion_length", "max_turn_length", "max_thinking_length", "eval_episodes", "seed"),
+)
+"""Of `PlaySettings`, what a warm-up does not decide: it plays episodes that a script has written, to their end."""
+
+
+def _shared(config: Config) -> dict[str, Any]:
+    """Of `PlaySettings`, what both commands decide."""
+    variables = config.chat_template_kwargs
+    return {
+        "data": config.data.split(",")[0],
+        "answer_mode": AnswerMode(config.answer_mode),
+        "action_format": ActionFormat(config.action_format),
+        "chat_template_kwargs": variables if isinstance(variables, dict) else {},
+        "custom_system_prompt": config.custom_system_prompt,
+        "step_budget": config.step_budget,
+    }
+
+
 BEST = "eval_success_rate"
 """By what the best checkpoint is chosen."""
 EVALUATION_METRICS = (

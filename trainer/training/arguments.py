@@ -377,13 +377,17 @@ def implied_flags(policy: NamedPolicy, given: Mapping[str, Any]) -> dict[str, An
     merge = f"merge it first (sqlenv export {policy.name} --out FOLDER), and name FOLDER"
     if given.get("use_peft") is False:
         raise ConfigError(f"--use_peft false trains all weights, and {policy.name} is an adapter; {merge}")
-    for flag, key in _LORA.items():
-        if flag in given and not _same(given[flag], own := adapter.config.get(key)):
-            raise ConfigError(
-                f"--{flag} {_text(given[flag])}: the adapter {policy.name} was made with {_text(own)}, and goes on "
-                f"being trained as it is; leave the flag out, or {merge}"
-            )
     shape = {flag: adapter.config.get(key) for flag, key in _LORA.items()}
+    for flag in shape.keys() & given.keys():
+        asked, own = (
+            sorted(map(str, v)) if isinstance(v, list) else [str(v or "none")] for v in (given[flag], shape[flag])
+        )
+        # PEFT writes down which layers all-linear was.
+        if asked not in (own, ["all-linear"]):
+            raise ConfigError(
+                f"--{flag} {' '.join(asked)}: the adapter {policy.name} was made with {' '.join(own)}, and its "
+                f"training continues with that; leave the flag out, or {merge}"
+            )
     return {"use_peft": True, **{flag: value for flag, value in shape.items() if value is not None}}
 
 
@@ -393,23 +397,8 @@ def starting_line(policy: NamedPolicy) -> list[str]:
         return []
     modules = policy.adapter.config.get("target_modules")
     where = modules if isinstance(modules, str) else ", ".join(sorted(modules or []))
-    return [f"going on with the adapter {policy.name} (rank {policy.adapter.rank}, {where}) on {policy.base.location}"]
-
-
-def _same(given: Any, own: Any) -> bool:
-    if given == "all-linear":  # PEFT writes down which layers that was
-        return True
-    if isinstance(given, list) or isinstance(own, list):
-        return set(_as_list(given)) == set(_as_list(own))
-    return bool(given == own) or not (given or own)
-
-
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [] if value is None else [value]
-
-
-def _text(value: Any) -> str:
-    return " ".join(map(str, _as_list(value))) or "none"
+    rank = policy.adapter.rank
+    return [f"continuing with the adapter {policy.name} (rank {rank}, {where}) on {policy.base.location}"]
 
 
 def _taken_over(

@@ -223,7 +223,7 @@ def test_an_adapter_goes_on_as_it_is(adapter: NamedPolicy, given: dict[str, Any]
     ("given", "words"),
     [
         ({"lora_r": 16}, r"--lora_r 16: the adapter .* was made with 8.*merge it first \(sqlenv export"),
-        ({"lora_target_modules": ["q_proj"]}, r"made with v_proj q_proj"),
+        ({"lora_target_modules": ["q_proj"]}, r"made with q_proj v_proj"),
         ({"use_dora": True}, "--use_dora True"),
         ({"use_peft": False}, "merge it first"),
     ],
