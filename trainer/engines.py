@@ -215,12 +215,9 @@ class RolloutSetup:
 
 
 def open_policy(setup: RolloutSetup, say: Callable[[str], None]) -> PolicyEngine:
-    """What generates, for training and evaluation alike; see `hf_policy` and `vllm_policy`."""
-    return vllm_policy(setup, say) if setup.use_vllm else hf_policy(setup)
-
-
-def hf_policy(setup: RolloutSetup) -> HFPolicy:
-    """An engine on the trainer's model. Raises ConfigError."""
+    """What generates, for training and evaluation alike: the trainer's model, or servers. Raises ConfigError."""
+    if setup.use_vllm:
+        return vllm_policy(setup, say)
     trainer = setup.trainer
     require_whole_model(trainer.accelerator)
     engine = in_process_engine(

@@ -59,7 +59,7 @@ from trainer.training.checkpointing import Saved, SaveStates, policy_kept, write
 from trainer.training.dry_run import dry_run
 from trainer.training.evaluations import RunEvaluations
 from trainer.training.health import HealthMonitor, RunInfo
-from trainer.training.questions import BatchSettings, BatchShape, EpochOrder, QuestionFilter, require_questions
+from trainer.training.questions import BatchShape, EpochOrder, QuestionFilter, require_questions
 from trainer.training.run_log import RunLog, episode_lines, provenance, writing_into
 
 
@@ -172,7 +172,6 @@ def _train(
             ranks,
             loop,
             RolloutClient(policy.engine, environments, chat, settings),
-            BatchSettings.of(config),
             rewards,
             adaptive,
             guided,

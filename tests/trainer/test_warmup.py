@@ -15,7 +15,7 @@ import torch
 from datasets import Dataset as HubDataset
 from peft import PeftModel
 from rich.console import Console
-from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM, TrainerControl, TrainerState, TrainingArguments
+from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM, TrainerControl, TrainerState
 from trl import SFTConfig, SFTTrainer
 
 import trainer.demos.demonstrations
@@ -30,7 +30,6 @@ from inference.adapters import find_policy
 from inference.engine import Completion, FinishReason, Sampling
 from policies.tiny.tokenizer import build_tokenizer
 from sqlenv import cli
-from tests.clock import Clock
 from tests.env_server.tools.planted import Planted, plant
 from trainer.chat.format import ChatFormat, Conversation
 from trainer.demos.demonstrations import play_demonstrations
@@ -48,7 +47,6 @@ from trainer.training.questions import QuestionFilter
 from trainer.warmup import (
     Deadline,
     EpochsByLength,
-    ProgressLine,
     WarmupTrainer,
     _stop_where_turns_end,
     encode,
@@ -318,31 +316,6 @@ def test_what_a_policy_played_right_is_learned(cache: None, tmp_path: Path, caps
     assert "tokens/s" in said
     before, _ = load_policy(base)
     assert any(not torch.equal(a, b) for a, b in zip(before.parameters(), learned.parameters(), strict=True))
-
-
-def test_a_run_of_so_many_minutes_tells_how_many_are_left(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(trainer.warmup, "time", clock := Clock())
-    deadline = Deadline(12.0, Ranks())
-    line = ProgressLine(Console(file=sys.stderr), deadline)
-    state = TrainerState(global_step=0, max_steps=1_000_000, num_input_tokens_seen=0)
-    for each in (deadline, line):
-        each.on_train_begin(TrainingArguments(), state, TrainerControl())
-    state.global_step = 10
-    clock.now += 300.0
-    line.on_log(TrainingArguments(), state, TrainerControl(), {"loss": 0.5, "num_tokens": 30_000})
-    assert "7 min left" in capsys.readouterr().err
-
-
-def test_a_limit_is_spread_over_the_databases(cache: None, capsys: pytest.CaptureFixture[str]) -> None:
-    console = Console(file=sys.stderr)
-    played = play_demonstrations(["synthetic"], 0, console, answer_mode=AnswerMode.SQL, limit=12)
-    assert len(played) == 12
-    assert len({conversation.opening.splitlines()[1] for conversation in played}) > 6, "tables, so databases"
-    assert "on 12 of 2,871 questions" in capsys.readouterr().err
-    for *_, (query, _), (answer, _) in (conversation.turns for conversation in played):
-        assert answer == act("ANSWER", query.argument), "queries are learned where queries are submitted"
 
 
 def test_a_run_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

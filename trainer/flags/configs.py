@@ -383,23 +383,3 @@ def check_optimizer(config: TrainingArguments, model: nn.Module) -> None:
     Trainer.get_optimizer_cls_and_kwargs(config, model)
     some = torch.optim.SGD([torch.zeros(1)], lr=config.learning_rate)
     get_scheduler(config.lr_scheduler_type, some, 1, 2, config.lr_scheduler_kwargs)
-
-
-OBSERVATION_TOKENS = 150
-"""A usual observation; the longest, 2,000 characters, is up to ten times that."""
-FEWEST_TURNS = 3
-"""Describe, query, answer."""
-
-
-def length_advice(completion: int, turn: int) -> list[str]:
-    """Say when the budgets, in tokens, leave an episode too few turns to explore and answer."""
-    if turn > completion:
-        return [
-            f"--max_turn_length {turn} is more than the whole episode may have (--max_completion_length {completion})"
-        ]
-    if completion < (needed := FEWEST_TURNS * (turn + OBSERVATION_TOKENS)):
-        return [
-            f"--max_completion_length {completion} starves episodes: {FEWEST_TURNS} turns of --max_turn_length {turn} "
-            f"with their observations take about {needed} tokens"
-        ]
-    return []

@@ -43,7 +43,6 @@ from trainer.flags.configs import (
     check_given,
     check_needs,
     check_packages,
-    length_advice,
 )
 from trainer.flags.early import Command
 from trainer.policy import (
@@ -58,7 +57,7 @@ from trainer.policy import (
     settle,
 )
 from trainer.rollout.rewards import reward_hacking_advice, rewards_of
-from trainer.training.questions import BatchSettings, BatchShape
+from trainer.training.questions import BatchShape
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)
 NamedPlay = tuple[str, SavedPlay]
@@ -125,7 +124,6 @@ def _parse(
             config.multi_objective_aggregation,
             config.step_budget,
         )
-        lines += length_advice(config.max_completion_length, config.max_turn_length)
     advise(command.prog, lines)
     return config, model
 
@@ -145,7 +143,7 @@ def _keeps_best(config: SQLEnvConfig) -> bool:
 
 
 def _conflicts(config: SQLEnvConfig, model: ModelConfig) -> Iterator[tuple[object, str]]:
-    shape, settings, stale = BatchShape.of(config), BatchSettings.of(config), f"--staleness {config.staleness}"
+    shape, stale, turns = BatchShape.of(config), f"--staleness {config.staleness}", config.advantages == "turn"
     yield (
         config.staleness and shape.steps_per_batch > 1,
         f"{stale} needs batches that are trained on in one update, and here it is {shape.steps_per_batch}; leave out "
@@ -162,19 +160,19 @@ def _conflicts(config: SQLEnvConfig, model: ModelConfig) -> Iterator[tuple[objec
         "uncorrected; leave one of them out",
     )
     yield (
-        settings.turn_advantages and config.use_liger_kernel,
+        turns and config.use_liger_kernel,
         "--advantages turn gives each token its own, which Liger's loss does not take; leave out one",
     )
     yield (
-        settings.turn_advantages and config.multi_objective_aggregation != "sum_then_normalize",
+        turns and config.multi_objective_aggregation != "sum_then_normalize",
         "--advantages turn compares sums of rewards, and --multi_objective_aggregation "
         f"{config.multi_objective_aggregation} scales each one for itself; leave one of them out",
     )
     for flag, given in (
-        ("--dynamic_sampling", settings.dynamic_sampling > 0),
-        ("--rollout_downsampling", settings.rollout_downsampling > 1),
-        ("--guided_starts", settings.guided_starts),
-        ("--advantages turn", settings.turn_advantages),
+        ("--dynamic_sampling", config.dynamic_sampling > 0),
+        ("--rollout_downsampling", config.rollout_downsampling > 1),
+        ("--guided_starts", config.guided_starts),
+        ("--advantages turn", turns),
     ):
         yield (
             given and shape.rows % shape.generations,

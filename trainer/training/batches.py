@@ -28,9 +28,10 @@ from statistics import median, stdev
 from typing import Any
 
 import torch
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
 
 from env_server.dataset import Dataset, Question
+from trainer.flags.configs import SQLEnvConfig
 from trainer.ranks import Ranks
 from trainer.rollout.background import RolloutLoop
 from trainer.rollout.client import EpisodeRequest, RolloutClient, derive_seed, request_for
@@ -50,7 +51,7 @@ from trainer.training.batch_stats import (
     of_all_ranks,
     without_texts,
 )
-from trainer.training.questions import BatchSettings, BatchShape, EpochOrder
+from trainer.training.questions import BatchShape, EpochOrder
 
 SCALE_FLOOR = 1e-4
 """What TRL adds to the standard deviation that it divides advantages by."""
@@ -87,11 +88,10 @@ class Batches:
         self,
         dataset: Dataset,
         order: EpochOrder,
-        grpo: GRPOConfig,
+        config: SQLEnvConfig,
         ranks: Ranks,
         loop: RolloutLoop,
         client: RolloutClient,
-        settings: BatchSettings | None = None,
         rewards: Sequence[Reward] = REWARD_FUNCTIONS,
         adaptive: AdaptiveWeights | None = None,
         guided: GuidedStarts | None = None,
@@ -99,15 +99,14 @@ class Batches:
     ) -> None:
         self._dataset = dataset
         self._order = order
-        self._shape = BatchShape.of(grpo)
-        self._seed = grpo.seed
-        self._weights = weights_of(rewards, grpo.reward_weights)
+        self._config = config
+        self._shape = BatchShape.of(config)
+        self._weights = weights_of(rewards, config.reward_weights)
         self._adaptive = adaptive
         self._guided = guided
         self._rewards = rewards
         self._ranks = ranks
         self._loop = loop
-        self._settings = settings or BatchSettings()
         self._client = client
         self._failures = FailureWindow(client.max_failure_share)
         self.waits: Mapping[Phase, float] = {}
@@ -118,7 +117,6 @@ class Batches:
         self._next: int | None = None
         self._begun: dict[int, Future[_Played]] = {}
         self._rows: list[Episode] = []
-        self._scale_rewards = grpo.scale_rewards
         self.token_advantages: list[list[float]] | None = None
         """Of the last batch's rows: what each completion token's advantage has beside its episode's; None: nothing."""
 
@@ -140,7 +138,7 @@ class Batches:
         seconds, self.waits, _ = max(ranks, key=itemgetter(0))
         times = BatchTimes(seconds=seconds, idle=min(idle for *_, idle in ranks))
         self._rows = played.rows
-        if self._settings.turn_advantages:
+        if self._config.advantages == "turn":
             self.token_advantages = self._turn_advantages(self._weights_of(batch))
         self._conclude(trainer, batch, played, times)
         return [prompt_of(self._dataset.question(episode.question_id)) for episode in self._rows]
@@ -165,8 +163,8 @@ class Batches:
         rows = []
         for group, of_group in zip(groups, totals, strict=True):
             scale = 1.0
-            if self._scale_rewards != "none":
-                compared = of_group if self._scale_rewards == "group" else of_batch
+            if self._config.scale_rewards != "none":
+                compared = of_group if self._config.scale_rewards == "group" else of_batch
                 scale = (stdev(compared) if len(compared) > 1 else 0.0) + SCALE_FLOOR
             for episode, turns in zip(group, turn_advantages(group, self._rewards, weights), strict=True):
                 rows.append([turns[turn] / scale if turns else 0.0 for turn in episode.row.turn_ids])
@@ -178,7 +176,7 @@ class Batches:
 
     def _last_to_begin(self, step: int, batch: int, steps: int) -> int:
         """The last batch that may be played with the weights of `step`, of those that the run will train on."""
-        staleness = self._settings.staleness
+        staleness = self._config.staleness
         if not staleness:
             return batch
         return max(batch, self._shape.first_batch(min(step + staleness + 1, steps)) - 1)
@@ -187,7 +185,8 @@ class Batches:
         whole = ceil(self._shape.rows * self._ranks.count / self._shape.generations)
         # Drawn here, at a point that every run comes to in the same state, and not when the loop gets to it.
         ids = self._order.draw(batch, whole)
-        if not self._settings.judges:
+        config = self._config
+        if not (config.dynamic_sampling or config.rollout_downsampling > 1 or config.guided_starts):
             return self._loop.start(self._play_all(batch, ids, whole))
         give = None if self._guided is None else self._guided.of(batch)
         return self._loop.start(self._play_judged(batch, ids, whole, self._weights_of(batch), give))
@@ -219,7 +218,7 @@ class Batches:
         spare = ids[whole + ranks.index :: ranks.count]
         drawn = [
             *ids[count * ranks.index : count * (ranks.index + 1)],
-            *spare[: int(self._settings.dynamic_sampling * count)],
+            *spare[: int(self._config.dynamic_sampling * count)],
         ]
 
         def draw(number: int) -> list[EpisodeRequest]:
@@ -232,7 +231,7 @@ class Batches:
             members = [self._candidate(batch, number, member, drawn[number], "guided") for member in range(played)]
             return [replace(request, given=given) for request in members]
 
-        played = size * self._settings.rollout_downsampling
+        played = size * self._config.rollout_downsampling
         failures = self._failures_of_batch()
         groups = await play_groups(self._client, draw, count, len(drawn) - count, failures, guide)
         rows: list[Episode] = []
@@ -246,7 +245,7 @@ class Batches:
 
     def _failures_of_batch(self) -> Failures:
         """Those of a batch of all ranks."""
-        rows = self._shape.rows * self._settings.rollout_downsampling
+        rows = self._shape.rows * self._config.rollout_downsampling
         return Failures(rows * self._ranks.count, self._client.max_failure_share)
 
     def _request(self, batch: int, row: int, question_id: str) -> EpisodeRequest:
@@ -263,7 +262,7 @@ class Batches:
 
     def _seeded(self, step: int, question_id: str, *place: str | int) -> EpisodeRequest:
         return request_for(
-            self._dataset.question(question_id), derive_seed(self._seed, step, self._ranks.index, *place)
+            self._dataset.question(question_id), derive_seed(self._config.seed, step, self._ranks.index, *place)
         )
 
     def _conclude(self, trainer: GRPOTrainer, batch: int, played: _Played, times: BatchTimes) -> None:
@@ -294,10 +293,10 @@ class Batches:
                     for group in whole.drawn_first
                 ],
             )
-        if metrics["rollout/staleness/max"] > self._settings.staleness:
+        if metrics["rollout/staleness/max"] > self._config.staleness:
             raise StaleError(
                 f"a token of step {step + 1} was sampled {metrics['rollout/staleness/max']:g} updates before it, and "
-                f"--staleness {self._settings.staleness} allows fewer"
+                f"--staleness {self._config.staleness} allows fewer"
             )
         # TRL averages them until its next log, with its own: the run's log and every tracker get both.
         for name, value in metrics.items():

@@ -169,7 +169,8 @@ def require_room(config: TrainingArguments, policy: float, optimizer: float) -> 
     """
     folder, count = Path(config.output_dir), checkpoints_at_once(config)
     each = policy + (0.0 if config.save_only_model else optimizer)
-    needed = count * each + policy - sum(size_of(old) for old in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"))
+    there = sum(size_of(old) for old in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"))
+    needed = max(0.0, count * each - there) + policy
     how = f"{f'{count} x {amount(each)} for checkpoints, and ' if count else ''}{amount(policy)} for the policy"
     if (free := free_bytes(folder)) < needed:
         fix = "lower --save_total_limit, add --save_only_model true, or " if count else ""

@@ -16,7 +16,7 @@ from trl import GRPOConfig
 from trl.trainer.utils import RepeatSampler
 
 from env_server.dataset import Dataset, Hardness, Question, Split
-from trainer.config import ConfigError, EpisodeArguments, SQLEnvArguments
+from trainer.config import ConfigError, EpisodeArguments
 from trainer.rollout.client import derive_seed
 
 
@@ -55,38 +55,6 @@ class BatchShape:
     def lag(self, staleness: int) -> int:
         """So many batches just before one may not have ended when it may be begun."""
         return (staleness + 1) * self.batches_per_step - 1 if staleness else 0
-
-
-@dataclass(frozen=True, slots=True)
-class BatchSettings:
-    """How batches are filled."""
-
-    staleness: int = 0
-    """Updates that a token may be old when it is trained on."""
-    dynamic_sampling: float = 0.0
-    """Groups that may be played in the place of those without signal, for each group of a batch."""
-    rollout_downsampling: int = 1
-    """Episodes that are played for each one that is trained on."""
-    turn_advantages: bool = False
-    """Whether turns have advantages of their own, beside their episode's (`trainer.rollout.credit`)."""
-    guided_starts: bool = False
-    """Whether groups that are all wrong are played again with steps given (`trainer.training.adaptive`)."""
-
-    @classmethod
-    def of(cls, arguments: SQLEnvArguments) -> BatchSettings:
-        """The settings that flags ask for."""
-        return cls(
-            arguments.staleness,
-            arguments.dynamic_sampling,
-            arguments.rollout_downsampling,
-            arguments.advantages == "turn",
-            arguments.guided_starts,
-        )
-
-    @property
-    def judges(self) -> bool:
-        """Whether results choose what is trained on."""
-        return self.dynamic_sampling > 0 or self.rollout_downsampling > 1 or self.guided_starts
 
 
 class EpochOrder:

@@ -41,18 +41,8 @@ from trainer.training.batches import trl_rows
 _LOG = logging.getLogger(__name__)
 
 OF_A_RUN = (
-    *(
-        "staleness",
-        "dynamic_sampling",
-        "rollout_downsampling",
-        "guided_starts",
-        "reward_functions",
-        "reward_weighting",
-        "advantages",
-        "difficulty",
-        "folds",
-    ),
-    "dry_run",
+    *("staleness", "dynamic_sampling", "rollout_downsampling", "guided_starts", "advantages", "difficulty", "folds"),
+    *("reward_functions", "reward_weighting", "dry_run"),
 )
 """Flags about what `sqlenv train` has beside the rollout client: when batches are played, of which questions."""
 

@@ -20,7 +20,6 @@ from trainer.flags.configs import (
     WarmupConfig,
     check_given,
     check_needs,
-    length_advice,
 )
 from trainer.flags.early import Command, flags_of
 from trainer.training.arguments import check_together
@@ -158,8 +157,6 @@ def test_few_bits_without_bitsandbytes_name_the_extra(capsys: pytest.CaptureFixt
     [
         (("--reward_weights", "1", "1", "1", "1"), "--reward_weights 1 1 1 1: .* can collect 2.15, and .* pays 1; .*"),
         (("--multi_objective_aggregation", "normalize_then_sum"), "--multi_objective_aggregation .*"),
-        (("--max_completion_length", "512"), "--max_completion_length 512 starves episodes: .* about 1218 tokens"),
-        (("--max_turn_length", "5000"), "--max_turn_length 5000 is more than .*--max_completion_length 4096.*"),
     ],
 )
 def test_what_trains_badly_is_said_and_the_run_goes_on(
@@ -168,11 +165,6 @@ def test_what_trains_badly_is_said_and_the_run_goes_on(
     line, end = said(capsys, *flags)
     assert re.fullmatch(advice, line)
     assert "answers:synthetic" in end
-
-
-def test_advice_on_lengths() -> None:
-    lengths = [(4096, 256), (1024, 64), (1217, 256), (100, 200)]
-    assert [len(length_advice(completion, turn)) for completion, turn in lengths] == [0, 0, 1, 1]
 
 
 def test_python_gets_the_defaults_and_the_checks_of_the_command() -> None:

@@ -19,7 +19,7 @@ from inference.adapters import NamedPolicy
 from inference.precision import measure_precision
 from tests.trainer.test_policy import OTHER
 from trainer.config import ConfigError
-from trainer.flags.configs import SQLEnvConfig, WarmupConfig
+from trainer.flags.configs import SQLEnvConfig
 from trainer.flags.early import Command
 from trainer.policy import WARMUP_NAMES, PlaySettings, resolve_policy
 from trainer.tiny import BASE_CHECKPOINT
@@ -48,10 +48,6 @@ def given_by(*words: str) -> dict[str, Any]:
 
 def train_defaults(given: dict[str, Any], machine: Machine) -> dict[str, Any]:
     return FlagParser((SQLEnvConfig, ModelConfig), "").defaults() | machine_defaults(Command.TRAIN, given, machine)
-
-
-def warmup_defaults(given: dict[str, Any], machine: Machine) -> dict[str, Any]:
-    return FlagParser((WarmupConfig, ModelConfig), "").defaults() | machine_defaults(Command.WARMUP, given, machine)
 
 
 def test_a_value_that_equals_the_default_is_given_all_the_same(tmp_path: Path) -> None:
@@ -109,15 +105,6 @@ def test_precision_and_adapters_follow_from_the_machine(
 ) -> None:
     defaults = train_defaults(given, machine)
     assert {name: defaults.get(name) for name in expected} == expected
-
-
-@pytest.mark.parametrize("machine", MACHINES)
-@pytest.mark.parametrize("given", [{}, {"use_peft": True}, {"use_peft": False}, {"load_in_4bit": True}])
-def test_a_warm_up_trains_what_training_trains(machine: Machine, given: dict[str, Any]) -> None:
-    warmed, trained = warmup_defaults(given, machine), train_defaults(given, machine)
-    for name in ("use_peft", "dtype", "bf16", "fp16", "use_cpu", "lora_target_modules", "lora_dropout"):
-        assert warmed.get(name) == trained.get(name)
-    assert warmed["learning_rate"] == (3e-4 if warmed["use_peft"] else 1e-4)
 
 
 @given(st.sampled_from([1, 2, 4, 8, 16, 32, 64]), st.sampled_from([1, 2, 4, 8]))

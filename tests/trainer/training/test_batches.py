@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -14,7 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
-from trl import GRPOConfig
 
 from env_server.dataset import Dataset, Question
 from env_server.types import ActionType, RewardComponents, SQLAction
@@ -22,6 +22,7 @@ from inference.engine import EngineError
 from inference.hf.engine import HFEngine
 from tests.rank_state import rank_state
 from trainer.chat.format import ChatFormat
+from trainer.flags.configs import SQLEnvConfig
 from trainer.ranks import Ranks
 from trainer.rollout.background import RolloutLoop
 from trainer.rollout.client import EpisodeRequest, RolloutClient, RolloutSettings
@@ -34,7 +35,7 @@ from trainer.rollout.transcript import TokenBudget
 from trainer.training.adaptive import AdaptiveWeights
 from trainer.training.batch_stats import BatchRecords
 from trainer.training.batches import Batches, StaleError, total_rewards
-from trainer.training.questions import BatchSettings, BatchShape, EpochOrder
+from trainer.training.questions import BatchShape, EpochOrder
 
 Told = tuple[int, list[EpisodeRecord]]
 
@@ -48,9 +49,9 @@ def config(
     seed: int = 0,
     use_vllm: bool = False,
     **more: Any,
-) -> GRPOConfig:
+) -> SQLEnvConfig:
     per_batch = accumulation if steps_per_generation is None else steps_per_generation
-    return GRPOConfig(
+    return SQLEnvConfig(
         output_dir="unused",
         use_cpu=True,
         bf16=False,
@@ -143,25 +144,32 @@ def loop() -> Iterator[RolloutLoop]:
         yield loop
 
 
+def replace_flags(grpo: SQLEnvConfig, flags: dict[str, Any]) -> SQLEnvConfig:
+    changed = copy.copy(grpo)
+    for name, value in flags.items():
+        setattr(changed, name, value)
+    return changed
+
+
 def batches_of(
     script: Any,
     loop: RolloutLoop,
-    grpo: GRPOConfig | None = None,
-    filled: BatchSettings | None = None,
+    grpo: SQLEnvConfig | None = None,
+    filled: dict[str, Any] | None = None,
     order: EpochOrder | None = None,
     ranks: Ranks | None = None,
     told: list[Told] | None = None,
     adaptive: AdaptiveWeights | None = None,
     guided: Any = None,
 ) -> Batches:
+    grpo = replace_flags(grpo or config(), filled or {})
     return Batches(
         AnyQuestion(),  # type: ignore[arg-type]
         order or Dealt(),
-        grpo or config(),
+        grpo,
         ranks or Ranks(),
         loop,
         script,
-        filled,
         adaptive=adaptive,
         guided=guided,
         on_batch=lambda step, episodes: None if told is None else told.append((step, list(episodes))),
@@ -248,9 +256,7 @@ def test_each_token_has_the_advantage_of_its_turn_beside_its_episodes(loop: Roll
 
     weights = [1.0, 0.0, 0.0, 0.0]
     script = Script(played)
-    batches = batches_of(
-        script, loop, config(scale_rewards="batch", reward_weights=weights), BatchSettings(turn_advantages=True)
-    )
+    batches = batches_of(script, loop, config(scale_rewards="batch", reward_weights=weights), {"advantages": "turn"})
     batches.prepare(trainer_at(0))
     scale = stdev([1, 0, 1, 0]) + 1e-4
     expected = [DISCOUNT / 2 / scale] * 2 + [1 / 2 / scale] * 2
@@ -261,7 +267,7 @@ def test_each_token_has_the_advantage_of_its_turn_beside_its_episodes(loop: Roll
 
 def test_a_token_that_is_too_old_ends_the_run(loop: RolloutLoop) -> None:
     script = Script(lambda request: episode_of(request.question_id, request.seed, version=1))
-    batches = batches_of(script, loop, filled=BatchSettings(staleness=1))
+    batches = batches_of(script, loop, filled={"staleness": 1})
     batches.prepare(trainer_at(2))
     with pytest.raises(StaleError, match="sampled 2 updates before it"):
         batches.prepare(trainer_at(3))
@@ -274,7 +280,7 @@ def test_what_fails_ahead_is_raised_when_its_batch_is_due(loop: RolloutLoop) -> 
                 raise RolloutError("3 of 4 episodes failed")
             return await super().play(requests, **more)
 
-    batches = batches_of(Failing(lambda r: episode_of(r.question_id, r.seed)), loop, filled=BatchSettings(staleness=1))
+    batches = batches_of(Failing(lambda r: episode_of(r.question_id, r.seed)), loop, filled={"staleness": 1})
     batches.prepare(trainer_at(0))
     with pytest.raises(RolloutError, match="3 of 4"):
         batches.prepare(trainer_at(1))
@@ -312,12 +318,14 @@ def test_nothing_is_older_than_allowed_and_no_group_is_lost_or_doubled(data: st.
         script = Slow(outcome_of)
         loop = RolloutLoop()
         told: list[Told] = []
-        batches = batches_of(script, loop, filled=BatchSettings(staleness, refill), told=told)
+        batches = batches_of(script, loop, filled={"staleness": staleness, "dynamic_sampling": refill}, told=told)
         for step in range(steps):
             if step in stopping:
                 loop.close()  # whatever is in flight is gone
                 loop = RolloutLoop()
-                batches = batches_of(script, loop, filled=BatchSettings(staleness, refill), told=told)
+                batches = batches_of(
+                    script, loop, filled={"staleness": staleness, "dynamic_sampling": refill}, told=told
+                )
             pushed = step
             told.clear()
             prompts = batches.prepare(trainer_at(step, steps))
@@ -352,7 +360,7 @@ def test_groups_without_signal_are_replaced_and_the_estimate_is_of_those_drawn_f
     told: list[Told] = []
     script = Script(play)
     grpo = config(rows=8, generations=4)
-    batches = batches_of(script, loop, grpo, BatchSettings(dynamic_sampling=20.0), Dealt(40), told=told)
+    batches = batches_of(script, loop, grpo, {"dynamic_sampling": 20.0}, Dealt(40), told=told)
     trainer = trainer_at(0)
     kept = questions_of(batches.prepare(trainer))
     assert not {"q0", "q1"} & set(kept), "never and always solved"
@@ -392,7 +400,7 @@ def test_guided_groups_are_trained_on_and_count_in_no_number_about_unguided_play
 
     told: list[Told] = []
     guided, script = Guided(), Script(play)
-    filled = BatchSettings(guided_starts=True)
+    filled = {"guided_starts": True}
     batches = batches_of(script, loop, config(rows=16, generations=8), filled, told=told, guided=guided)
     trainer = trainer_at(0)
     prompts = batches.prepare(trainer)
@@ -425,7 +433,7 @@ def test_of_more_episodes_than_are_trained_on_the_most_different_are(loop: Rollo
     told: list[Told] = []
     script = OneRight(lambda _: None)  # type: ignore[arg-type, return-value]
     grpo = config(rows=8, generations=4)
-    batches = batches_of(script, loop, grpo, BatchSettings(rollout_downsampling=4), told=told)
+    batches = batches_of(script, loop, grpo, {"rollout_downsampling": 4}, told=told)
     trainer = trainer_at(0)
     prompts = batches.prepare(trainer)
     assert questions_of(prompts) == ["q0"] * 4 + ["q1"] * 4
@@ -461,7 +469,7 @@ def test_the_lag_is_what_may_be_in_flight_when_a_batch_is_begun(
             return super().draw(batch, count)
 
     script = Script(lambda request: episode_of(request.question_id, request.seed, version=100))
-    batches = batches_of(script, loop, grpo, BatchSettings(staleness), Watched())
+    batches = batches_of(script, loop, grpo, {"staleness": staleness}, Watched())
     for ended in range(4 * shape.batches_per_step):
         batches.prepare(trainer_at(shape.step_of(ended)))
     behind = {batch: batch - known for batch, known in begun.items() if batch >= shape.first_batch(staleness)}
@@ -471,9 +479,7 @@ def test_the_lag_is_what_may_be_in_flight_when_a_batch_is_begun(
 def test_adaptive_weights_are_those_that_groups_are_judged_and_trained_under(loop: RolloutLoop) -> None:
     adaptive = AdaptiveWeights([1.0, 0.2, 0.2, 0.1])
     script = Script(lambda r: episode_of(r.question_id, r.seed, correct=r.seed % 2 == 0, version=100))
-    batches = batches_of(
-        script, loop, config(rows=8, generations=4), BatchSettings(dynamic_sampling=1.0), adaptive=adaptive
-    )
+    batches = batches_of(script, loop, config(rows=8, generations=4), {"dynamic_sampling": 1.0}, adaptive=adaptive)
     trainer, expected = trainer_at(0), []
     for step in range(3):
         trainer.state.global_step = step

@@ -209,25 +209,6 @@ def policy(random_policy: Callable[..., Qwen3ForCausalLM], tmp_path: Path) -> Pa
     return folder
 
 
-@pytest.mark.parametrize("kind", ["full", "adapter"])
-@pytest.mark.parametrize("command", ["train", "warmup"])
-def test_what_was_trained_is_saved_whatever_the_generation_settings(
-    command: str, kind: str, policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = tmp_path / "run"
-    flags = [*FLAGS[command], *("--save_strategy", "steps", "--save_steps", "1")]
-    if kind == "adapter":
-        flags = [*flags, "--use_peft", "true", "--lora_r", "4"]
-    base = ["--model_name_or_path", str(policy), "--output_dir", str(run), "--max_steps", "1"]
-    assert cli.main([command, *base, *flags]) == 0
-    saved = run / "model"
-    for folder in (saved, run / "checkpoint-1"):
-        assert any(folder.glob("*.safetensors"))
-        assert (folder / SETTINGS_FILE).is_file()
-    assert capsys.readouterr().err.count("generation_config.json") == 1
-    assert cli.main(["export", str(saved), "--out", str(tmp_path / "out")]) == 0
-
-
 @pytest.mark.parametrize("command", ["train", "warmup"])
 def test_a_policy_that_cannot_be_saved_is_not_trained(
     command: str, policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
