@@ -28,6 +28,7 @@ usage: sqlenv COMMAND [flags]        (sqlenv COMMAND --help says more, sqlenv --
   play       play an episode yourself, in this terminal
   inference  start vLLM as the policy server, for training with --use_vllm
   serve      the environment as a network service, for training runs here or elsewhere
+  mcp        the environment as tools for any agent that speaks the Model Context Protocol
   data       check, fix, extend, convert and fetch data sets: sqlenv data doctor | suggest | build | export | fetch
 
 A first run:  sqlenv train --config configs/tiny.yaml --output_dir runs/first
@@ -50,6 +51,8 @@ TRAIN_PACKAGES = (
 """What the extra `train` installs; the environment works without."""
 SERVE_PACKAGES = ("fastapi", "starlette", "uvicorn", "uvloop", "pydantic_settings", "prometheus_client")
 """What the extra `serve` installs; the environment in this process works without."""
+
+EXTRAS = {"train": TRAIN_PACKAGES, "serve": SERVE_PACKAGES, "mcp": ("mcp", "mcp_types")}
 
 _OF_FILES = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR, errno.EISDIR)
 """What the system says of files and folders that cannot be read or written."""
@@ -86,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        extra = "train" if package in TRAIN_PACKAGES else "serve" if package in SERVE_PACKAGES else None
+        extra = next((extra for extra, packages in EXTRAS.items() if package in packages), None)
         if extra is None:
             raise
         fix = f"in SQLEnv's folder: pip install -e '.[{extra}]'"
@@ -203,6 +206,12 @@ def _serve(argv: Sequence[str]) -> int:
     return serve.run(argv)
 
 
+def _mcp(argv: Sequence[str]) -> int:
+    from env_server.service import mcp_tools
+
+    return mcp_tools.run(argv)
+
+
 def _inference(argv: Sequence[str]) -> int:
     from inference.launch import launcher
 
@@ -227,5 +236,6 @@ _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "play": _play,
     "inference": _inference,
     "serve": _serve,
+    "mcp": _mcp,
     "data": _data,
 }

@@ -12,11 +12,12 @@ import os
 import signal
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from importlib import resources
 from importlib.metadata import version
+from importlib.util import find_spec
 from multiprocessing import parent_process
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
@@ -37,6 +38,9 @@ from env_server.service.settings import ServiceSettings
 from env_server.service.socket import Sockets, WebSocketRouter
 from env_server.sql.pool import DatabasePool
 from env_server.sql.sandbox import limit_memory
+
+if TYPE_CHECKING:
+    from env_server.service.mcp_tools import MCPTools
 
 DESCRIPTION = (
     "An agent answers a question about a database that it cannot see, by DESCRIBE, SAMPLE, QUERY and ANSWER, with "
@@ -75,17 +79,25 @@ class Service:
             settings, self.access, self.capacity, self.metrics, self._new_session, served.version_tag
         )
         self.stateless = StatelessEnv(self.executor.run, self._new_engine)
+        self.mcp = self._mcp_tools()
+        """None where the package `mcp` is not installed."""
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
+        """Play, and drain on stop signals."""
+        with self._draining_on_signals():
+            async with self.playing():
+                yield
+
+    @asynccontextmanager
+    async def playing(self) -> AsyncIterator[None]:
         """Start the query processes and what runs in the background; end them."""
         log_loop_errors(asyncio.get_running_loop())
         await asyncio.to_thread(self.databases.read_schemas)
         async with self.executor:
             background = [asyncio.ensure_future(self.sockets.close_idle()), asyncio.ensure_future(self._gauge())]
             try:
-                with self._draining_on_signals():
-                    yield
+                yield
             finally:
                 for task in background:
                     task.cancel()
@@ -176,12 +188,26 @@ class Service:
             self._scores,
         )
 
+    def _mcp_tools(self) -> MCPTools | None:
+        if find_spec("mcp") is None:
+            return None
+        # It takes half a second to import.
+        from env_server.service.mcp_tools import MCPTools
+
+        settings = self._settings
+        idle_s = settings.idle_timeout_s
+        return MCPTools(
+            *(self._new_session, self.capacity, self.metrics, settings.answer_mode, idle_s, settings.workers)
+        )
+
     def _new_session(self) -> Session:
         return Session(self._new_engine(), self.executor.run, self.metrics)
 
     async def _gauge(self) -> None:
         while True:
             await asyncio.sleep(GAUGES_S)
+            if self.mcp is not None:
+                self.mcp.close_idle()
             self.metrics.cache_entries.set(len(self.executor.cache))
             self.metrics.cache_bytes.set(self.executor.cache.size)
             for name, pool in self.executor.pools.items():
@@ -202,9 +228,11 @@ def create_app(settings: ServiceSettings, dataset: Dataset, *, policies: Sequenc
     limit_memory(settings.environment.sandbox)
     service = Service(settings, dataset)
 
+    mcp = service.mcp.endpoint() if service.mcp is not None else None
+
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        async with service.running():
+        async with service.running(), mcp.running() if mcp is not None else nullcontext():
             yield
 
     documented = settings.docs or settings.token is None
@@ -228,7 +256,7 @@ def create_app(settings: ServiceSettings, dataset: Dataset, *, policies: Sequenc
         "documentation_url": None,
     }
     app.include_router(
-        http.router(service.stateless, service.authorize, service.ready, metadata, service.metrics.render)
+        http.router(service.stateless, service.authorize, service.ready, metadata, service.metrics.render, mcp)
     )
     app.include_router(pages.router(dataset, service.authorize_page, settings.answer_mode, policies))
     app.add_middleware(BodyLimit, max_bytes=settings.max_frame_bytes)

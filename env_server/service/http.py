@@ -33,6 +33,7 @@ BESIDE = ("done", "reward", "metadata")
 """Fields of an observation that stand beside it on the wire."""
 
 Authorized = Callable[..., Awaitable[None]]
+ASGIApp = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 class StepRequest(BaseModel):
@@ -120,6 +121,17 @@ class StatelessEnv:
             self._running -= 1
 
 
+class _Forwarded(Response):
+    """Leaves a request that was let in to another application."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        super().__init__()
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self._app(scope, receive, send)
+
+
 def _reset(engine: EpisodeEngine, request: ResetRequest) -> SQLObservation:
     return engine.reset(request.seed, request.episode_id, request.question_id, request.split)
 
@@ -130,8 +142,9 @@ def router(
     ready: Callable[[], dict[str, Any]],
     metadata: dict[str, Any],
     metrics: Callable[[], bytes],
+    mcp: ASGIApp | None,
 ) -> APIRouter:
-    """Return the routes. `ready` tells the load, and `metrics` renders the metrics."""
+    """Return the routes. `ready` tells the load, `metrics` renders the metrics, and `mcp` answers clients of MCP."""
     routes = APIRouter()
     guarded = APIRouter(dependencies=[Depends(authorized)])
     known_schemas = to_json(schemas())
@@ -170,13 +183,17 @@ def router(
     async def state() -> dict[str, Any]:
         return state_data(None)
 
-    @guarded.post("/mcp", summary="JSON-RPC 2.0; there are no tools")
-    async def mcp(request: Request) -> dict[str, object]:
+    @guarded.post("/mcp", summary="The actions as tools of the Model Context Protocol")
+    async def tools(request: Request) -> Response:
+        if mcp is not None and "text/event-stream" in request.headers.get("accept", ""):
+            return _Forwarded(mcp)
+        # No client of MCP: OpenEnv's tools ask, and want JSON-RPC.
         try:
             message = json.loads(await request.body())
         except (ValueError, RecursionError):
-            return {"jsonrpc": "2.0", "id": None, "error": {"code": -32700, "message": "the body is not JSON"}}
-        return mcp_reply(message)
+            error = {"code": -32700, "message": "the body is not JSON"}
+            return JSONResponse({"jsonrpc": "2.0", "id": None, "error": error})
+        return JSONResponse(mcp_reply(message))
 
     routes.include_router(guarded)
     return routes

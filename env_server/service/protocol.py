@@ -39,7 +39,7 @@ class FrameError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ControlRequest:
-    """`state`; `close`, which ends the session; or `mcp`, a JSON-RPC message for tools, of which there are none."""
+    """`state`; `close`, which ends the session; or `mcp`, a JSON-RPC message, whose tools are at /mcp."""
 
     kind: str
     message: object = None
@@ -155,14 +155,17 @@ def error_frame(code: ErrorCode, message: str, **details: object) -> str:
 
 
 def mcp_reply(message: object) -> dict[str, object]:
-    """Answer a JSON-RPC 2.0 request: there are no tools."""
+    """Answer a JSON-RPC 2.0 request that comes some other way than clients of MCP go."""
     request = message if isinstance(message, dict) else {}
     request_id = request.get("id")
     known = isinstance(request_id, str | int | float | None)
     reply: dict[str, object] = {"jsonrpc": "2.0", "id": request_id if known else None}
     if request.get("jsonrpc") != "2.0" or not isinstance(request.get("method"), str):
         return {**reply, "error": {"code": -32600, "message": "not a JSON-RPC 2.0 request"}}
-    return {**reply, "error": {"code": -32603, "message": "this environment has no tools; use reset and step"}}
+    return {
+        **reply,
+        "error": {"code": -32603, "message": "tools are for clients of MCP, at /mcp; use reset and step"},
+    }
 
 
 def reply_frame(kind: str, data: object) -> str:

@@ -178,7 +178,7 @@ def test_the_probes_ask_what_is_answered() -> None:
     async def refuse() -> None:
         raise AssertionError("asked for the token")
 
-    routes = http.router(None, refuse, dict, {}, bytes)  # type: ignore[arg-type]  # nothing is called
+    routes = http.router(None, refuse, dict, {}, bytes, None)  # type: ignore[arg-type]  # nothing is called
     free = {route.path for route in routes.routes if not route.dependencies}  # type: ignore[attr-defined]
     assert free == {"/health"}
     allowed_s = {}
