@@ -207,9 +207,9 @@ def _serve(argv: Sequence[str]) -> int:
 
 
 def _mcp(argv: Sequence[str]) -> int:
-    from env_server.service import mcp_tools
+    from env_server.service import mcp_command
 
-    return mcp_tools.run(argv)
+    return mcp_command.run(argv)
 
 
 def _inference(argv: Sequence[str]) -> int:

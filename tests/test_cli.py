@@ -32,6 +32,7 @@ COMMANDS = (
     "play",
     "inference",
     "serve",
+    "mcp",
     "data",
 )
 TINY = str(Path(__file__).parents[1] / "trainer" / "tiny" / "base")

@@ -1,4 +1,4 @@
-"""The environment as tools of the Model Context Protocol: `/mcp` of a server, and `sqlenv mcp` over standard input.
+"""The environment as tools of the Model Context Protocol, and `/mcp` of a server.
 
 `start` begins an episode and returns its id with the question; the actions are the other tools, each with that id and
 the argument that it takes. MCP's own sessions are not used: since its version of 2026-07-28 HTTP has none.
@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -25,7 +24,6 @@ from typing import Any
 from uuid import uuid4
 
 from mcp.server.lowlevel import Server
-from mcp.server.stdio import stdio_server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp_types import (
     CallToolRequestParams,
@@ -36,19 +34,13 @@ from mcp_types import (
     Tool,
     ToolAnnotations,
 )
-from rich.console import Console
 
 from env_server.actions import ACTIONS, ANSWER
-from env_server.data.loading import DEFAULT_SPEC
-from env_server.dataset import Dataset, Split
+from env_server.dataset import Split
 from env_server.service.capacity import Capacity
 from env_server.service.metrics import Metrics
 from env_server.service.session import Session
-from env_server.service.settings import ServiceSettings
-from env_server.test_suites.building import TITLE
 from env_server.types import AnswerMode
-from sqlenv.parser import Parser
-from sqlenv.progress import reported
 
 START = "start"
 INSTRUCTIONS = (
@@ -223,37 +215,3 @@ class MCPEndpoint:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request."""
         await self._manager.handle_request(scope, receive, send)
-
-
-def run(argv: Sequence[str]) -> int:
-    """Run `sqlenv mcp`; return its exit status. Raises SQLEnvError for what a person has to correct."""
-    parser = Parser(
-        prog="sqlenv mcp",
-        description="The environment's actions as tools of the Model Context Protocol, for a client that starts this "
-        "command and speaks over its standard input and output. A server offers the same at /mcp (sqlenv serve).",
-        epilog='in a client\'s settings: {"mcpServers": {"sqlenv": {"command": "sqlenv", "args": ["mcp", "--data", '
-        '"/path/to/my-shop"]}}}',
-    )
-    parser.add_argument("--data", default=DEFAULT_SPEC, help=f"as `sqlenv serve` takes it (default: {DEFAULT_SPEC})")
-    parser.add_argument("--answer_mode", default="value", choices=[mode.value for mode in AnswerMode])
-    parser.add_argument("--step_budget", type=int, default=15, help="steps in an episode (default: 15)")
-    given = parser.parse_args(list(argv))
-    settings = ServiceSettings(data=given.data, answer_mode=given.answer_mode, step_budget=given.step_budget)
-    from env_server.service.serve import load_data
-
-    with reported(TITLE, console=Console(stderr=True)) as progress:
-        dataset = load_data(settings, progress.update)
-    asyncio.run(_over_stdio(settings, dataset))
-    return 0
-
-
-async def _over_stdio(settings: ServiceSettings, dataset: Dataset) -> None:
-    from env_server.service.app import Service
-
-    service = Service(settings, dataset)
-    async with service.playing():
-        assert service.mcp is not None
-        server = service.mcp.server()
-        sys.stderr.write(f"sqlenv mcp: {dataset.name}, {len(dataset.questions):,} questions\n")
-        async with stdio_server() as (reading, writing):
-            await server.run(reading, writing, server.create_initialization_options())
