@@ -47,7 +47,7 @@ format: $(DEVELOPS)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-constraints: $(INSTALLED)  ## the versions that are installed, as constraints.txt
+constraints: $(DEVELOPS)  ## the versions that are installed, as constraints.txt
 	mkdir -p build
 	{ grep '^#' constraints.txt; $(BIN)/pip freeze --exclude-editable | sed 's/+cpu$$//'; } > build/constraints.txt
 	mv build/constraints.txt constraints.txt
