@@ -14,7 +14,7 @@ from env_server.dataset import Dataset
 from env_server.service.app import Service
 from env_server.service.serve import load_data
 from env_server.service.settings import ServiceSettings
-from env_server.test_suites.building import TITLE
+from env_server.test_suites.store import TITLE
 from env_server.types import AnswerMode
 from sqlenv.parser import Parser
 from sqlenv.progress import reported
