@@ -204,10 +204,12 @@ def _key(query: exp.Query, key: exp.Expression) -> exp.Expression:
 
 
 def _lacks(key: exp.Expression) -> exp.Paren:
-    """Return a condition: the key is NULL, or a text that stands for nothing."""
-    text = key.sql(dialect="sqlite")
+    """Return a condition: the key is NULL, or a text that stands for nothing, or computed from one."""
+    columns = [] if key.find(exp.AggFunc, exp.Query) else key.find_all(exp.Column)
+    texts = dict.fromkeys(each.sql(dialect="sqlite") for each in (key, *columns))
     words = ", ".join(_literal(word) for word in sorted(CERTAIN_NULL_WORDS))
-    condition = f"({text}) IS NULL OR LOWER(TRIM({text})) IN ({words})"
+    stand_for_nothing = " OR ".join(f"LOWER(TRIM({text})) IN ({words})" for text in texts)
+    condition = f"({next(iter(texts))}) IS NULL OR {stand_for_nothing}"
     return exp.paren(exp.condition(condition, dialect="sqlite"), copy=False)
 
 

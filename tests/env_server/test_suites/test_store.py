@@ -1,11 +1,8 @@
-"""Suites are made once, kept on disk, shared by threads and processes, and made anew for a changed database."""
+"""Suites on disk: made by processes or on demand, read back as they were, and what cannot be used."""
 
 from __future__ import annotations
 
-import os
 import sqlite3
-import subprocess
-import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,21 +13,13 @@ import pytest
 
 from env_server.cache import Cache
 from env_server.dataset import Dataset, Gold, Question
+from env_server.environment import EnvironmentFactory
 from env_server.errors import DataError
-from env_server.settings import SandboxSettings
-from env_server.test_suites.store import KEPT_SUITES, KIND, Suites
+from env_server.settings import EnvSettings, SandboxSettings
+from env_server.test_suites import store
+from env_server.test_suites.store import KEPT_SUITES, KIND, Suites, build_suites
 from env_server.test_suites.suite import SuiteMaker
-
-PRINT_SUITE = """
-import sys
-from pathlib import Path
-from env_server.settings import SandboxSettings
-from env_server.test_suites.store import Suites
-import hashlib, types
-question = types.SimpleNamespace(db_id="pets", gold_sql=sys.argv[3])
-suite = Suites({"pets": Path(sys.argv[1])}, SandboxSettings(), Path(sys.argv[2])).of(question)
-print(hashlib.sha256(b"".join(v.image for v in suite.databases)).hexdigest(), [v.gold.rows for v in suite.databases])
-"""
+from env_server.types import ActionType, AnswerMode, SQLAction
 
 
 def suites(databases: Mapping[str, Path], cache: Path) -> Suites:
@@ -73,16 +62,6 @@ def test_golds_of_every_type_come_back_from_disk(tmp_path: Path, pets: Dataset, 
     values = {type(value) for database in made.databases for row in database.gold.rows for value in row}
     assert bytes in values
     assert suites({"odd": path}, tmp_path / "cache").of(question) == made
-
-
-def test_another_process_makes_the_same_suite(pets: Dataset, pets_file: Path, cats: Question, tmp_path: Path) -> None:
-    outputs = set()
-    for number in ("1", "2"):
-        environment = {**os.environ, "PYTHONHASHSEED": number, "PYTHONPATH": str(Path(__file__).parents[3])}
-        command = [sys.executable, "-c", PRINT_SUITE, str(pets_file), str(tmp_path / number), cats.gold_sql]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-        outputs.add(done.stdout)
-    assert len(outputs) == 1
 
 
 def test_threads_that_ask_at_once_get_one_suite(pets: Dataset, cats: Question, tmp_path: Path) -> None:
@@ -174,9 +153,96 @@ def test_what_cannot_be_used_is_told(pets: Dataset, cats: Question, tmp_path: Pa
             suites({}, tmp_path).of(cats)
 
 
-def test_no_handle_stays_open(pets: Dataset, tmp_path: Path) -> None:
-    store = suites(pets.databases, tmp_path)
-    for question in pets.questions:
-        store.of(question)
-    held = [fd.readlink() for fd in list(Path("/proc/self/fd").iterdir()) if fd.is_symlink()]
-    assert not [target for target in held if target.is_relative_to(tmp_path)]
+SANDBOX = SandboxSettings()
+
+
+def variations(pets: Dataset, count: int) -> list[Question]:
+    """Questions with different gold queries that are quickly made suites of."""
+    return [
+        replace(pets.questions[0], question_id=f"older-{age}", gold_sql=f"SELECT COUNT(*) FROM pets WHERE age > {age}")
+        for age in range(count)
+    ]
+
+
+def test_processes_make_what_is_made_on_demand(pets: Dataset, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    questions = [*pets.questions, *variations(pets, 14), pets.questions[0]]
+    told: list[tuple[int, int]] = []
+    many = tmp_path / "many"
+    assert (
+        build_suites(pets.databases, questions, SANDBOX, many, progress=lambda *at: told.append(at), processes=3) == 18
+    )
+    assert (told[0], told[-1]) == ((0, 18), (18, 18))
+    assert told == sorted(told)
+    on_demand = Suites(pets.databases, SANDBOX, tmp_path / "one")
+    expected = [on_demand.of(question) for question in questions]
+    request.getfixturevalue("no_making")
+    # Each process had a seed for its hashes of its own.
+    assert [Suites(pets.databases, SANDBOX, many, read_only=True).of(question) for question in questions] == expected
+    told.clear()
+    assert build_suites(pets.databases, questions, SANDBOX, many, progress=lambda *at: told.append(at)) == 0
+    assert told == []
+
+
+def test_an_interrupted_build_goes_on_where_it_stopped(pets: Dataset, tmp_path: Path) -> None:
+    questions = variations(pets, 40)
+
+    class InterruptedHereError(Exception):
+        pass
+
+    def interrupt(done: int, _total: int) -> None:
+        if done:
+            raise InterruptedHereError
+
+    with pytest.raises(InterruptedHereError):
+        build_suites(pets.databases, questions, SANDBOX, tmp_path, progress=interrupt, processes=2)
+    rest = build_suites(pets.databases, questions, SANDBOX, tmp_path, processes=1)
+    assert 0 < rest < 40
+
+
+def test_builds_that_overlap_make_each_suite_once(pets: Dataset, tmp_path: Path) -> None:
+    questions = variations(pets, 6)
+    made: list[int] = []
+
+    def build() -> None:
+        made.append(build_suites(pets.databases, questions, SANDBOX, tmp_path))
+
+    threads = [threading.Thread(target=build) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(made) == [0, 0, 6]
+
+
+def test_a_process_that_is_lost_is_an_error(pets: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "_PROGRAM", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    with pytest.raises(DataError, match="try again"):
+        build_suites(pets.databases, variations(pets, 20), SANDBOX, tmp_path, processes=2)
+
+
+def test_a_database_that_cannot_be_read_is_an_error(pets: Dataset, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.sqlite"
+    broken.write_bytes(b"no database" * 100)
+    with pytest.raises(DataError, match=r"broken\.sqlite"):
+        build_suites({"pets": broken}, variations(pets, 20), SANDBOX, tmp_path / "cache", processes=2)
+
+
+def test_a_reader_never_makes_a_suite(pets: Dataset, tmp_path: Path, no_making: None) -> None:
+    with pytest.raises(DataError, match="sqlenv data build"):
+        Suites(pets.databases, SANDBOX, tmp_path, read_only=True).of(pets.question("cats"))
+
+
+def test_environments_are_built_for_the_questions_that_are_asked(
+    pets: Dataset, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    asked = pets.questions[:2]
+    with EnvironmentFactory(pets, EnvSettings(), AnswerMode.SQL, tmp_path) as factory:
+        factory.build_suites(asked)
+        request.getfixturevalue("no_making")
+        environment = factory.make()
+        for question in asked:
+            environment.reset(question_id=question.question_id)
+            last = environment.step(SQLAction(action_type=ActionType.ANSWER, argument=question.gold_sql))
+            assert last.verdict == "correct"
+        assert factory.suites is not None
+        assert len(factory.suites.missing(pets.questions)["pets"]) == 2

@@ -56,6 +56,7 @@ AS_TEXT = {
     "SELECT a.name FROM players a JOIN players b ON a.points > b.points WHERE b.id = 4": "Cy",
     "SELECT ROUND(AVG(height)) FROM jumps": "40.0",
     "SELECT id FROM jumps WHERE height > '50'": "4",
+    "SELECT MIN(CAST(height AS REAL)) FROM jumps": "9.5",
     "SELECT SUM(fee) FROM players": "",
     "SELECT name FROM players WHERE fee > '20'": "",
 }
@@ -67,6 +68,8 @@ LACKING = {
     "SELECT name, age * 2 AS twice FROM players ORDER BY twice LIMIT 1": "Cy, 50",
     "SELECT name, age FROM players ORDER BY 2 LIMIT 1": "Cy, 25",
     "SELECT p.name FROM players p LEFT JOIN jumps j ON j.player_id = p.id ORDER BY j.player_id LIMIT 1": "Ada",
+    "SELECT id FROM jumps ORDER BY CAST(height AS REAL) LIMIT 1": "1",
+    "SELECT id FROM jumps ORDER BY height + 0 LIMIT 2": "1; 2",
     "SELECT name FROM players ORDER BY born LIMIT 1": "Eli",
     "SELECT name FROM players ORDER BY born DESC LIMIT 1": "Cy",
     "SELECT name FROM players WHERE team = 'red' ORDER BY age DESC LIMIT 3": "Flo; Bo",
