@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from env_server.dataset import Question
 from env_server.environment import SQLEnvironment
 from trainer.chat.actions import parse_action
-from trainer.rollout.episodes import Episode, EpisodeRecord, TokenRow, outcome_of, record, turn_of
+from trainer.rollout.episodes import EpisodeRecord, TokenRow, episode_without_tokens, record, turn_of
 
 
 def recite(environment: SQLEnvironment, question: Question, texts: Sequence[str], read: int = 0) -> EpisodeRecord:
@@ -21,16 +22,5 @@ def recite(environment: SQLEnvironment, question: Question, texts: Sequence[str]
         turns.append(turn_of(text, parsed.action, observation, parsed.parseable))
     ids = list(range(len(turns)))
     row = TokenRow([0], ids, [0.0] * len(ids), [1] * len(ids), [0] * len(ids))
-    episode = Episode(
-        episode_id=environment.state.episode_id,
-        question_id=question.question_id,
-        db_id=question.db_id,
-        question=question.text,
-        hardness=question.hardness.value,
-        family=question.family,
-        outcome=outcome_of(observation),
-        turns=tuple(turns),
-        row=row,
-        prompt_tokens=read,
-    )
-    return record(episode)
+    episode = episode_without_tokens(question, environment.state.episode_id, observation, turns)
+    return record(replace(episode, row=row, prompt_tokens=read))

@@ -16,7 +16,7 @@ MEANINGS = {
     "rewards/*/mean": "Mean of one reward function before its weight; all but operational lie between 0 and 1.",
     "rewards/*/std": "Spread of one reward function before its weight.",
     "reward_weights/*": "The weight of one reward in this step; logged with --reward_weighting adaptive.",
-    "loss": "GRPO's loss; it does not show progress and has no direction that is good.",
+    "loss": "GRPO's loss; not a progress indicator: it may rise or fall in a healthy run.",
     "policy_loss": "The loss without the entropy bonus; logged when --entropy_coef is set.",
     "aux_loss": "The load-balancing loss of a mixture of experts.",
     "grad_norm": "Norm of the gradient before clipping (--max_grad_norm); spikes and NaN come before a collapse.",

@@ -86,17 +86,19 @@ def export(
     play = replace(play, chat_template_kwargs=chat.settings.chat_template_kwargs)
     _finish(model, tokenizer, chat.stop_ids)
     parameters, label = model.num_parameters(), str(target).removeprefix("torch.")
-    origin = _Origin.of(named)
+    config, evaluations, step = _origin(named)
+    adapter = None if named.adapter is None else named.adapter.config
+    trained = adapter["base_model_name_or_path"] if adapter else config.get("model", {}).get("model_name_or_path")
     facts = CardFacts(
         name or out.resolve().name,
         play,
         label,
         parameters,
-        base=origin.base(named),
-        adapter=None if named.adapter is None else named.adapter.config,
-        step=origin.step,
-        config=origin.config,
-        evaluations=origin.evaluations,
+        base=trained,
+        adapter=adapter,
+        step=step,
+        config=config,
+        evaluations=evaluations,
         versions=versions(),
     )
     with _appearing(out) as folder:
@@ -104,12 +106,11 @@ def export(
         tokenizer.save_pretrained(folder)
         play.save(folder)
         (folder / "README.md").write_text(model_card(facts), encoding="utf-8")
-        for evaluation in origin.evaluations:
-            target_folder = folder / "evaluations"
-            target_folder.mkdir(exist_ok=True)
+        for evaluation in evaluations:
+            (folder / "evaluations").mkdir(exist_ok=True)
             public = replace(evaluation, policy=evaluation.label, data=data_name(evaluation.data))
             text = json.dumps(asdict(public), ensure_ascii=False, indent=2)
-            (target_folder / f"{evaluation.label}.json").write_text(text + "\n", encoding="utf-8")
+            (folder / "evaluations" / f"{evaluation.label}.json").write_text(text + "\n", encoding="utf-8")
     base_line = [named.base_line] if named.base_line else []
     return Exported(out, parameters, label, (*base_line, *settled.lines, *chat.lines))
 
@@ -126,36 +127,21 @@ def publish(run_folder: Path, destination: Destination, *, trust_remote_code: bo
         raise HubError(f"{error}. The policy is saved in {run_folder / RUN_MODEL}; to push it, run {retry}") from error
 
 
-@dataclass(frozen=True, slots=True)
-class _Origin:
-    """What the run says in which the policy lies; nothing where it lies in none."""
-
-    config: Mapping[str, Any]
-    evaluations: Sequence[Evaluation]
-    step: int | None
-
-    @classmethod
-    def of(cls, named: NamedPolicy) -> _Origin:
-        folder = Path(named.ref.location)
-        run = RunFolder(folder.resolve().parent)
-        if not folder.is_dir() or not (run.config_path.is_file() and run.evaluations_path.is_dir()):
-            return cls({}, (), None)
-        config, evaluations = run.config(), run.evaluations()
-        checkpoint = re.fullmatch(PREFIX_CHECKPOINT_DIR + r"-(\d+)", folder.resolve().name)
-        if checkpoint:
-            # The evaluation after training is not of it; one that was played after its step is.
-            own = dict(run.evaluations_during()).get(int(checkpoint[1]))
-            others = [e for e in evaluations if e.label != "after"]
-            return cls(config, [*others, *([replace(own, label="after")] if own else [])], int(checkpoint[1]))
-        rows = run.episodes(turns=False)  # metrics are not logged at every step
-        return cls(config, evaluations, rows[-1].step if rows else None)
-
-    def base(self, named: NamedPolicy) -> str | None:
-        """What was trained: an adapter's base, or the model that the run began with."""
-        if named.adapter is not None:
-            return str(named.adapter.config["base_model_name_or_path"])
-        started: str | None = self.config.get("model", {}).get("model_name_or_path")
-        return started
+def _origin(named: NamedPolicy) -> tuple[Mapping[str, Any], Sequence[Evaluation], int | None]:
+    """Return the config, the evaluations and the last step of the run that the policy lies in; nothing without one."""
+    folder = Path(named.ref.location)
+    run = RunFolder(folder.resolve().parent)
+    if not folder.is_dir() or not (run.config_path.is_file() and run.evaluations_path.is_dir()):
+        return {}, (), None
+    config, evaluations = run.config(), run.evaluations()
+    checkpoint = re.fullmatch(PREFIX_CHECKPOINT_DIR + r"-(\d+)", folder.resolve().name)
+    if checkpoint:
+        # The evaluation after training is not of it; one that was played after its step is.
+        own = dict(run.evaluations_during()).get(int(checkpoint[1]))
+        others = [e for e in evaluations if e.label != "after"]
+        return config, [*others, *([replace(own, label="after")] if own else [])], int(checkpoint[1])
+    rows = run.episodes(turns=False)  # metrics are not logged at every step
+    return config, evaluations, rows[-1].step if rows else None
 
 
 def _stored_dtype(named: NamedPolicy, trust_remote_code: bool) -> torch.dtype:

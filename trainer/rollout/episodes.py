@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from env_server.dataset import Question
 from env_server.settings import RewardSettings
 from env_server.types import RewardComponents, SQLAction, SQLObservation, Verdict
 from trainer.rollout.timing import EpisodeTiming
@@ -147,6 +148,24 @@ class Episode:
     def reward(self) -> float:
         """Total environment reward of the episode."""
         return sum(turn.reward.total for turn in self.turns)
+
+
+def episode_without_tokens(
+    question: Question, episode_id: str, observation: SQLObservation, turns: Sequence[Turn]
+) -> Episode:
+    """Return an episode that no engine of ours played, by its last observation: its token row is empty."""
+    return Episode(
+        episode_id=episode_id,
+        question_id=question.question_id,
+        db_id=question.db_id,
+        question=observation.question,
+        hardness=question.hardness.value,
+        family=question.family,
+        outcome=outcome_of(observation),
+        turns=tuple(turns),
+        row=TokenRow([], [], [], [], []),
+        gold_sql=question.gold_sql,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from env_server.types import ActionType, AnswerMode, SQLAction, SQLObservation, 
 from trainer.chat.actions import format_action
 from trainer.chat.format import Conversation
 from trainer.chat.prompts import first_message, observation_message
-from trainer.rollout.episodes import Episode, TokenRow, Turn, outcome_of, turn_of
+from trainer.rollout.episodes import Episode, Turn, episode_without_tokens, turn_of
 
 
 class PlayedEnvironment(Protocol):
@@ -173,18 +173,7 @@ def play(environment: PlayedEnvironment, question: Question, player: Player) -> 
         observation = environment.step(action)
         chat.append((action, "" if observation.done else observation_message(observation)))
         turns.append(turn_of(text, action, observation))
-    episode = Episode(
-        episode_id=environment.state.episode_id,
-        question_id=question.question_id,
-        db_id=question.db_id,
-        question=observation.question,
-        hardness=question.hardness.value,
-        family=question.family,
-        outcome=outcome_of(observation),
-        turns=tuple(turns),
-        row=TokenRow([], [], [], [], []),
-        gold_sql=question.gold_sql,
-    )
+    episode = episode_without_tokens(question, environment.state.episode_id, observation, turns)
     return episode, Conversation(opening, tuple(chat))
 
 

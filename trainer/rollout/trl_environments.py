@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -35,7 +36,7 @@ from trainer.chat.actions import format_action, parse_action
 from trainer.chat.prompts import first_message, observation_message, system_prompt
 from trainer.config import ActionFormat
 from trainer.rollout.environments import LOCAL, open_environments
-from trainer.rollout.episodes import Episode, Outcome, TokenRow, Turn, outcome_of, turn_of
+from trainer.rollout.episodes import Episode, Outcome, Turn, episode_without_tokens, turn_of
 from trainer.rollout.players import PlayedEnvironment
 from trainer.rollout.rewards import REWARD_FUNCTIONS, Reward
 
@@ -68,20 +69,9 @@ class TRLEnvironment:
         question, observation = self._question, self._observation
         if question is None or observation is None:
             raise RuntimeError("there is no episode before the first reset")
-        return Episode(
-            episode_id=self._environment.state.episode_id,
-            question_id=question.question_id,
-            db_id=question.db_id,
-            question=observation.question,
-            hardness=question.hardness.value,
-            family=question.family,
-            outcome=Outcome.FAILED if self._failure else outcome_of(observation),
-            turns=tuple(self._turns),
-            row=TokenRow([], [], [], [], []),
-            gold_sql=question.gold_sql,
-            reward_settings=self._rewards,
-            failure=self._failure,
-        )
+        episode = episode_without_tokens(question, self._environment.state.episode_id, observation, self._turns)
+        outcome = Outcome.FAILED if self._failure else episode.outcome
+        return replace(episode, outcome=outcome, failure=self._failure, reward_settings=self._rewards)
 
     def _take(self, action: SQLAction, text: str, *, parseable: bool = True) -> str:
         """Take an action and return what the policy reads. Raises SQLEnvError; TRL shows the policy its words."""
