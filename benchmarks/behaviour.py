@@ -5,13 +5,12 @@ empty and repeated; an answer, right for some questions and wrong for others. Ev
 wire, so observations, rewards, verdicts and the frames themselves are all in it. `--tree` names the checkout whose
 server is asked (this one if not given); questions and golds come from this one. Prints one JSON line.
 
-    python benchmarks/behaviour.py --tree ../before > before.json
-    python benchmarks/behaviour.py > after.json
+    python -m benchmarks.behaviour --tree ../before > before.json
+    python -m benchmarks.behaviour > after.json
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import sys
@@ -19,16 +18,14 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))  # before the script's folder, which hides env_server
+from websockets.sync.client import ClientConnection, connect
 
-from websockets.sync.client import ClientConnection, connect  # noqa: E402
-
-from benchmarks.server_process import ServerProcess  # noqa: E402
-from env_server.data.loading import load_dataset  # noqa: E402
-from env_server.dataset import Question  # noqa: E402
-from env_server.judging.answers import format_answer  # noqa: E402
-from env_server.types import AnswerMode  # noqa: E402
+from benchmarks import harness
+from benchmarks.server_process import ROOT, ServerProcess
+from env_server.data.loading import load_dataset
+from env_server.dataset import Question
+from env_server.judging.answers import format_answer
+from env_server.types import AnswerMode
 
 FRAMES = ('{"type":"state"}', "[]", "{", '{"type":"nothing"}', '{"type":"step","data":{"action":"QUERY"}}')
 """What is sent beside actions: the state, and frames that are wrong."""
@@ -99,26 +96,19 @@ def behaviour(tree: Path, data: str, mode: AnswerMode, every: int) -> dict[str, 
 
 def main() -> None:
     """Play all data sets in both modes, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = harness.parser(__doc__)
     parser.add_argument("--tree", type=Path, default=ROOT, help="the checkout whose server is asked")
     parser.add_argument(
         "--data", nargs="+", default=["synthetic"], help="data sets, as `sqlenv serve --data` names them"
     )
     parser.add_argument("--every", type=int, default=1, help="play each Nth question")
     args = parser.parse_args()
-    tree = args.tree.resolve()
-    print(
-        json.dumps(
-            {
-                "benchmark": "behaviour",
-                **{
-                    f"{data.partition(':')[0]}/{mode.value}": behaviour(tree, data, mode, args.every)
-                    for data in args.data
-                    for mode in (AnswerMode.VALUE, AnswerMode.SQL)
-                },
-            }
-        )
-    )
+    found = {
+        f"{data.partition(':')[0]}/{mode.value}": behaviour(args.tree.resolve(), data, mode, args.every)
+        for data in args.data
+        for mode in (AnswerMode.VALUE, AnswerMode.SQL)
+    }
+    harness.report("behaviour", **found)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How fast does each engine play: Hugging Face `generate` in this process, or a vLLM server?
 
-    python benchmarks/engines.py [--policy DIR] [--engines hf vllm] [--concurrency 1 16 64 256] [--quick]
+    python -m benchmarks.engines [--policy DIR] [--engines hf vllm] [--concurrency 1 16 64 256] [--quick]
 
 The same episodes, the same policy, environments in this process; only the engine differs. Prints one JSON line: for
 each number of episodes in flight both engines' episodes and generated tokens per second, the ratio of episodes, the
@@ -14,11 +14,8 @@ The tiny policy answers after about three turns, where little can be cached; an 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import shlex
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -30,8 +27,7 @@ from typing import NamedTuple
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # before the script's folder, which hides env_server
-
+from benchmarks import harness
 from benchmarks.server_process import SQLENV, ServerProcess
 from env_server.data.loading import load_dataset
 from env_server.dataset import Dataset, Split
@@ -170,7 +166,7 @@ def summary(rounds: list[Round]) -> dict[str, float]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = harness.parser(__doc__, "one short round")
     parser.add_argument("--policy", default=str(BASE_CHECKPOINT), help="a checkpoint's folder")
     parser.add_argument("--data", default="synthetic")
     parser.add_argument("--engines", nargs="+", choices=("hf", "vllm"), default=["hf", "vllm"])
@@ -179,7 +175,6 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 16, 64, 256])
     parser.add_argument("--long_turns", type=int, default=LONG_TURNS, help="turns of an agent that explores")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="one short round: shows that it runs, measures little")
     args = parser.parse_args()
     count = 1 if args.quick else args.rounds
     model, tokenizer = load_policy(args.policy)
@@ -192,20 +187,19 @@ def main() -> None:
             command = [*INFERENCE, "--model", args.policy, *shlex.split(args.inference_flags)]
             started = ServerProcess(command, Path(scratch) / "vllm.log", start_s=VLLM_START_S)
             server = stack.enter_context(started)
-        engines = [(name, server if name == "vllm" else None) for name in args.engines]
         for concurrency in args.concurrency:
             episodes = max(8, min(concurrency, 16 if args.quick else concurrency))
-            sides: dict[str, list[Round]] = {name: [] for name in args.engines}
-            for seed in range(count):
-                for name, where in engines if seed % 2 else reversed(engines):
-                    print(f"\r{concurrency} in flight, {name}   ", end="", file=sys.stderr, flush=True)
-                    sides[name].append(bench.play(where, concurrency, episodes, seed))
+
+            def play(name: str, seed: int, concurrency: int = concurrency, episodes: int = episodes) -> Round:
+                return bench.play(server if name == "vllm" else None, concurrency, episodes, seed)
+
+            sides = harness.rounds(args.engines, count, play, f"{concurrency} in flight,")
             found: dict[str, object] = {name: summary(rounds) for name, rounds in sides.items()}
             if len(sides) == 2:
                 pairs = zip(sides["hf"], sides["vllm"], strict=True)
                 found["vllm_to_hf"] = round(median(v.episodes_per_s / h.episodes_per_s for h, v in pairs), 3)
             if server is not None:
-                print(f"\r{concurrency} in flight, long episodes   ", end="", file=sys.stderr, flush=True)
+                harness.progress(f"{concurrency} in flight, long episodes")
                 long = bench.play(server, concurrency, episodes, count, args.long_turns)
                 found |= {
                     "prefix_cache_share": round(median(each.cached_share for each in sides["vllm"]), 4),
@@ -213,8 +207,7 @@ def main() -> None:
                     "long_prefix_cache_share": round(long.cached_share, 4),
                 }
             results[str(concurrency)] = found
-    device = str(model.device)
-    print(json.dumps({"benchmark": "engines", "device": device, "rounds": count, "results": results}))
+    harness.report("engines", device=str(model.device), rounds=count, results=results)
 
 
 if __name__ == "__main__":

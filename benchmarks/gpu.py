@@ -12,7 +12,6 @@ second one; `--model` is for a GPU, as the configs are. docs/tuning.md says what
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import os
@@ -28,8 +27,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # before the script's folder, which hides env_server
-
+from benchmarks import harness
 from benchmarks.gpu_rows import MODEL, Machine, Row, all_rows, chosen, gpus_of, lacking
 from benchmarks.server_process import ROOT
 from inference.launch.plan import LaunchError
@@ -219,7 +217,7 @@ def table(rows: Sequence[Row], records: Mapping[str, Mapping[str, Any]], machine
 
 def main() -> None:
     """Walk, and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = harness.parser(__doc__)
     parser.add_argument("--only", nargs="+", default=[], metavar="ROW", help="names, their beginnings, or patterns")
     parser.add_argument("--model", default=MODEL, help=f"for the rows model/..., on a GPU (default: {MODEL})")
     parser.add_argument("--small_model", metavar="FOLDER", help="adds rows small/... on any machine: SmolLM2-135M, say")

@@ -1,37 +1,29 @@
-"""How fast does the Hugging Face engine play when it keeps keys and values between turns? Are the episodes the same?
+"""How fast does the Hugging Face engine play when it keeps the KV cache between turns? Are the episodes the same?
 
-    python benchmarks/hf_generate.py [--policy tiny | DIR] [--episodes 16] [--seeds 1] [--autocast] [--quick]
+    python -m benchmarks.hf_generate [--policy tiny | DIR] [--episodes 16] [--seeds 1] [--quick]
 
-The same episodes twice, with the same seeds: by an engine that reads the whole prompt at each turn (`kv_cache_bytes=0`,
-`transformers` generate), and by the one that a user gets. Real environments in this process, on the Spider folder that
-SQLENV_SPIDER_DIR names, else on synthetic data; an episode ends as it does in an evaluation. Sides take turns in going
-first. Prints one JSON line: seconds of each side, the median of the ratios, and how many episodes are equal, token by
-token; for the tokens before the first one that differs, how far the log-probabilities are apart at most. Batches of
-other shapes round otherwise, and a draw that falls between two roundings then takes another token.
+The same episodes twice, with the same seeds: by an engine that prefills the whole prompt at each turn
+(`kv_cache_bytes=0`, `transformers` generate), and by the one that a user gets. Real environments in this process, on
+the Spider folder that SQLENV_SPIDER_DIR names, else on synthetic data. Sides alternate. Prints one JSON line: seconds
+of each side, the median of the ratios, and how many episodes are equal, token by token; for the tokens before the
+first one that differs, the largest gap of logprobs: batches of other shapes round otherwise, and a draw that falls
+between two roundings then takes another token.
 
-`--worked N` puts worked episodes into the prompt: without, a model that was not trained on SQLEnv says little of use,
-and its episodes are not those of an evaluation. The tiny policy needs none.
+`--worked N` puts worked episodes into the prompt: without, a model that was not trained on SQLEnv says little of use.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
-import os
-import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from argparse import Namespace
+from collections.abc import Sequence
 from statistics import fmean, median
 from typing import NamedTuple
 
 import torch
-from transformers import PreTrainedModel
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # before the script's folder, which hides env_server
-
+from benchmarks.harness import parser, report, rounds, spider_or_synthetic
 from env_server.data.loading import load_dataset
 from env_server.dataset import Question, Split
 from env_server.types import AnswerMode
@@ -49,32 +41,18 @@ from trainer.tiny import BASE_CHECKPOINT
 SIDES = {"whole_prompts": 0, "kept": KV_CACHE_BYTES}
 
 
-class Reading:
-    """Counts the ids that the model reads, padding included, and its passes."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.tokens = 0
-        self.passes = 0
-        model.get_input_embeddings().register_forward_pre_hook(self._count)
-
-    def _count(self, _: object, given: tuple[torch.Tensor, ...]) -> None:
-        self.tokens += given[0].numel()
-        self.passes += 1
-
-
 class Played(NamedTuple):
-    """What one side did with a batch."""
+    """What one side did with a batch; `read` are the ids that the model read, padding included."""
 
     seconds: float
     read: int
-    passes: int
     episodes: list[Episode]
 
 
 class Bench:
     """Plays batches of episodes by one side or the other."""
 
-    def __init__(self, policy: str, data: str, settings: argparse.Namespace) -> None:
+    def __init__(self, policy: str, data: str, settings: Namespace) -> None:
         dataset = load_dataset(data)
         self._model, tokenizer = load_policy(policy)
         examples = Examples.play(dataset, settings.worked, AnswerMode.VALUE, settings.step_budget)
@@ -85,7 +63,11 @@ class Bench:
         self._pad = self._chat.stop_ids[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         self._environments = LocalEnvironments(dataset, threads=2)
         self._args = settings
-        self._reading = Reading(self._model)
+        self._read = 0
+        self._model.get_input_embeddings().register_forward_pre_hook(self._count)
+
+    def _count(self, _: object, given: tuple[torch.Tensor, ...]) -> None:
+        self._read += given[0].numel()
 
     def play(self, side: str, seed: int) -> Played:
         """Play the episodes of a seed."""
@@ -100,35 +82,21 @@ class Bench:
             max_batch=args.concurrency,
             max_context=context,
             kv_cache_bytes=SIDES[side],
-            generation_context=self._generating,
         )
         client = RolloutClient(engine, self._environments, self._chat, settings)
         step = max(1, len(self._questions) // args.episodes)
         chosen = [self._questions[(index * step) % len(self._questions)] for index in range(args.episodes)]
         requests = [request_for(question, derive_seed(seed, index)) for index, question in enumerate(chosen)]
-        ended: list[Episode] = []
-
-        def tell(episode: Episode) -> None:
-            ended.append(episode)
-            print(f"\rseed {seed}, {side}: {len(ended)} of {len(requests)}   ", end="", file=sys.stderr, flush=True)
 
         async def run() -> list[Episode]:
             try:
-                return await client.play(requests, tell)
+                return await client.play(requests)
             finally:
                 await engine.aclose()
 
-        before = (self._reading.tokens, self._reading.passes)
-        began = time.perf_counter()
+        before, began = self._read, time.perf_counter()
         episodes = asyncio.run(run())
-        seconds = time.perf_counter() - began
-        return Played(seconds, self._reading.tokens - before[0], self._reading.passes - before[1], episodes)
-
-    @contextmanager
-    def _generating(self) -> Iterator[PreTrainedModel]:
-        """The model, under bfloat16 autocast if asked: as in training with --bf16."""
-        with torch.autocast(self._model.device.type, torch.bfloat16, enabled=self._args.autocast):
-            yield self._model
+        return Played(time.perf_counter() - began, self._read - before, episodes)
 
     def close(self) -> None:
         """Release everything."""
@@ -147,7 +115,6 @@ def summary(sides: Sequence[Played]) -> dict[str, float]:
         "turns": round(fmean(len(episode.turns) for episode in episodes), 2),
         "tokens_generated": generated,
         "tokens_read": sum(played.read for played in sides),
-        "passes": sum(played.passes for played in sides),
         "failed": sum(episode.outcome is Outcome.FAILED for episode in episodes),
     }
 
@@ -174,25 +141,19 @@ def agreement(pairs: Sequence[tuple[Episode, Episode]]) -> dict[str, float]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--policy", default=str(SMALL_MODEL), help="'tiny', or a checkpoint's folder (default: %(default)s)"
-    )
-    spider = os.environ.get("SQLENV_SPIDER_DIR")
-    parser.add_argument("--data", help="default: the Spider folder, if there is one; for the tiny policy synthetic")
-    parser.add_argument("--episodes", type=int, default=16)
-    parser.add_argument("--concurrency", type=int, default=64, help="episodes in flight at most")
-    parser.add_argument("--seeds", type=int, default=1, help="how many batches each side plays")
-    parser.add_argument("--temperature", type=float, default=1.0)
-    parser.add_argument("--worked", type=int, default=None, help="worked episodes in the prompt (default: 2; tiny: 0)")
-    parser.add_argument("--step_budget", type=int, default=15)
-    parser.add_argument("--max_turn_length", type=int, default=64)
-    parser.add_argument("--max_completion_length", type=int, default=4_096)
-    parser.add_argument("--sides", nargs="+", choices=tuple(SIDES), default=list(SIDES))
-    parser.add_argument("--autocast", action="store_true", help="bfloat16 autocast, as in training with --bf16")
-    parser.add_argument("--threads", type=int, default=0, help="torch's threads (0: its own choice)")
-    parser.add_argument("--quick", action="store_true", help="few episodes of few turns: shows that it runs")
-    args = parser.parse_args()
+    arguments = parser(__doc__, "few episodes of few turns")
+    arguments.add_argument("--policy", default=str(SMALL_MODEL), help="'tiny', or a checkpoint's folder")
+    arguments.add_argument("--data", help="default: the Spider folder, if there is one; for the tiny policy synthetic")
+    arguments.add_argument("--episodes", type=int, default=16)
+    arguments.add_argument("--concurrency", type=int, default=64, help="episodes in flight at most")
+    arguments.add_argument("--seeds", type=int, default=1, help="how many batches each side plays")
+    arguments.add_argument("--temperature", type=float, default=1.0)
+    arguments.add_argument("--worked", type=int, help="worked episodes in the prompt (default: 2; tiny: 0)")
+    arguments.add_argument("--step_budget", type=int, default=15)
+    arguments.add_argument("--max_turn_length", type=int, default=64)
+    arguments.add_argument("--max_completion_length", type=int, default=4_096)
+    arguments.add_argument("--threads", type=int, default=0, help="torch's threads (0: its own choice)")
+    args = arguments.parse_args()
     tiny = args.policy == "tiny"
     if args.worked is None:
         args.worked = 0 if tiny else 2
@@ -200,23 +161,19 @@ def main() -> None:
         args.episodes, args.step_budget, args.max_turn_length = min(args.episodes, 4), 3, 16
     if args.threads:
         torch.set_num_threads(args.threads)
-    data = args.data or ("synthetic" if tiny or not spider else f"spider:{spider}")
+    data = args.data or ("synthetic" if tiny else spider_or_synthetic())
     bench = Bench(str(BASE_CHECKPOINT) if tiny else args.policy, data, args)
-    played: dict[str, list[Played]] = {side: [] for side in args.sides}
-    for seed in range(args.seeds):
-        for side in args.sides if seed % 2 == 0 else reversed(args.sides):
-            played[side].append(bench.play(side, seed))
+    played = rounds(list(SIDES), args.seeds, bench.play)
     bench.close()
-    print(file=sys.stderr)
-    found: dict[str, object] = {side: summary(batches) for side, batches in played.items()}
-    if len(played) == len(SIDES):
-        both = list(zip(played["whole_prompts"], played["kept"], strict=True))
-        found["ratio"] = round(median(whole.seconds / kept.seconds for whole, kept in both), 2)
-        found["agreement"] = agreement(
-            [pair for whole, kept in both for pair in zip(whole.episodes, kept.episodes, strict=True)]
-        )
-    facts = {"benchmark": "hf_generate", "policy": args.policy, "data": data, "autocast": args.autocast}
-    print(json.dumps({**facts, "episodes": args.episodes, "seeds": args.seeds, **found}))
+    both = list(zip(played["whole_prompts"], played["kept"], strict=True))
+    report(
+        "hf_generate",
+        policy=args.policy,
+        data=data,
+        **{side: summary(batches) for side, batches in played.items()},
+        ratio=round(median(whole.seconds / kept.seconds for whole, kept in both), 2),
+        agreement=agreement([pair for whole, kept in both for pair in zip(whole.episodes, kept.episodes, strict=True)]),
+    )
 
 
 if __name__ == "__main__":

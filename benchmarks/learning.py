@@ -7,7 +7,6 @@ the same base policy. Prints one JSON line; about half an hour on two cores.
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks import harness
 from trainer.eval.run_files import RunFolder
 from trainer.eval.statistics import compare
 from trainer.tiny import BASE_CHECKPOINT
@@ -73,7 +73,7 @@ def control(minutes: float, episodes: int, folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Train, control, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = harness.parser(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--runs", type=Path, help="keep the runs in this folder (default: a temporary one)")
     parser.add_argument("train_flags", nargs="*", help="flags of sqlenv train, after --")
@@ -85,7 +85,7 @@ def main() -> None:
         baseline = control(first["minutes"], int(first["episodes"]), folder / "control")
     before, after = ([o[key] for o in outcomes.values()] for key in ("before", "after"))
     ratio = sum(after) / sum(before)
-    print(json.dumps({"benchmark": "learning", "ratio": ratio, "seeds": outcomes, "control": baseline}))
+    harness.report("learning", ratio=ratio, seeds=outcomes, control=baseline)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ Raw protocols on uvloop: one handshake, then one text frame out, one reply in, s
 frames are built before the clock starts. Two phases. First every session connects and resets, all at once; the
 generator prints a line and waits for a line, so that the caller can look at the server while all sessions are idle.
 Then every session plays its messages from where it is, over and over, for `warmup_s + seconds`, and a second line
-holds the counts, the latencies of the steps and a digest of every session's replies.
+holds the counts and the latencies of the steps.
 
 With `interval_s` the sessions are paced: a step is due every so often, and its latency counts from when it was due, so
 that a server that stalls is charged for all that it holds up. Without it, the next message follows the reply at once.
@@ -15,7 +15,6 @@ that a server that stalls is charged for all that it holds up. Without it, the n
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import sys
 import time
@@ -47,12 +46,6 @@ class Load(BaseModel):
     warmup_s: float = 1.0
     seconds: float = 5.0
     interval_s: float = 0.0
-    echo: bool = False
-    """The server answers with what it was sent."""
-    digest: bool = False
-    """Whether to hash the replies; costs the generator time."""
-    rounds: int = 0
-    """When positive, stop each session after so many messages instead of after `seconds`."""
 
 
 class Ready(BaseModel):
@@ -70,16 +63,12 @@ class Outcome(BaseModel):
     messages: int
     p50_s: float
     p99_s: float
-    max_s: float
     failures: int
     """Replies that were no observation."""
     lost: int
     """Sessions that the server closed."""
-    repeated: int
-    """Sessions that came to the end of their messages and began again."""
     cpu_s: float
     """Processor time of the generator itself."""
-    digests: list[str]
 
 
 def frame(payload: bytes, opcode: int = TEXT) -> bytes:
@@ -103,7 +92,7 @@ class Fleet:
         self.latencies = array("d")
         self.measuring = False
         self.running = False
-        self.steps = self.messages = self.failures = self.lost = self.repeated = 0
+        self.steps = self.messages = self.failures = self.lost = 0
         self.idle = 0
         self.all_idle = asyncio.Event()
         texts: list[list[str]] = json.loads(load.messages_file.read_bytes())
@@ -124,20 +113,13 @@ class Fleet:
     async def play(self) -> Outcome:
         """Run the second phase and count."""
         load = self.load
-        self.running, self.idle = True, 0
-        self.all_idle.clear()
+        self.running = True
         for number, session in enumerate(self.sessions):
             session.start(load.interval_s * number / len(self.sessions))
-        if load.rounds:
-            self.measuring = True
-        else:
-            await asyncio.sleep(load.warmup_s)
-            self.measuring = True
+        await asyncio.sleep(load.warmup_s)
+        self.measuring = True
         start, cpu = time.perf_counter(), time.process_time()
-        if load.rounds:
-            await self.all_idle.wait()
-        else:
-            await asyncio.sleep(load.seconds)
+        await asyncio.sleep(load.seconds)
         seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
         self.measuring = self.running = False
         found = sorted(self.latencies) or [float("nan")]
@@ -147,12 +129,9 @@ class Fleet:
             messages=self.messages,
             p50_s=found[len(found) // 2],
             p99_s=found[int(len(found) * 0.99)],
-            max_s=found[-1],
             failures=self.failures,
             lost=self.lost,
-            repeated=self.repeated,
             cpu_s=cpu,
-            digests=[session.digest.hexdigest() for session in self.sessions] if load.digest else [],
         )
 
     def rest(self) -> None:
@@ -173,8 +152,6 @@ class Session(asyncio.Protocol):
         self._connected = False
         self._next = 0
         self._due = 0.0
-        self._played = 0
-        self.digest = hashlib.sha256()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Ask for the upgrade."""
@@ -231,10 +208,8 @@ class Session(asyncio.Protocol):
     def _reply(self, data: bytes, start: int, end: int) -> None:
         fleet, load = self._fleet, self._fleet.load
         now = time.perf_counter()
-        if OBSERVATION not in data[start : min(start + HEAD_BYTES, end)] and not load.echo:
+        if OBSERVATION not in data[start : min(start + HEAD_BYTES, end)]:
             fleet.failures += 1
-        if load.digest:
-            self.digest.update(data[start:end])
         if not fleet.running:
             fleet.rest()
             return
@@ -243,10 +218,6 @@ class Session(asyncio.Protocol):
             if (self._next - 1) % load.episode:
                 fleet.steps += 1
                 fleet.latencies.append(now - self._due)
-        self._played += 1
-        if load.rounds and self._played >= load.rounds:
-            fleet.rest()
-            return
         if not load.interval_s:
             self._due = now
             self._send()
@@ -260,7 +231,6 @@ class Session(asyncio.Protocol):
     def _send(self) -> None:
         if self._next == len(self._frames):
             self._next = 0
-            self._fleet.repeated += 1
         self._write(self._frames[self._next])
         self._next += 1
 

@@ -13,7 +13,6 @@ database that is in nobody's cache: the operating system is asked to forget the 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sqlite3
@@ -22,6 +21,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
+from benchmarks import harness
 from benchmarks.server_process import SERVE, ServerProcess
 from env_server.client import SyncSQLEnvClient
 from env_server.types import ActionType, SQLAction
@@ -122,7 +122,7 @@ def _last(folder: Path) -> int:
 
 def main() -> None:
     """Build both folders, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = harness.parser(__doc__)
     parser.add_argument("--databases", type=int, default=1000)
     parser.add_argument("--total_gb", type=float, default=100.0, help="of the sparse files, as large as they look")
     parser.add_argument("--full_mb", type=int, default=200, help="of the database that is full of rows")
@@ -138,7 +138,7 @@ def main() -> None:
             sides[name] = {"databases": databases + 1, "first": first, "later": later}
         cold = cold_steps(folder, cache, log)
     ratio = sides["all"]["later"]["seconds"] / sides["tenth"]["later"]["seconds"]
-    print(json.dumps({"benchmark": "many_databases", "ratio": ratio, **sides, "cold": cold}))
+    harness.report("many_databases", ratio=ratio, **sides, cold=cold)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import requests
 from datasets import Dataset as HubDataset
@@ -32,9 +32,8 @@ from inference.engine import Completion, Engine, Sampling, Session
 from trainer.chat.format import ChatFormat
 from trainer.chat.prompts import SYSTEM_PROMPT
 from trainer.chat.tools import text_as_calls
-from trainer.rollout.client import EpisodeRequest, RolloutClient, RolloutSettings, derive_seed, request_for
+from trainer.rollout.client import EpisodeRequest, RolloutClient, RolloutSettings, request_for
 from trainer.rollout.environments import EnvironmentSession, LocalEnvironments
-from trainer.rollout.episodes import TokenRow
 from trainer.rollout.players import PlayedEnvironment
 from trainer.rollout.transcript import TokenBudget
 from trainer.rollout.trl_environments import TRL_REWARDS, SQLText
@@ -47,23 +46,12 @@ SPREAD = 0.5
 """Of the logarithm of a delay."""
 
 
-@dataclass(frozen=True, slots=True)
-class Played:
-    """What a side made of a batch: its rows, and what it wrote in each turn of each episode."""
+class Played(NamedTuple):
+    """What a side made of a batch."""
 
     seconds: float
-    rows: list[TokenRow]
-    texts: list[list[str]]
-
-    @property
-    def turns(self) -> int:
-        """Of all episodes."""
-        return sum(map(len, self.texts))
-
-    @property
-    def tokens(self) -> int:
-        """Generated."""
-        return sum(sum(row.env_mask) for row in self.rows)
+    turns: int
+    tokens: int
 
 
 @dataclass(slots=True)
@@ -225,29 +213,8 @@ class OurSide:
         played = asyncio.run(client.play(game.requests(episodes, turn)))
         seconds = time.perf_counter() - began
         asyncio.run(engine.aclose())
-        return Played(seconds, [each.row for each in played], [[t.text for t in each.turns] for each in played])
-
-    def replay(self, rows: Sequence[TokenRow], requests: Sequence[EpisodeRequest]) -> float:
-        """Return how long generation alone takes: the turns of each row, one after another, without an environment."""
-        engine = self._make_engine()
-        sampling = Sampling(TURN_TOKENS, self._game.temperature)
-
-        async def one(key: int, row: TokenRow, seed: int) -> None:
-            ids = (*row.prompt_ids, *row.completion_ids)
-            async with engine.session(key) as session:
-                for turn, (start, _) in enumerate(turns_of(row)):
-                    await session.generate(ids[: len(row.prompt_ids) + start], sampling, derive_seed(seed, turn))
-
-        async def everything() -> None:
-            async with asyncio.TaskGroup() as group:
-                for key, (row, request) in enumerate(zip(rows, requests, strict=True)):
-                    group.create_task(one(key, row, request.seed))
-
-        began = time.perf_counter()
-        asyncio.run(everything())
-        seconds = time.perf_counter() - began
-        asyncio.run(engine.aclose())
-        return seconds
+        tokens = sum(sum(each.row.env_mask) for each in played)
+        return Played(seconds, sum(len(each.turns) for each in played), tokens)
 
     def close(self) -> None:
         """Release everything."""
@@ -394,10 +361,8 @@ class TRLSide:
             trainer._generate_and_score_completions(inputs)
         except _Over:
             seconds = time.perf_counter() - began
-        prompt_ids, completion_ids, masks, _, logprobs, *_ = trainer.played
-        columns = zip(prompt_ids, completion_ids, logprobs, masks, strict=True)
-        texts = [[turn.text for turn in each.episode.turns] for each in trainer.environments]
-        return Played(seconds, [TokenRow(*row, turn_ids=[0] * len(row[1])) for row in columns], texts)
+        masks = trainer.played[2]
+        return Played(seconds, sum(len(each.episode.turns) for each in trainer.environments), sum(map(sum, masks)))
 
     def close(self) -> None:
         """Release everything."""
@@ -414,10 +379,3 @@ class TRLSide:
     def _row(self, number: int) -> dict[str, Any]:
         messages = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": ""}]
         return {"prompt": messages, "question_id": self._game.question(number).question_id}
-
-
-def turns_of(row: TokenRow) -> list[tuple[int, int]]:
-    """Return where the policy's turns begin and end in the completion."""
-    edges = [0, *row.env_mask, 0]
-    found = [index for index in range(len(edges) - 1) if edges[index] != edges[index + 1]]
-    return list(zip(found[::2], found[1::2], strict=True))

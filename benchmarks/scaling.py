@@ -15,10 +15,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import math
 import random
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
@@ -26,6 +24,7 @@ from contextlib import ExitStack, asynccontextmanager, closing
 from itertools import pairwise
 from pathlib import Path
 
+from benchmarks import harness
 from benchmarks.server_process import SERVE, ServerProcess
 from benchmarks.simulated import ScriptedPolicy, SimulatedEngine, oracle_scripts
 from env_server.data.loading import load_dataset
@@ -130,13 +129,12 @@ class Bench:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = harness.parser(__doc__, "few episodes on two numbers")
     parser.add_argument("--data", default="synthetic")
     parser.add_argument("--servers", type=int, nargs="+", default=[1, 2, 4, 8], help="each twice the one before")
     parser.add_argument("--sessions", type=int, default=16, help="of a server")
     parser.add_argument("--query_s", type=float, default=0.4, help="that a call takes longer than it does")
     parser.add_argument("--episodes", type=int, default=480, help="for each server")
-    parser.add_argument("--quick", action="store_true", help="few episodes on two numbers: shows that it runs")
     args = parser.parse_args()
     if args.quick:
         args.servers, args.sessions, args.query_s, args.episodes = [1, 2], 8, 0.02, 16
@@ -144,11 +142,11 @@ def main() -> None:
     found: dict[int, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         for servers in args.servers:
-            print(f"{servers} servers", file=sys.stderr)
+            harness.progress(f"{servers} servers")
             found[servers] = bench.measured(servers, Path(scratch, "servers.log"))
     rates = [found[servers]["turns_per_s"] for servers in args.servers]
     gains = [later / earlier for earlier, later in pairwise(rates)]
-    print(json.dumps({"benchmark": "scaling", "ratio": min(gains, default=None), "gains": gains, "servers": found}))
+    harness.report("scaling", ratio=min(gains, default=None), gains=gains, servers=found)
 
 
 if __name__ == "__main__":

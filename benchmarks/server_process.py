@@ -212,18 +212,15 @@ class Generator:
             text=True,
         )
 
-    def connect(self) -> Ready:
-        """Wait until all sessions are idle."""
-        return Ready.model_validate_json(self._line())
+    def connect(self) -> float:
+        """Wait until all sessions are idle; return the seconds that took."""
+        return Ready.model_validate_json(self._line()).connect_s
 
-    def start(self) -> None:
-        """Start the second phase."""
+    def play(self) -> Outcome:
+        """Run the second phase."""
         assert self._process.stdin
         self._process.stdin.write("\n")
         self._process.stdin.flush()
-
-    def outcome(self) -> Outcome:
-        """Wait until the second phase is over."""
         found = Outcome.model_validate_json(self._line())
         self._process.wait()
         return found

@@ -27,7 +27,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import torch
@@ -35,6 +34,7 @@ from datasets import Dataset as HubDataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
+from benchmarks import harness
 from env_server.data.loading import load_dataset
 from env_server.dataset import Split
 from env_server.environment import EnvironmentFactory
@@ -212,7 +212,7 @@ def take_steps(side: str, rows: dict[str, list[list[int]]], arguments: argparse.
 
 def main() -> None:
     """Play, measure both sides and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = harness.parser(__doc__)
     parser.add_argument("--policy", default="smollm2", help="smollm2, tiny or a checkpoint's folder")
     parser.add_argument("--data", default="", help="a data set; Spider for smollm2, synthetic for tiny")
     parser.add_argument("--episodes", type=int, default=64, help="episodes of a step, in groups of eight")
@@ -260,28 +260,21 @@ def main() -> None:
         stock, ours = (json.loads((keep / f"{side}.json").read_text()) for side in SIDES)
         expected, found = (torch.load(keep / f"{side}.pt").double() for side in SIDES)
     lengths = [len(a) + len(b) for a, b in zip(rows["prompt_ids"], rows["completion_ids"], strict=True)]
-    print(
-        json.dumps(
-            {
-                "faster": round(stock["seconds"] / ours["seconds"], 2),
-                "faster_in_processor_seconds": round(stock["processor_seconds"] / ours["processor_seconds"], 2),
-                "tokens_per_second": round(sum(lengths) / ours["seconds"], 1),
-                "stock": stock,
-                "ours": ours,
-                "gradients_apart": float(f"{((found - expected).norm() / expected.norm()).item():.2g}"),
-                "episodes": len(lengths),
-                "tokens": sum(lengths),
-                "trained_tokens": sum(map(sum, rows["env_mask"])),
-                "tokens_mean": round(fmean(lengths), 1),
-                "tokens_longest": max(lengths),
-                "prompt_mean": round(fmean(map(len, rows["prompt_ids"])), 1),
-                "micro_batch": arguments.micro_batch,
-                "threads": arguments.threads,
-                "autocast": arguments.autocast,
-                "loss_type": "nll" if arguments.warmup else arguments.loss_type,
-                "policy": arguments.policy,
-            }
-        )
+    harness.report(
+        "step",
+        faster=round(stock["seconds"] / ours["seconds"], 2),
+        faster_in_processor_seconds=round(stock["processor_seconds"] / ours["processor_seconds"], 2),
+        tokens_per_second=round(sum(lengths) / ours["seconds"], 1),
+        stock=stock,
+        ours=ours,
+        gradients_apart=harness.rounded(((found - expected).norm() / expected.norm()).item()),
+        episodes=len(lengths),
+        tokens=sum(lengths),
+        trained_tokens=sum(map(sum, rows["env_mask"])),
+        micro_batch=arguments.micro_batch,
+        threads=arguments.threads,
+        autocast=arguments.autocast,
+        policy=arguments.policy,
     )
 
 

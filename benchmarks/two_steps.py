@@ -28,6 +28,7 @@ import torch
 import yaml
 from rich.console import Console
 
+from benchmarks import harness
 from benchmarks.engines import INFERENCE, VLLM_START_S
 from benchmarks.server_process import ROOT, SERVE, ServerProcess
 from env_server.errors import SQLEnvError
@@ -120,7 +121,7 @@ def measure(config: Mapping[str, Any], args: argparse.Namespace, folder: Path) -
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = harness.parser(__doc__)
     parser.add_argument("config", help="a file of configs/")
     parser.add_argument("--use_vllm", action="store_true", help="generate with a server where the config does not")
     parser.add_argument("--model", help="another model than the config's")
@@ -134,7 +135,7 @@ def main() -> None:
             result = measure(config, args, Path(folder))
         except SQLEnvError as error:
             result = {"not_run": str(error)}
-    print(json.dumps({"benchmark": "two_steps", "config": Path(args.config).stem, **result}))
+    harness.report("two_steps", config=Path(args.config).stem, **result)
 
 
 if __name__ == "__main__":

@@ -10,9 +10,6 @@ names, else the synthetic data.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import random
 import statistics
 import sys
@@ -20,10 +17,8 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # before the script's folder, which hides env_server
-
+from benchmarks.harness import parser, progress, report, spider_or_synthetic
 from benchmarks.near_misses import near_misses
 from benchmarks.rewrites import rewrites
 from env_server.data.loading import load_dataset
@@ -79,14 +74,13 @@ def judging_seconds(suite: Sequence[SuiteDatabase], query: str) -> float:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--questions", type=int, default=200, help="questions, at equal distances (default: 200)")
-    count = parser.parse_args().questions
-    folder = os.environ.get("SQLENV_SPIDER_DIR")
-    spec = f"spider:{folder}" if folder else "synthetic"
-    dataset = load_dataset(spec, answer_mode=AnswerMode.SQL)
+    arguments = parser(__doc__)
+    arguments.add_argument("--questions", type=int, default=200, help="questions, at equal distances (default: 200)")
+    arguments.add_argument("--data", default=spider_or_synthetic(), help="the data set")
+    args = arguments.parse_args()
+    dataset = load_dataset(args.data, answer_mode=AnswerMode.SQL)
     distinct = list({(q.db_id, q.gold_sql): q for q in dataset.questions}.values())
-    chosen = distinct[:: max(1, len(distinct) // count)]
+    chosen = distinct[:: max(1, len(distinct) // args.questions)]
     pool = DatabasePool(dataset.databases, SandboxSettings(vm_steps=MUTANT_STEPS))
     makers: dict[str, SuiteMaker] = {}
     lucky: Counter[str] = Counter()
@@ -126,28 +120,25 @@ def main() -> None:
                 rejected += 1
                 print(f"\nrejected: {rules[query]} of {question.gold_sql}: {query}", file=sys.stderr)
         gold_failures += sum(not accepts(database, question.gold_sql) for database in (*suite, *others))
-        print(f"\r{done}/{len(chosen)}", end="", file=sys.stderr)
-    print(file=sys.stderr)
-    figures = {
-        "benchmark": "variants",
-        "data": "spider" if folder else "synthetic",
-        "questions": len(chosen),
+        progress(f"{done}/{len(chosen)}")
+    report(
+        "variants",
+        data=dataset.name,
+        questions=len(chosen),
         **{
             f"lucky_{kind}": {
                 "number": count,
                 "rejected_by_test_databases": count - missed[kind],
-                "rejected_by_the_original": 0,
                 "share": round((count - missed[kind]) / max(1, count), 4),
             }
             for kind, count in lucky.items()
         },
-        "gold_failures": gold_failures,
-        "equivalent_rewrites": {"judged": judged, "rejected": rejected},
-        "databases_per_question": round(statistics.mean(sizes), 2),
-        "seconds_per_suite": {"median": round(statistics.median(seconds), 3), "max": round(max(seconds), 3)},
-        "microseconds_to_judge_right": round(1e6 * statistics.mean(judging)),
-    }
-    print(json.dumps(figures))
+        gold_failures=gold_failures,
+        equivalent_rewrites={"judged": judged, "rejected": rejected},
+        databases_per_question=round(statistics.mean(sizes), 2),
+        seconds_per_suite={"median": round(statistics.median(seconds), 3), "max": round(max(seconds), 3)},
+        microseconds_to_judge_right=round(1e6 * statistics.mean(judging)),
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How long does a push of the weights take, by each transport, and how many bytes does it move?
 
-    python benchmarks/weight_sync.py [--policy DIR] [--transports disk lora nccl] [--dtype bfloat16] [--rounds N]
+    python -m benchmarks.weight_sync [--policy DIR] [--transports disk lora nccl] [--dtype bfloat16] [--rounds N]
 
 One JSON line: for each transport the seconds of a push with its comparison, the bytes that were written or sent, and
 the gap in logprobs after the first push (nats). Each gets its own server (`sqlenv inference --weight_sync NAME`). What
@@ -10,9 +10,7 @@ this machine cannot use is named with the reason.
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
-import sys
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -24,8 +22,7 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # before the script's folder, which hides env_server
-
+from benchmarks import harness
 from benchmarks.engines import INFERENCE, VLLM_START_S
 from benchmarks.server_process import ServerProcess
 from inference.engine import EngineError
@@ -111,20 +108,14 @@ def pusher_to(
     renderer = ChatRenderer(tokenizer)
     engine = VLLMEngine([server.url], stop_ids=renderer.stop_ids, vocab_size=vocab_size)
     probe = renderer.prompt_ids([{"role": "user", "content": "Which tables are there?"}])
-    pusher = WeightPusher(
-        lambda: model,
-        engine,
-        transport,
-        partial(token_logprobs, model),
-        probe,
-    )
+    pusher = WeightPusher(lambda: model, engine, transport, partial(token_logprobs, model), probe)
     engine.restore_with(pusher.restore)
     return pusher
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = harness.parser(__doc__)
     parser.add_argument("--policy", default=str(BASE_CHECKPOINT), help="a checkpoint's folder")
     parser.add_argument("--transports", nargs="+", default=["disk", "lora", "nccl"])
     parser.add_argument("--rounds", type=int, default=10)
@@ -135,13 +126,13 @@ def main() -> None:
     args = parser.parse_args()
     results: dict[str, object] = {}
     for name in args.transports:
-        print(f"\r{name}   ", end="", file=sys.stderr, flush=True)
+        harness.progress(name)
         with tempfile.TemporaryDirectory() as scratch:
             try:
                 results[name] = measure(name, args, Path(scratch))
             except EngineError as error:
                 results[name] = {"cannot": str(error)}
-    print(json.dumps({"benchmark": "weight_sync", "policy": args.policy, "rounds": args.rounds, "transports": results}))
+    harness.report("weight_sync", policy=args.policy, rounds=args.rounds, transports=results)
 
 
 if __name__ == "__main__":

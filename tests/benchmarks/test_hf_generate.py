@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-from pathlib import Path
 
+from benchmarks.server_process import ROOT
 from tests.fork_server import ForkServer
 
-ROOT = Path(__file__).resolve().parents[2]
 LONGEST_S = 300.0
 
 
 def test_both_sides_play_the_same_episodes(forks: ForkServer) -> None:
-    command = [sys.executable, str(ROOT / "benchmarks" / "hf_generate.py"), "--policy", "tiny", "--quick"]
-    done = forks.run(command, timeout=LONGEST_S)
+    command = [sys.executable, "-m", "benchmarks.hf_generate", "--policy", "tiny", "--quick"]
+    done = forks.run(command, environment={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=LONGEST_S)
     assert done.returncode == 0, done.stderr
     (line,) = done.stdout.splitlines()
     found = json.loads(line)
