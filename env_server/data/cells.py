@@ -38,7 +38,7 @@ CERTAIN_NULL_WORDS = frozenset(
     (*_WORDS, *_ERRORS, *_BRACKETED, "", "-", "--", "---", "\u2013", "\u2014", "?", "??", "..", "...", ":")
 )
 """What stands for a missing value, in lower case: among words, where `none` may be an answer, and `NA` a country."""
-_MARKS = frozenset("-\u2013\u2014\u2212.\u2026:?*_/\\#~ ")
+_MARKS = frozenset("-\u2013\u2014\u2212.\u2026:? ")
 _AMONG_VALUES = frozenset(("na", "n.a", "none", "nil", "unknown", "missing", "tbd", "tba", "not known", "nat", "void"))
 
 
@@ -52,7 +52,7 @@ def is_placeholder(text: str) -> bool:
 
 def is_missing(text: str) -> bool:
     """Tell whether a text stands for a missing value among numbers and dates."""
-    return text.casefold() in _AMONG_VALUES or is_placeholder(text)
+    return text.casefold() in _AMONG_VALUES or (_MARKS | set("*_/\\#~")).issuperset(text) or is_placeholder(text)
 
 
 YES_NO = (("yes", "no"), ("y", "n"), ("true", "false"), ("t", "f"), ("1", "0"))
@@ -74,6 +74,10 @@ _CURRENCY = r"""(?:[A-Z]{1,3})?\$|[€£¥₹₽₩₪₺₴₫฿₦₱₡₲�
 _MAGNITUDES = r"(?:k|bn|mn|mio|mia|mrd|tsd|thousand|lakhs?|crores?|million|billion|trillion)s?\b\.?|(?-i:[MB])\b"
 _UNITS = r"""°[CF]?|(?:kg|mg|g|lbs?|oz|km|cm|mm|m|miles?|mi|ft|in|inches|mph|km/h|kph|hp|kw|mw|l|ml|sqft|
     seconds?|secs?|s|minutes?|mins?|hours?|hrs?|h|days?|weeks?|months?|years?|yrs?|[kmg]b|pcs|pieces?|people)\b\.?"""
+_TYPES = (
+    r"int(?:eger)?|text|string|str|float|real|double|bool(?:ean)?|date(?:time)?|num(?:eric|ber)?|(?:var)?char|object"
+)
+_UNIT = re.compile(rf"{_CURRENCY}|{_MAGNITUDES}|{_UNITS}|{_TYPES}", re.VERBOSE | re.IGNORECASE)
 _NUMBER = re.compile(
     rf"""(?P<sign>[-+\u2212])?\s*(?P<before>{_CURRENCY})?\s*(?P<open>\()?\s*(?P<inner>[-+\u2212])?
     \s*(?P<within>{_CURRENCY})?\s*(?P<digits>\d(?:[\d.,{_GAPS}]*\d)?(?:\.(?![-\u2013\u2014]))?|[.,]\d+)
@@ -166,6 +170,11 @@ def is_nearly_number(text: str) -> bool:
     return bool(found and (found["bound"] or found["note"]) and read_number(found["number"]))
 
 
+def is_unit(text: str) -> bool:
+    """Tell whether a text is a unit, a currency or a type of columns alone, in brackets or not."""
+    return _UNIT.fullmatch(text.strip("()[] ")) is not None
+
+
 def decimal_marks(numbers: Collection[WrittenNumber]) -> list[DecimalMark]:
     """Return the decimal marks under which all of a column's numbers can be read: two where it is ambiguous."""
     readings = {mark: [number.value(mark) for number in numbers] for mark in MARKS}
@@ -183,30 +192,31 @@ def is_code_name(column: str) -> bool:
 class Twins:
     """Looks for two plain numbers that differ as texts and are one number, as `1.1` and `1.10` are: codes, it may be.
 
-    A column with a negative number or an exponent holds quantities. Memory is bounded: a column of codes has few.
+    `pair`: the first two. A column with a negative number or an exponent holds quantities. Memory is bounded: a column
+    of codes has few.
     """
 
     MOST = 10_000
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
-        self._seen: dict[float, str] = {}
-        self._pair: tuple[str, str] | None = None
-        self._quantities = False
+        self._first: dict[float, str] = {}
+        self._known: set[str] = set()
+        self.pair: tuple[str, str] | None = None
+        self.ended = False
         for text in texts:
             self.add(text)
 
     def add(self, text: str) -> None:
-        """Look at a plain number."""
-        self._quantities |= text.startswith("-") or "e" in text or "E" in text
-        if self._pair is None and len(self._seen) < self.MOST:
-            first = self._seen.setdefault(float(text), text)
-            if first != text and float(text):
-                self._pair = (first, text)
-
-    @property
-    def pair(self) -> tuple[str, str] | None:
-        """The first two of them."""
-        return None if self._quantities else self._pair
+        """Look at a plain number; where it has `ended`, more would change nothing."""
+        if text in self._known or self.ended:
+            return
+        self._known.add(text)
+        first = self._first.setdefault(float(text), text)
+        if first != text and float(text):
+            self.pair = self.pair or (first, text)
+        if text.startswith("-") or "e" in text or "E" in text:
+            self.ended, self.pair = True, None
+        self.ended |= len(self._known) == self.MOST
 
 
 ISO_FORM = "2024-05-01"

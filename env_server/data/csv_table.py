@@ -106,7 +106,7 @@ class _Inference:
             else:
                 self.integer = False
                 self.real &= PLAIN_REAL.fullmatch(text) is not None and math.isfinite(float(text))
-            if self.real:
+            if self.real and not self.twins.ended:
                 self.twins.add(text)
 
     @property

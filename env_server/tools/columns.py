@@ -300,7 +300,7 @@ def _numbers(
     elif odd:
         hint = f"Correct {_shown(odd)} by hand, or leave the cells empty; then it can be made numbers"
     elif len(marks) > 1:
-        example = next(text for text in unusual if len(decimal_marks([read[text]])) > 1)
+        example = next(text for text in read if len(decimal_marks([read[text]])) > 1)
         hint = (
             f"Whether {example!r} has thousands or decimals is open: state it with --decimal point or --decimal comma"
         )

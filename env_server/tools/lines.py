@@ -1,7 +1,7 @@
 """What is wrong with a CSV file as it is written: its first line, and lines that are no rows of the table. Pure.
 
 A line is no row when it is blank, the header again, a title above the header, units or types beneath it, or a remark at
-the end. Of a title, units and remarks the numbers below and above tell; where there are none, it is left to the user.
+the end. Where the numbers around it and the words in it leave that open, it is left to the user.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 
-from env_server.data.cells import is_missing, read_date, read_number
+from env_server.data.cells import is_missing, is_unit, read_date, read_number
 from env_server.data.csv_table import DELIMITERS
 from env_server.data.source_table import bare_name, column_names
 from env_server.tools.findings import DropLines, Finding, Kind, Place
@@ -36,8 +36,10 @@ def check_lines(records: Iterable[Record], place: Place) -> Finding | None:
     start = _header(head, width)
     header = [cell.strip().casefold() for cell in head[start][1]]
     numeric = _numeric([cells for _, cells in head[start + 1 :]], width)
-    found = {line: f"a title, {_text(cells)!r}" if _text(cells) else "blank" for line, cells in head[:start]}
-    is_certain = not found or bool(numeric)
+    titles = [_text(cells) for _, cells in head[:start]]
+    found = {line: f"a title, {title!r}" if title else "blank" for (line, _), title in zip(head, titles, strict=False)}
+    # A single word may be the name of the first column, and the others have none.
+    is_certain = not titles or (bool(numeric) and (len(titles) > 1 or " " in titles[0]))
     last: deque[tuple[int, list[str], bool]] = deque(maxlen=_REMARKS)
     end = head[start][0]
     for line, cells in chain(head[start + 1 :], left):
@@ -46,14 +48,16 @@ def check_lines(records: Iterable[Record], place: Place) -> Finding | None:
             found[line] = "blank"
         elif [cell.casefold() for cell in bare] == header:
             found[line] = "the header again"
-        elif not last and _is_units(bare, numeric):
+        elif not last and (words := _words(bare, numeric)):
             found[line] = f"units, {_text(cells)!r}"
+            is_certain &= all(is_unit(word) for word in words)
         last.append((line, bare, line > end + 1 or len(bare) != width or 0 in numeric))
         end = line + "".join(cells).count("\n") if any(bare) else 0
     for line, bare, is_apart in reversed(last):
         text = _text(bare)
         if line not in found:
-            if not _is_title(bare, width) or _is_number(text) or not (is_apart or _REMARK.match(text)):
+            is_remark = _REMARK.match(text) or (is_apart and " " in text)
+            if not _is_title(bare, width) or _is_number(text) or not is_remark:
                 break
             found[line] = f"a remark, {text!r}"
     if not found:
@@ -101,11 +105,12 @@ def _numeric(rows: Sequence[Sequence[str]], width: int) -> set[int]:
     return found
 
 
-def _is_units(bare: Sequence[str], numeric: set[int]) -> bool:
-    """Tell whether a record beneath the header has words where numbers are, and nothing else or several of them."""
+def _words(bare: Sequence[str], numeric: set[int]) -> list[str]:
+    """Return the words of a record that has them where numbers are, and nothing else; of one of types all of them."""
     filled = {place for place, cell in enumerate(bare) if cell and not is_missing(cell)}
-    words = filled & numeric
-    return bool(words) and (words == filled or len(words) > 1) and not any(_is_number(cell) for cell in bare)
+    words = [bare[place] for place in sorted(filled)]
+    has_words = filled <= numeric or (filled & numeric and all(map(is_unit, words)))
+    return words if has_words and not any(map(_is_number, words)) else []
 
 
 def check_header(cells: Sequence[str], rows: int, delimiter: str, place: Place) -> Iterator[Finding]:

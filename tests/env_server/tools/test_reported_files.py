@@ -109,6 +109,7 @@ MISSING = [
         answer=6,
         fixed=2,
     ),
+    Case("a game that is not over", cells("1-0", "0-1", "*", "1-0"), "SELECT COUNT(v) FROM t", answer=4),
     Case("plus and minus are words", cells("+", "-", "+", "-"), "SELECT COUNT(v) FROM t", answer=4),
     Case("stars are words", cells("*", "**", "***", "*"), "SELECT COUNT(v) FROM t", answer=4),
 ]
@@ -209,9 +210,11 @@ LINES = [
     lines("remark", *ROWS, "Source: me,,"),
     lines("remark as narrow as it is", *ROWS, "", "Generated on 2024-05-01"),
     lines("a title is open", "Staff,", "name,town", "Ada,Oslo", "Bo,Rome", fixed=None),
-    lines("years for columns", "People,,", "country,2019,2020", "Norway,5,6", "Italy,60,61"),
+    lines("years for columns", "People by country,,", "country,2019,2020", "Norway,5,6", "Italy,60,61"),
     lines("rows with gaps", "name,town,age", "Ada,Oslo,5", "Bo,,", "Cy,,", found=None, fixed=None),
     lines("a long cell", "name,note,age", 'Ada,"x\n\ny",5', "Bo,,", found=None, fixed=None),
+    lines("a word may be a name", "item,,", "lamp,red,small", "desk,5,6", "sofa,7,8", fixed=None),
+    lines("words for marks", "name,a,b", "Ada,absent,absent", "Bo,5,6", "Cy,7,8", found=None, fixed=None),
     lines("a word among numbers", "item,price", "lamp,free", "desk,7", "sofa,8", found=None, fixed=None),
 ]
 CASES = [*NUMBERS, *MISSING, *CODES, *DATES, *DELIMITERS, *LETTERS, *LINES]
