@@ -40,8 +40,11 @@ TITLE = "making test databases"
 """What is shown meanwhile."""
 _FEWEST, _MOST = 8, 64
 """Gold queries of one database that a process makes one after the other, so that its profile is read once for them."""
-# Its modules are found where this process found them.
-_PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from env_server.test_suites.store import main; main()"
+_PROGRAM = (
+    "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "  # Ctrl-C ends it without a traceback
+    "sys.path[:] = sys.argv[1:]; "  # its modules are found where this process found them
+    "from env_server.test_suites.store import main; main()"
+)
 
 
 @dataclass(frozen=True, slots=True)
