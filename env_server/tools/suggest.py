@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -100,6 +101,8 @@ class Proposer:
         databases = {source.db_id: source.path for source in sources}
         self._pool = DatabasePool(databases, settings.sandbox)
         self._suites = Suites(databases, settings.sandbox, cache_dir)
+        self.refused: Counter[str] = Counter()
+        """Why drafts could not be asked, and how often."""
 
     def close(self) -> None:
         """Close the databases."""
@@ -171,7 +174,8 @@ class Proposer:
         known.add(sql)
         try:
             question = self.verified(db_id, candidate.text, candidate.sql, family)
-        except UnaskableError:
+        except UnaskableError as error:
+            self.refused[str(error)] += 1
             return None
         known.add(words)
         return question
@@ -244,7 +248,8 @@ def run(args: argparse.Namespace) -> int:
             _add(target, question, extra | ({"database": question.db_id} if len(sources) > 1 else {}))
             written += 1
     if not written:
-        nothing = f"There is nothing to ask about {folder} that could be verified: its tables are too small, or faulty."
+        why = next((reason for reason, _ in proposer.refused.most_common(1)), "its tables are too small, or faulty")
+        nothing = f"There is nothing to ask about {folder} that could be verified: {why}."
         console.print(nothing if args.yes else "Nothing was accepted, and nothing written.", soft_wrap=True)
         return 1
     few = "" if written >= args.count or not args.yes else f" There is no more to ask with --seed {args.seed}."

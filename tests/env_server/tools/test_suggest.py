@@ -103,6 +103,11 @@ def test_tables_that_give_nothing_are_told(tmp_path: Path, capsys: Captured) -> 
     (tmp_path / "empty" / "items.csv").write_text("a\n1\n")
     assert run(["suggest", str(tmp_path / "empty"), "--yes"]) == 1
     assert "There is nothing to ask about" in capsys.readouterr().out
+    rows = ", ".join(f"({n}, 'name {n}', '{'ab'[n % 2]}')" for n in range(1, 20))
+    script = f"CREATE TABLE pets (id INTEGER PRIMARY KEY, name, kind); INSERT INTO pets VALUES {rows};"
+    database(tmp_path / "notes", "notes.sqlite", f"{script} CREATE VIRTUAL TABLE words USING fts5(text)")
+    assert run(["suggest", str(tmp_path / "notes"), "--yes"]) == 1
+    assert "the database has virtual tables: words" in capsys.readouterr().out
 
 
 def test_a_cache_that_cannot_be_written_is_named(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
