@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,10 +67,21 @@ def test_the_script_for_openenv_runs_there(url: str) -> None:
     python = ROOT / ".venv-openenv" / "bin" / "python"
     if not python.exists():
         pytest.skip("upstream's openenv is not installed: `make openenv`")
-    page = (ROOT / "docs" / "trl.md").read_text(encoding="utf-8")
-    (script,) = (
-        text for text in re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S) if "GenericEnvClient" in text
-    )
-    script = script.replace("127.0.0.1:8000", url)
+    script = script_with("GenericEnvClient", url)
     done = subprocess.run([python, "-c", script], capture_output=True, text=True, check=False)
     assert 0 < float(done.stdout) < 0.15, done.stderr
+
+
+def script_with(name: str, url: str) -> str:
+    """The script of the page on other trainers that has a name in it, for this server."""
+    page = (ROOT / "docs" / "trl.md").read_text(encoding="utf-8")
+    (script,) = (text for text in re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S) if name in text)
+    return str(script.replace("127.0.0.1:8000", url))
+
+
+def test_the_script_for_mcp_plays_a_step(url: str) -> None:
+    script = script_with("from mcp import", url)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    question, reply = done.stdout.rstrip().rsplit("\n", 1)[0], done.stdout.rstrip().rsplit(" ", 1)
+    assert "Question: " in question, done.stderr
+    assert 0 < float(reply[1]) < 0.15
