@@ -127,11 +127,13 @@ def check_header(cells: Sequence[str], rows: int, delimiter: str, place: Place) 
         message = f"column {name!r} holds another delimiter than {delimiter!r}, by which the file is divided"
         hint = f"If it is divided wrongly, state the delimiter in a line above: sep={inner.findall(name)[0]}"
         yield Finding(Kind.OTHER_DELIMITER, message, hint, place=place)
-    renamed = [(old, new) for old, new in zip(named, column_names(cells), strict=True) if old != new]
-    blank = [
-        f"column {new.removeprefix('column_')} has no name, and was called {new}" for old, new in renamed if not old
+    called = list(enumerate(zip(named, column_names(cells), strict=True), start=1))
+    blank = [f"column {number} has no name, and was called {new}" for number, (old, new) in called if not old]
+    twice = [
+        f"column {number} is another {old!r}, and was called {new}"
+        for number, (old, new) in called
+        if old not in ("", new)
     ]
-    twice = [f"another column is called {old!r}, and was called {new}" for old, new in renamed if old]
     for found, hint in ((blank, "Give it a name, or leave it out"), (twice, "Give each a name of its own")):
         more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
         if found:

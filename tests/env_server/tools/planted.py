@@ -233,8 +233,8 @@ PLANTED = [
     Planted(
         Kind.RENAMED_COLUMN,
         {"items.csv": table("item,price,price,Price,price_2", "lamp,5,6,7,8", "desk,7,8,9,6")},
-        message="another column is called 'price', and was called price_3; another column is called 'Price', and was "
-        "called Price_4",
+        message="column 3 is another 'price', and was called price_3; column 4 is another 'Price', and was called "
+        "Price_4",
         fixed=False,
     ),
     Planted(
