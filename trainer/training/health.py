@@ -4,7 +4,7 @@ Guarantees:
 
 1. A healthy run raises no alert. Thresholds lie well outside what healthy runs do (the tiny policy in float32,
    SmolLM2-135M in bfloat16 with a server), and nothing is concluded from a handful of episodes, however few a step has.
-2. An alert has its figures, the likely cause, and the fix as flags. docs/training.md lists the same words.
+2. An alert has its figures, the likely cause, and the fix as flags. docs/tuning.md lists the same words.
 3. A metric that a run does not log (`kl` without `--beta`) is not judged.
 4. Each check alerts once per run, resumed or not: on the terminal, and in health.jsonl, which the report shows.
 """

@@ -27,6 +27,6 @@ def test_the_order_is_that_of_the_table() -> None:
 
 
 def test_the_documents_have_the_table_as_it_is() -> None:
-    page = Path(__file__).parents[3] / "docs" / "metrics.md"
+    page = Path(__file__).parents[3] / "docs" / "commands.md"
     rows = [f"| `{name}` | {text} |" for name, text in MEANINGS.items()]
     assert "\n".join(["| metric | meaning |", "|---|---|", *rows]) in page.read_text(encoding="utf-8")

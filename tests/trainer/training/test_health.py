@@ -213,7 +213,7 @@ def test_what_is_read_is_logged() -> None:
 
 
 def test_the_documents_have_the_same_words() -> None:
-    page = Path(__file__).parents[3] / "docs" / "training.md"
+    page = Path(__file__).parents[3] / "docs" / "tuning.md"
     table = [f"| {check.message} | {check.cause} | {check.fix} |" for check in CHECKS]
     assert "\n".join(["| alert | likely cause | fix |", "|---|---|---|", *table]) in page.read_text("utf-8")
 
