@@ -138,8 +138,8 @@ def grpo_trainer(
         **common,
         num_generations=GROUP,
         max_completion_length=max(len(ids) for ids in rows["completion_ids"]),
-        loss_type=arguments.loss_type,
-        beta=arguments.beta,
+        loss_type="dapo",
+        beta=0.0,
         vllm_importance_sampling_mode="token_truncate",
     )
     trainer = GRPO[side](
@@ -222,9 +222,6 @@ def main() -> None:
     parser.add_argument("--micro_batch", type=int, default=0, help="rows; 8 for smollm2 and 16 for tiny")
     parser.add_argument("--steps", type=int, default=1, help="steps; the fastest counts")
     parser.add_argument("--threads", type=int, default=0, help="torch's threads; 2 for smollm2 and 1 for tiny")
-    parser.add_argument("--float32", action="store_true", help="no autocast; the tiny policy never has any")
-    parser.add_argument("--loss_type", default="dapo")
-    parser.add_argument("--beta", type=float, default=0.0)
     parser.add_argument("--warmup", action="store_true", help="a step of supervised warm-up, in micro-batches of 4")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="16 episodes of the tiny policy")
@@ -234,7 +231,7 @@ def main() -> None:
     if arguments.quick:
         arguments.policy, arguments.episodes = "tiny", 16
     small = arguments.policy == "tiny"
-    arguments.autocast = not small and not arguments.float32
+    arguments.autocast = not small
     spider = f"spider:{os.environ.get('SQLENV_SPIDER_DIR', '')}"
     arguments.data = arguments.data or ("synthetic" if small else spider)
     arguments.policy = {"tiny": str(BASE_CHECKPOINT), "smollm2": str(SMALL_MODEL)}.get(

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from benchmarks.gpu import FAILED, LATE, NOT_RUN, OK, done, figures, judged, last_object, read_records, run, table, walk
+from benchmarks.gpu import FAILED, LATE, NOT_RUN, OK, done, judged, last_object, read_records, run, table, walk
 from benchmarks.gpu_rows import MODEL, Machine, Needs, Row, all_rows, chosen, gpus_of, lacking
 from benchmarks.server_process import ROOT
 from benchmarks.two_steps import server_flags, summary
@@ -111,23 +111,7 @@ def test_on_one_gpu_a_server_leaves_room_and_on_two_it_has_its_own() -> None:
     assert server_flags(tiny, "m", gpu=False, own_gpu=False) == ["--model", "m", "--weight_sync", "disk"]
 
 
-PUSH = {"seconds": 0.26, "bytes": 4_300_000, "first_seconds": 0.9, "gap": 6e-6}
-RESULTS: list[tuple[dict[str, Any], str]] = [
-    (
-        {"benchmark": "engines", "results": {"16": {"hf": {"episodes_per_s": 3.5, "tokens_per_s": 80.0}, "turns": 3}}},
-        "hf, 16 in flight: 3.5 episodes/s, 80 tokens/s",
-    ),
-    ({"benchmark": "weight_sync", "transports": {"disk": PUSH}}, "0.26 s, 4.3 MB, gap 6e-06 nats"),
-    ({"other": 1}, '{"other": 1}'),
-]
-
-
-@pytest.mark.parametrize(("result", "text"), RESULTS)
-def test_a_result_in_one_line(result: dict[str, Any], text: str) -> None:
-    assert figures(result) == text
-
-
-def test_two_steps_in_one_line() -> None:
+def test_two_steps_are_summed_up() -> None:
     ratio = "sampling/importance_sampling_ratio"
     row = {
         "step_time": 2.0,
@@ -138,11 +122,6 @@ def test_two_steps_in_one_line() -> None:
     first = row | {f"{ratio}/min": 0.9, f"{ratio}/mean": 1.0, f"{ratio}/max": 1.1}
     found = summary([first, first | {f"{ratio}/min": 0.8}])
     assert (found["ratio_min"], found["ratio_max"], found["tokens_per_s"]) == (0.8, 1.1, 900.0)
-    memory = {"peak_gib": 1.5, "longest_gib": 2.2, "server_gib": 0.0}
-    assert figures({"benchmark": "two_steps", **found, **memory}) == (
-        "2 s a step, 64 episodes/s, 900 tokens/s, ratio 0.80000 to 1.10000, 1.5 GiB of 2.2 for the longest rows, "
-        "server 0"
-    )
 
 
 def test_the_result_is_the_last_line_that_is_an_object() -> None:
@@ -197,9 +176,3 @@ def test_a_row_that_hangs_is_ended_at_its_deadline(tmp_path: Path) -> None:
     record = run(Row("hangs", ("http.server", "0", "--bind", "127.0.0.1")), NOTHING, 0.5, tmp_path)
     assert (record["state"], record["reason"]) == (LATE, "the deadline passed")
     assert json.loads(json.dumps(record)) == record
-
-
-def test_the_page_names_every_kind_of_row() -> None:
-    page = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
-    for part in ("rollouts/hf", "rollouts/vllm", "push/SYNC/DTYPE", "steps/CONFIG/vllm"):
-        assert part in page
