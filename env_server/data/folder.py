@@ -9,7 +9,7 @@ In place of `sql`, a question may have `answer`: a value, a list of values or a 
 and [["Ada", 3], ["Bo", 2]]. Its order does not count, and a number stands for all that round to it. With both, the SQL
 decides.
 
-    keys.toml                         primary and foreign keys of the tables beside it (`env_server.data.keys`)
+    keys.toml                         primary and foreign keys of the tables beside it (`env_server.data.tabular`)
 
 Databases may also lie in folders inside: SQLite files as above, and the tables of each such folder make one database
 that is called like it. Tables are imported once (`env_server.data.tabular`). Which files hold the questions:

@@ -29,9 +29,9 @@ from env_server.data.csv_table import CSV_SUFFIXES, delimiter_of, read_records
 from env_server.data.database_files import is_database_name
 from env_server.data.folder import find_sources, read_places
 from env_server.data.json_files import QuestionFile
-from env_server.data.keys import KEYS_FILE, Keys, keys_text, read_keys
 from env_server.data.question_files import columns_of, read_question_files
 from env_server.data.source_table import column_names, table_name
+from env_server.data.tabular import KEYS_FILE, Keys, keys_text, read_keys
 from env_server.dataset import SQLValue
 from env_server.errors import DataError
 from env_server.sql.schema import quote_identifier

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from env_server.data.cells import normal
-from env_server.data.keys import KEYS_FILE, Keys, keys_text, read_keys
-from env_server.data.tabular import import_tables
+from env_server.data.tabular import KEYS_FILE, Keys, import_tables, keys_text, read_keys
 from env_server.errors import DataError
 from env_server.settings import SandboxSettings
 from env_server.sql.sandbox import Sandbox
