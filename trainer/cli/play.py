@@ -31,7 +31,7 @@ from trainer.rollout.environments import LOCAL
 HELP = (
     "\n".join(f"{f'{kind} {each.argument.name}':<18} {each.shows}" for kind, each in ACTIONS.items())
     + """
-help and tables cost nothing; quit, or Ctrl-D, leaves; arrow keys edit, Tab completes"""
+help and tables cost nothing; quit, or Ctrl-D, leaves; Tab completes"""
 )
 _COMMANDS = ("help", "tables", "quit")
 _GOLD_ROWS = 20
