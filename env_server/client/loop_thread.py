@@ -20,7 +20,9 @@ class LoopThread:
     """Runs coroutines in its own thread. A context manager; `close` cancels what still runs and ends the thread."""
 
     def __init__(self, name: str) -> None:
-        self._loop = asyncio.new_event_loop()
+        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self._loop = self._runner.get_loop()
+        self._end = asyncio.Event()
         # Held to schedule a call and to close, so that no call is scheduled on a loop that has ended.
         self._closing = threading.Lock()
         self._closed = False
@@ -60,20 +62,12 @@ class LoopThread:
             if self._closed:
                 return
             self._closed = True
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._loop.call_soon_threadsafe(self._end.set)
         self._thread.join()
-        self._loop.close()
 
     def _run(self) -> None:
-        loop = self._loop
-        asyncio.set_event_loop(loop)
-        loop.run_forever()
-        tasks = asyncio.all_tasks(loop)
-        for task in tasks:
-            task.cancel()
-        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.run_until_complete(loop.shutdown_default_executor())
+        with self._runner:  # which cancels what is left, and closes the loop
+            self._runner.run(self._end.wait())
 
     def __enter__(self) -> Self:
         return self
