@@ -26,7 +26,7 @@ from env_server.types import SQLAction, SQLObservation
 from tests.integration.service import write_data
 from trainer.chat.prompts import observation_message
 
-PAGE = ROOT / "docs" / "trainers.md"
+PAGE = ROOT / "docs" / "trl.md"
 SCRIPTS = Path(__file__).with_name("verifiers")
 PYTHON = ROOT / ".venv-verifiers" / "bin" / "python"
 TIMEOUT_S = 600.0
