@@ -155,6 +155,12 @@ def test_every_page_can_be_found_from_the_readme() -> None:
     assert found == {page for page in PAGES if not page.startswith("experiments/")}
 
 
+def test_the_pages_are_few_and_short() -> None:
+    pages = [text for name, text in PAGES.items() if name.startswith("docs/")]
+    assert len(pages) <= 18
+    assert sum(len(text.splitlines()) for text in pages) <= 2600
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_is_as_narrow_as_the_code(page: str) -> None:
     """Tables apart, which cannot be folded, and what a command printed."""
