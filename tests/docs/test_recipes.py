@@ -264,3 +264,23 @@ def test_the_manifests_fit(
 
 def test_the_tiny_policy_is_where_the_pages_say() -> None:
     assert ROOT / TINY == BASE_CHECKPOINT
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/training.md"])
+def test_what_a_page_trains_is_the_adapter_of_its_warm_up(
+    page: str, models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    found = commands((ROOT / page).read_text(encoding="utf-8").splitlines())
+    (warmup,) = (command for command in found if command[0] == "warmup")
+    train = next(command for command in found if command[0] == "train" and "runs/warm" in command)
+    adapter = tmp_path / "warm"
+    shape = {"r": int(value(warmup, "--lora_r") or 16), "lora_alpha": int(value(warmup, "--lora_alpha") or 32)}
+    base = local(str(value(warmup, "--model_name_or_path")), models)
+    LoraConfig(
+        task_type="CAUSAL_LM", base_model_name_or_path=base, target_modules="all-linear", **shape
+    ).save_pretrained(adapter)
+    save_file({}, adapter / "adapter_model.safetensors")
+    words = [str(adapter) if word == "runs/warm" else word for word in train]
+    status = cli.main([*words, "--data", "synthetic", "--output_dir", str(tmp_path / "run"), "--dry_run"])
+    assert status == 0, capsys.readouterr().err
