@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from env_server.cache import CACHE_VARIABLE
 from env_server.data.loading import load_dataset
@@ -159,6 +160,21 @@ def test_the_pages_are_few_and_short() -> None:
     pages = [text for name, text in PAGES.items() if name.startswith("docs/")]
     assert len(pages) <= 18
     assert sum(len(text.splitlines()) for text in pages) <= 2600
+
+
+def test_tutorials_and_how_to_name_no_modules() -> None:
+    """They are for users; the page on extending apart, which changes the code."""
+    (_, tutorials), (_, how_to) = (
+        next(iter(part.items()))
+        for part in yaml.safe_load((ROOT / "docs/site/mkdocs.yml").read_text("utf-8"))["nav"][1:3]
+    )
+    pages = {f"docs/{page}" for entry in (*tutorials, *how_to) for page in entry.values()} - {"docs/extending.md"}
+    assert len(pages) == 10
+    assert not {
+        page: found
+        for page in pages
+        if (found := re.findall(r"`(?:env_server|inference|trainer|tests)/\S+\.py`", PAGES[page]))
+    }
 
 
 @pytest.mark.parametrize("page", PAGES)
