@@ -134,7 +134,11 @@ def flags_of(command: str, capsys: pytest.CaptureFixture[str]) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "command", ["compare", "evaluate", "export", "inference", "play", "report", "serve", "train", "view", "warmup"]
+    "command",
+    [
+        *("chat", "compare", "evaluate", "export", "inference", "mcp", "play", "report", "serve", "train", "view"),
+        *("warmup", "data build", "data doctor", "data export", "data fetch", "data suggest"),
+    ],
 )
 def test_the_flags_that_pages_give_a_command_exist(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     known = flags_of(command, capsys)
