@@ -12,7 +12,6 @@ A query process imports this module, so it stays without pydantic.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -111,21 +110,18 @@ def _describe(context: ActionContext, table: str) -> ActionOutcome:
 
 def _sample(context: ActionContext, name: str) -> QueryJob:
     table = context.schema.find(name)
-    limit, cells, order = context.display.sample_rows, "*", ""
-    if table.columns and not (table.is_view or table.is_virtual):
-        # The first rows as stored: an index that covers the table must not decide the order, nor a huge cell hide them.
-        order = " NOT INDEXED"
-        cells = ", ".join(_bounded(column, MAX_ROW_BYTES // len(table.columns)) for column in table.columns)
-    return QueryJob(
-        context.db_id, f"SELECT {cells} FROM main.{quote_identifier(table.name)}{order} LIMIT {limit}", limit
-    )
+    source, limit = f"main.{quote_identifier(table.name)}", context.display.sample_rows
+    if table.is_view or table.is_virtual:
+        return QueryJob(context.db_id, f"SELECT * FROM {source} LIMIT {limit}", limit)
+    # The first rows as stored: an index that covers the table must not decide the order, nor a huge cell hide them.
+    first = f"FROM {source} NOT INDEXED LIMIT {limit}"
+    cells = ", ".join(_bounded(column, MAX_ROW_BYTES // len(table.columns)) for column in table.columns) or "*"
+    return QueryJob(context.db_id, f"SELECT * {first}", limit, f"SELECT {cells} {first}")
 
 
 def _bounded(column: Column, most: int) -> str:
     """Return the SQL of a column's cell: of one with more than `most` bytes its size, which takes no reading."""
     name = quote_identifier(column.name)
-    if re.search(r"INT|REAL|FLOA|DOUB|NUM|DEC|BOOL|DATE|\(\d", column.type, re.IGNORECASE):  # such are short
-        return name
     size = f"octet_length({name})"
     return f"CASE WHEN {size} > {most} THEN '(' || {size} || ' bytes)' ELSE {name} END AS {name}"
 

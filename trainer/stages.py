@@ -316,15 +316,26 @@ def _check(stages: Sequence[Stage], policy: str | None, scratch: Path, console: 
         try:
             # What a stage says of its flags, it says when it starts.
             with redirect_stderr(said), same_precision():
-                config, model = _check_stage(stage, policy, play, scratch, console, plans=plans)
-            ranks, play = Ranks.of(config), (str(stage.folder), SavedPlay.of(config.play_settings()))
-            policy = str(model.model_name_or_path)
-            named = resolve_policy(policy, model.model_revision)
-            if named.adapter is None and model.use_peft:
-                adapter = get_peft_config(model)
-                adapter.base_model_name_or_path = named.base.location
-                policy = str(scratch / stage.folder.name)
-                adapter.save_pretrained(policy)
+                if plans:
+                    console.print(f"{stage.title}: {stage.command}, {stage.folder}", highlight=False, soft_wrap=True)
+                config, model = _parse(stage, policy, play, scratch, plans=plans)
+                stand_in = policy is not None and Path(policy).parent == scratch
+                ranks, play = Ranks.of(config), (str(stage.folder), SavedPlay.of(config.play_settings()))
+                policy = str(model.model_name_or_path)
+                named = resolve_policy(policy, model.model_revision)
+                if named.adapter is None and model.use_peft:
+                    adapter = get_peft_config(model)
+                    adapter.base_model_name_or_path = named.base.location
+                    policy = str(scratch / stage.folder.name)
+                    adapter.save_pretrained(policy)
+                if isinstance(config, WarmupConfig):
+                    for source in config.data.split(","):
+                        if not _questions(config, source):
+                            raise StageError(f"--data {source} has no usable question for training")
+                elif plans:
+                    dry_run(config, model, console, probe=not stand_in)
+                else:
+                    require_questions(_questions(config, config.data), config)
         except SQLEnvError as error:
             problems.append(f"{stage.title}: {error}")
         except SystemExit as end:  # argparse's, of a value that does not fit its flag
@@ -341,29 +352,17 @@ def _check(stages: Sequence[Stage], policy: str | None, scratch: Path, console: 
     return ranks
 
 
-def _check_stage(
-    stage: Stage, policy: str | None, play: NamedPlay | None, scratch: Path, console: Console, *, plans: bool
-) -> tuple[Config, ModelConfig]:
-    if plans:
-        console.print(f"{stage.title}: {stage.command}, {stage.folder}", highlight=False, soft_wrap=True)
+def _parse(
+    stage: Stage, policy: str | None, play: NamedPlay | None, scratch: Path, *, plans: bool
+) -> tuple[SQLEnvConfig | WarmupConfig, ModelConfig]:
     argv = _config(stage, policy, scratch)
     if (checkpoint := last_checkpoint(stage.folder)) is not None:
         argv += [f"--{RESUME}", str(checkpoint)]
     elif stage.folder.exists():  # it is removed before the stage starts again
         argv += [f"--{OUTPUT}", str(scratch / f"new-{stage.folder.name}")]
     if stage.kind == "warmup":
-        warmed, model = parse_warmup(argv, play)
-        for source in warmed.data.split(","):
-            if not _questions(warmed, source):
-                raise StageError(f"--data {source} has no usable question for training")
-        return warmed, model
-    config, model = parse_train([*argv, *([f"--{DRY_RUN}", "true"] if plans else [])], play)
-    if plans:
-        stand_in = policy is not None and Path(policy).parent == scratch
-        dry_run(config, model, console, probe=not stand_in)
-    else:
-        require_questions(_questions(config, config.data), config)
-    return config, model
+        return parse_warmup(argv, play)
+    return parse_train([*argv, *([f"--{DRY_RUN}", "true"] if plans else [])], play)
 
 
 def _questions(arguments: EpisodeArguments, data: str) -> Sequence[Any]:

@@ -27,6 +27,8 @@ class QueryJob(NamedTuple):
     db_id: str
     sql: str
     max_rows: int
+    bounded_sql: str = ""
+    """What to run instead where a cell is too large for the statement."""
 
 
 class Databases(Protocol):
@@ -139,4 +141,6 @@ def run_query(databases: Databases, job: QueryJob) -> QueryResult | SQLError:
     try:
         return databases.query(job.db_id, job.sql, job.max_rows)
     except SQLError as error:
+        if error.kind == "size" and job.bounded_sql:
+            return run_query(databases, job._replace(sql=job.bounded_sql, bounded_sql=""))
         return error
