@@ -270,8 +270,10 @@ class _LoopState:
         tasks = [self._watch, *(task for tasks in self._requests.values() for task in tasks)]
         for task in tasks:
             task.cancel()
-        await asyncio.wait(tasks)
-        await self._client.close()
+        try:
+            await asyncio.wait(tasks)
+        finally:  # whoever leaves last may be cancelled, too
+            await self._client.close()
 
     def look(self) -> None:
         """Have requests that wait for a server, and the watch, look at the fleet anew."""

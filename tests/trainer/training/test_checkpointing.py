@@ -25,6 +25,7 @@ from torch import nn
 from transformers import Qwen3ForCausalLM, Trainer, TrainingArguments
 
 from benchmarks.server_process import ROOT
+from env_server.data.loading import load_dataset
 from sqlenv import cli
 from tests.integration.training import save_policy, surroundings_in
 from trainer.config import ConfigError
@@ -197,6 +198,7 @@ def test_a_run_that_does_not_fit_on_the_disk_is_refused(tmp_path: Path) -> None:
 @pytest.fixture(scope="module", autouse=True)
 def surroundings(generated_cache: Path) -> Iterator[None]:
     with surroundings_in(generated_cache):
+        load_dataset("synthetic")  # made before files are too large for the disk
         yield
 
 
