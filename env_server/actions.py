@@ -84,8 +84,14 @@ class Argument(NamedTuple):
 
 TABLE = Argument("table", "a table name", "The table's name.")
 SQL = Argument("sql", "a SQL query", "The query, in SQLite's dialect.")
-ANSWER = Argument("value", "the answer", "")
-"""In `sql` mode it is a query; `trainer.chat` words both."""
+ANSWER = Argument(
+    "value",
+    "the answer",
+    "The answer: one value as it is, a list separated by commas, or rows as a | b, one row per line; [] when nothing "
+    "fits.",
+)
+ANSWER_SQL = ANSWER._replace(name="sql", meaning="The query that answers the question.")
+"""What ANSWER takes in `sql` mode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +108,15 @@ class Action:
     example: str
     shows: str
     tool: str = ""
+
+    @property
+    def description(self) -> str:
+        """What a tool for it does."""
+        return self.tool or f"{self.help[0].upper()}{self.help[1:]}."
+
+    def parameter(self, mode: str) -> Argument:
+        """Return what a tool for it takes where answers are given in this mode."""
+        return ANSWER_SQL if self.argument is ANSWER and mode == "sql" else self.argument
 
 
 def _describe(context: ActionContext, table: str) -> ActionOutcome:

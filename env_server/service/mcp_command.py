@@ -9,13 +9,11 @@ from collections.abc import Sequence
 from mcp.server.stdio import stdio_server
 from rich.console import Console
 
-from env_server.data.loading import DEFAULT_SPEC
 from env_server.dataset import Dataset
 from env_server.service.app import Service
 from env_server.service.serve import load_data
-from env_server.service.settings import ServiceSettings
+from env_server.service.settings import ServiceSettings, add_settings, make_settings
 from env_server.test_suites.store import TITLE
-from env_server.types import AnswerMode
 from sqlenv.parser import Parser
 from sqlenv.progress import reported
 
@@ -29,11 +27,10 @@ def run(argv: Sequence[str]) -> int:
         epilog='in a client\'s settings: {"mcpServers": {"sqlenv": {"command": "sqlenv", "args": ["mcp", "--data", '
         '"/path/to/my-shop"]}}}',
     )
-    parser.add_argument("--data", default=DEFAULT_SPEC, help=f"as `sqlenv serve` takes it (default: {DEFAULT_SPEC})")
-    parser.add_argument("--answer_mode", default="value", choices=[mode.value for mode in AnswerMode])
-    parser.add_argument("--step_budget", type=int, default=15, help="steps in an episode (default: 15)")
-    given = parser.parse_args(list(argv))
-    settings = ServiceSettings(data=given.data, answer_mode=given.answer_mode, step_budget=given.step_budget)
+    add_settings(parser, ("data", "answer_mode", "step_budget", "cache_dir"))
+    given = {name: value for name, value in vars(parser.parse_args(argv)).items() if value is not None}
+    # What variables say of a network is a server's.
+    settings = make_settings({**given, "host": "127.0.0.1", "workers": "1"})
     with reported(TITLE, console=Console(stderr=True)) as progress:
         dataset = load_data(settings, progress.update)
     asyncio.run(_over_stdio(settings, dataset))

@@ -37,7 +37,7 @@ from mcp_types import (
 
 from env_server.actions import ACTIONS, ANSWER
 from env_server.dataset import Split
-from env_server.service.capacity import Capacity
+from env_server.service.capacity import Capacity, CapacityReachedError
 from env_server.service.metrics import Metrics
 from env_server.service.session import Session
 from env_server.types import AnswerMode
@@ -47,10 +47,6 @@ INSTRUCTIONS = (
     f"Answer a question about a database that you cannot see. `{START}` gives you a question, the names of the tables "
     "and the id of your episode; explore with the other tools, then answer. Steps are limited."
 )
-_ANSWERS = {
-    AnswerMode.VALUE: "one value as it is, a list separated by commas, or rows as a | b, one per line; [] for nothing",
-    AnswerMode.SQL: "the query that answers the question",
-}
 
 
 @dataclass(slots=True)
@@ -76,6 +72,7 @@ class MCPTools:
         self._capacity = capacity
         self._metrics = metrics
         self._idle_timeout_s = idle_timeout_s
+        self._answer_mode = answer_mode
         self._workers = workers
         self._episodes: dict[str, _Episode] = {}
         self._tools = [_start_tool(), *(_action_tool(kind, answer_mode) for kind in ACTIONS)]
@@ -99,17 +96,17 @@ class MCPTools:
     async def call(self, name: str, arguments: dict[str, Any]) -> CallToolResult:
         """Begin an episode, or take one of its actions."""
         if name == START:
-            return self._start(arguments)
-        if name.upper() not in ACTIONS:
+            return await self._start(arguments)
+        action = ACTIONS.get(name.upper())
+        if action is None:
             return _failed(f"there is no tool {name[:80]!r}; there are {', '.join(tool.name for tool in self._tools)}")
         episode_id = str(arguments.get("episode"))
         episode = self._episodes.get(episode_id)
         if episode is None:
             return _failed(f"there is no such episode, or it is over; `{START}` begins one and gives its id")
-        argument = arguments.get(_argument(name.upper()))
+        step = {"action_type": name, "argument": arguments.get(action.parameter(self._answer_mode).name, "")}
         async with episode.lock:
-            action = {"action_type": name, "argument": argument if isinstance(argument, str) else ""}
-            reply = episode.session.answer(json.dumps({"type": "step", "data": action}))
+            reply = episode.session.answer(json.dumps({"type": "step", "data": step}))
             assert reply is not None, "only a request to close has no reply"
             frame = json.loads(reply if isinstance(reply, str) else await reply)
             episode.used_at = time.monotonic()
@@ -124,16 +121,22 @@ class MCPTools:
             if episode.used_at < oldest and not episode.lock.locked():
                 self._end(name, "idle")
 
-    def _start(self, arguments: dict[str, Any]) -> CallToolResult:
+    async def _start(self, arguments: dict[str, Any]) -> CallToolResult:
         if self._workers > 1:
             return _failed("this server has several workers, and an episode lives in one; start it with --workers 1")
-        if not self._capacity.try_acquire():
-            return _failed(f"all {self._capacity.limit} sessions of this server are in use, or it is shutting down")
+        try:
+            await self._capacity.acquire(timeout_s=0.0)
+        except CapacityReachedError as error:
+            self._metrics.refused.labels(error.reason).inc()
+            return _failed(str(error))
         name, session = uuid4().hex, self._new_session()
-        reply = session.answer(json.dumps({"type": "reset", "data": {**arguments, "episode_id": name}}))
+        try:
+            reply = session.answer(json.dumps({"type": "reset", "data": {**arguments, "episode_id": name}}))
+        finally:
+            if not session.playing:
+                self._capacity.release()
         assert isinstance(reply, str), "a reset waits for nothing"
         if not session.playing:
-            self._capacity.release()
             return _result(json.loads(reply))
         self._metrics.opened.inc()
         self._metrics.sessions.inc()
@@ -145,10 +148,6 @@ class MCPTools:
             self._capacity.release()
             self._metrics.closed.labels(reason).inc()
             self._metrics.sessions.dec()
-
-
-def _argument(kind: str) -> str:
-    return ACTIONS[kind].argument.name
 
 
 def _start_tool() -> Tool:
@@ -163,16 +162,14 @@ def _start_tool() -> Tool:
 
 def _action_tool(kind: str, mode: AnswerMode) -> Tool:
     action = ACTIONS[kind]
-    argument = action.argument
-    meaning = _ANSWERS[mode] if argument is ANSWER else argument.meaning
+    argument = action.parameter(mode)
     properties = {
         "episode": {"type": "string", "description": f"The id that {START} gave."},
-        argument.name: {"type": "string", "description": meaning},
+        argument.name: {"type": "string", "description": argument.meaning},
     }
     schema = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
-    description = action.tool or f"{action.help[0].upper()}{action.help[1:]}."
-    hints = ToolAnnotations(read_only_hint=argument is not ANSWER, open_world_hint=False)
-    return Tool(name=kind.lower(), description=description, input_schema=schema, annotations=hints)
+    hints = ToolAnnotations(read_only_hint=action.argument is not ANSWER, open_world_hint=False)
+    return Tool(name=kind.lower(), description=action.description, input_schema=schema, annotations=hints)
 
 
 def _result(frame: dict[str, Any], episode: str = "") -> CallToolResult:

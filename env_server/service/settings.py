@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -168,12 +168,18 @@ def read_settings(argv: Sequence[str]) -> tuple[ServiceSettings, str]:
 
     Raises SettingsError for a wrong value; exits as argparse does for --help and flags that do not exist.
     """
-    given = {name: value for name, value in vars(_parser().parse_args(argv)).items() if value is not None}
+    parser = add_settings(Parser(prog="sqlenv serve", description=_DESCRIPTION, epilog=_EXAMPLES))
+    given = {name: value for name, value in vars(parser.parse_args(argv)).items() if value is not None}
+    settings = make_settings(given)
+    return settings, _resolved(settings, given, os.environ)
+
+
+def make_settings(given: Mapping[str, str]) -> ServiceSettings:
+    """Return the settings for the values of flags and this process's variables. Raises SettingsError."""
     try:
-        settings = ServiceSettings(**given)
+        return ServiceSettings(**given)  # type: ignore[arg-type]  # pydantic reads them
     except ValidationError as error:
         raise SettingsError("; ".join(_wrong(details, given) for details in error.errors())) from None
-    return settings, _resolved(settings, given, os.environ)
 
 
 _DESCRIPTION = """\
@@ -193,13 +199,10 @@ the server at once. Events are logged on stderr, one JSON object a line.
 """
 
 
-def _parser() -> Parser:
-    parser = Parser(
-        prog="sqlenv serve",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-    )
-    for name, field in ServiceSettings.model_fields.items():
+def add_settings(parser: Parser, names: Collection[str] = ServiceSettings.model_fields) -> Parser:
+    """Give a parser the flags of these settings, and return it."""
+    for name in names:
+        field = ServiceSettings.model_fields[name]
         text = f"{field.description} (default: {_default(name, field)}; {_variable(name)})".replace("%", "%%")
         if field.annotation is bool:
             parser.add_argument(f"--{name}", nargs="?", const="true", metavar="BOOL", help=text)

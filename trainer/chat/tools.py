@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from env_server.actions import ACTIONS, ANSWER, Argument
+from env_server.actions import ACTIONS
 from env_server.types import AnswerMode, SQLAction
 
 if TYPE_CHECKING:
@@ -20,14 +20,6 @@ if TYPE_CHECKING:
 
 Schema = dict[str, Any]
 """A tool as chat templates know it: the JSON schema of a function."""
-
-_ANSWERS = {
-    AnswerMode.VALUE: ANSWER._replace(
-        meaning="The answer: one value as it is, a list separated by commas, or rows as a | b, one row per line; [] "
-        "when nothing fits.",
-    ),
-    AnswerMode.SQL: ANSWER._replace(name="sql", meaning="The query that answers the question."),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,27 +38,19 @@ def tool_schemas(mode: AnswerMode) -> list[Schema]:
 def call_of(action: SQLAction, mode: AnswerMode) -> ToolCall:
     """Return the call that stands for an action."""
     kind = action.action_type
-    return ToolCall(kind.lower(), {_argument(kind, mode).name: action.argument})
-
-
-def _argument(kind: str, mode: AnswerMode) -> Argument:
-    """Return a tool's one argument."""
-    argument = ACTIONS[kind].argument
-    return _ANSWERS[mode] if argument is ANSWER else argument
+    return ToolCall(kind.lower(), {ACTIONS[kind].parameter(mode).name: action.argument})
 
 
 def _schema(kind: str, mode: AnswerMode) -> Schema:
-    action, argument = ACTIONS[kind], _argument(kind, mode)
+    action = ACTIONS[kind]
+    argument = action.parameter(mode)
     parameters = {
         "type": "object",
         "properties": {argument.name: {"type": "string", "description": argument.meaning}},
         "required": [argument.name],
     }
-    description = action.tool or f"{action.help[0].upper()}{action.help[1:]}."
-    return {
-        "type": "function",
-        "function": {"name": kind.lower(), "description": description, "parameters": parameters},
-    }
+    function = {"name": kind.lower(), "description": action.description, "parameters": parameters}
+    return {"type": "function", "function": function}
 
 
 Reader = Callable[[str], ToolCall | None]
