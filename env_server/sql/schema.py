@@ -127,6 +127,11 @@ def quote_identifier(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+def quote_text(text: str) -> str:
+    """Return the text as a literal of SQL."""
+    return "'" + text.replace("'", "''") + "'"
+
+
 def read_schema(sandbox: Sandbox) -> Schema:
     """Read the schema and count each table's rows. Raises SQLError when the file is corrupt."""
     kinds = {str(row[1]): str(row[2]) for row in _rows(sandbox, "PRAGMA main.table_list") if row[0] == "main"}

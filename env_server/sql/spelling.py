@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from env_server.sql.lexer import GAPS, RESERVED_WORDS, Token, fold, tokens
-from env_server.sql.schema import Schema, Table, unquoted
+from env_server.sql.schema import Schema, Table, quote_text, unquoted
 
 _NAMES_TOO = """
 asc cross current desc end filter following full glob inner left like natural nulls offset outer over partition
@@ -102,7 +102,7 @@ def _spelled(pieces: Sequence[Token], index: int, names: _Names) -> str:
         name = unquoted(text)
         # What is no name here is a text to SQLite, and better written as one.
         is_text = text[0] == '"' == text[-1] and len(text) > 1 and fold(name) not in names
-        return "'" + name.replace("'", "''") + "'" if is_text else text
+        return quote_text(name) if is_text else text
     if token.lastgroup != "word":
         return text
     name = fold(text)

@@ -22,7 +22,7 @@ from env_server.dataset import Row, SQLValue
 from env_server.errors import DataError, NoVariantsError, SQLError
 from env_server.sql.lexer import fold
 from env_server.sql.sandbox import Sandbox
-from env_server.sql.schema import MAX_SCHEMA_ROWS, Schema, quote_identifier, read_schema
+from env_server.sql.schema import MAX_SCHEMA_ROWS, Schema, quote_identifier, quote_text, read_schema
 
 SAMPLED_ROWS = 2_000
 KEPT_ROWS = 60
@@ -212,8 +212,7 @@ def _table(sandbox: Sandbox, schema: Schema, name: str) -> TableProfile:
         computed |= None in members
         if is_unique and all(fold(str(member)) in place for member in members):
             unique.add(frozenset(place[fold(str(member))] for member in members))
-    text = name.replace("'", "''")
-    ddl = _rows(sandbox, f"SELECT sql FROM sqlite_master WHERE type = 'table' AND name = '{text}'")
+    ddl = _rows(sandbox, f"SELECT sql FROM sqlite_master WHERE type = 'table' AND name = {quote_text(name)}")
     return TableProfile(
         name=name,
         columns=tuple(columns),

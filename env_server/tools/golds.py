@@ -21,7 +21,7 @@ from env_server.errors import SQLError
 from env_server.judging.verdict import judge_rows
 from env_server.sql.lexer import fold
 from env_server.sql.pool import Databases
-from env_server.sql.schema import Schema, Table, quote_identifier
+from env_server.sql.schema import Schema, Table, quote_identifier, quote_text
 from env_server.test_suites.queries import Place, mutants, parse, place_of, read_clauses, reordered, replace_tables
 from env_server.test_suites.store import Suites
 from env_server.tools.survey import DatabaseSurvey
@@ -207,7 +207,7 @@ def _lacks(key: exp.Expression) -> exp.Paren:
     """Return a condition: the key is NULL, or a text that stands for nothing, or computed from one."""
     columns = [] if key.find(exp.AggFunc, exp.Query) else key.find_all(exp.Column)
     texts = dict.fromkeys(each.sql(dialect="sqlite") for each in (key, *columns))
-    words = ", ".join(_literal(word) for word in sorted(CERTAIN_NULL_WORDS))
+    words = ", ".join(quote_text(word) for word in sorted(CERTAIN_NULL_WORDS))
     stand_for_nothing = " OR ".join(f"LOWER(TRIM({text})) IN ({words})" for text in texts)
     condition = f"({next(iter(texts))}) IS NULL OR {stand_for_nothing}"
     return exp.paren(exp.condition(condition, dialect="sqlite"), copy=False)
@@ -280,7 +280,7 @@ def _compared(tree: exp.Query, schema: Schema, numbers: Mapping[Place, TextNumbe
 def _as_number(column: str, numbers: TextNumbers) -> str:
     name = value = quote_identifier(column)
     for text in numbers.missing:
-        value = f"NULLIF({value}, {_literal(text)})"
+        value = f"NULLIF({value}, {quote_text(text)})"
     return f"CAST({value} AS {numbers.type}) AS {name}"
 
 
@@ -288,7 +288,3 @@ def _value(cell: SQLValue, missing: Collection[str]) -> SQLValue:
     if not isinstance(cell, str):
         return cell
     return None if cell in missing else float(cell) if _NUMBER.fullmatch(cell) else cell
-
-
-def _literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"

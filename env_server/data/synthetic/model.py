@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from env_server.data.synthetic.domains import Kind
 from env_server.sql.lexer import is_plain_name
+from env_server.sql.schema import quote_text
 
 Cell = int | float | str | None
 
@@ -25,7 +26,7 @@ def quoted(identifier: str) -> str:
 
 def literal(value: Cell) -> str:
     """Return a number or a text as an SQL literal."""
-    return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else str(value)
+    return quote_text(value) if isinstance(value, str) else str(value)
 
 
 @dataclass(frozen=True, slots=True)
