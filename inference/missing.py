@@ -1,6 +1,6 @@
 """A policy's name that is no folder here: can it be a model on the Hub, and if not, what was probably meant?
 
-Promises:
+Guarantees:
 
 1. A name that only a path can have (`./x`, `/a/b`, `runs/a/b`, `runs/`) is refused without asking the Hub.
 2. Of any other one the Hub is asked once, without retries, unless its cache has the model. Libraries that load models

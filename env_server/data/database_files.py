@@ -1,6 +1,6 @@
 """Where the databases of a data set lie, and which files cannot be used.
 
-Promises:
+Guarantees:
 - A db_id is a name that was found in a folder, never a path made from one: it cannot lead out of the folder.
 - A file that SQLite would read wrongly, or less than whole, without an error is refused with the reason: one that is
   empty (it would pass for a database without tables) or cut off (the rest would pass for zeros), and one whose last

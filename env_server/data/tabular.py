@@ -1,6 +1,6 @@
 """CSV, TSV and Parquet files, imported once into a SQLite database in a cache directory.
 
-Promises:
+Guarantees:
 - Each file becomes a table that is called like it; what its columns are: `env_server.data.csv_table`,
   `env_server.data.parquet_table`, `env_server.data.source_table`.
 - The keys that `keys.toml` beside them states are declared, so that DESCRIBE shows them and test databases keep them;

@@ -122,7 +122,7 @@ class StatelessEnv:
 
 
 class _Forwarded(Response):
-    """Leaves a request that was let in to another application."""
+    """Hands an authorized request over to another application."""
 
     def __init__(self, app: ASGIApp) -> None:
         super().__init__()
@@ -187,7 +187,7 @@ def router(
     async def tools(request: Request) -> Response:
         if mcp is not None and "text/event-stream" in request.headers.get("accept", ""):
             return _Forwarded(mcp)
-        # No client of MCP: OpenEnv's tools ask, and want JSON-RPC.
+        # Not an MCP client: OpenEnv's tools expect JSON-RPC.
         try:
             message = json.loads(await request.body())
         except (ValueError, RecursionError):

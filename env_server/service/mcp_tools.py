@@ -1,12 +1,12 @@
 """The environment as tools of the Model Context Protocol, and `/mcp` of a server.
 
-`start` begins an episode and returns its id with the question; the actions are the other tools, each with that id and
-the argument that it takes. MCP's own sessions are not used: since its version of 2026-07-28 HTTP has none.
+The tool `start` begins an episode and returns its id with the question. Each action is a tool that takes that id and
+the action's argument. MCP's own sessions are not used: its version of 2026-07-28 has none over HTTP.
 
-Promises:
+Guarantees:
 - An episode is a `Session`, as a WebSocket has one: the same sandbox, budgets, replies and metrics.
-- It holds one of the server's places from its start until it is over, or was idle for `idle_timeout_s`.
-- Its calls are carried out one after another. Only who knows its id can play it.
+- It holds one of the server's slots from its start until it is over or has been idle for `idle_timeout_s`.
+- Its calls run one after another. Only a client that has its id can play it.
 
 Needs the package `mcp` (extra `mcp`).
 """
@@ -198,7 +198,7 @@ def _failed(text: str) -> CallToolResult:
 
 
 class MCPEndpoint:
-    """`/mcp`, an ASGI application: streamable HTTP without sessions. Whoever mounts it lets requests in."""
+    """`/mcp`, an ASGI application: streamable HTTP without sessions. The route before it authenticates."""
 
     def __init__(self, server: Server[Any]) -> None:
         self._manager = StreamableHTTPSessionManager(server, json_response=True, stateless=True)

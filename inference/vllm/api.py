@@ -1,6 +1,6 @@
 """One vLLM server over HTTP: token ids in, token ids and logprobs out, and the calls that change its weights.
 
-Promises:
+Guarantees:
 - Every failure is typed by what a caller can do about it: `ReplicaUnavailableError` may go away by itself or on another
   server (no connection, no answer in time, 429, 5xx); `ReplicaRejectedError` is a mistake in the call (any other 4xx),
   or, as `NotVLLMError`, in its address: what answers there does not answer as vLLM does.

@@ -3,7 +3,7 @@
 A replica is ready when it answers and holds the current weights. When a call fails it is down; it is tried again after
 a pause that doubles, and becomes ready only when somebody who brought it to the current weights says so (`joined`).
 
-Promises:
+Guarantees:
 - A request goes to a ready replica or to none.
 - An episode stays where its prefix is cached as long as that replica is ready; a new one goes where least is in flight,
   at random among equals: ranks with fewer episodes than there are replicas would all take the first ones.

@@ -1,6 +1,6 @@
 """Weights over a folder that trainer and servers see: safetensors, then a reload in place. Works everywhere.
 
-Promises:
+Guarantees:
 - A server never sees half a checkpoint: the folder gets its name when everything is in it.
 - What was prepared last stays until the next one has been prepared twice over, so that a server that comes back can be
   brought up to date, and one that is still reading finishes.

@@ -4,7 +4,7 @@ Handled: a plain model, DDP, FSDP2, FSDP1, DeepSpeed ZeRO-3 (its path is not cov
 PEFT on top of any of them. What cannot be brought into a plain checkpoint exactly raises GatherError: quantised
 weights, several active adapters, other methods of PEFT, a tied output head that an adapter changes alone.
 
-Promises:
+Guarantees:
 
 1. Every process calls; the main process gets the weights, the others get none. Which collectives run, and their
    order, depends on the model alone.

@@ -3,7 +3,7 @@
 The server must hold the base model that the adapter was trained on. Needs `--enable-lora` and
 VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 there, which `sqlenv inference --weight_sync lora` gives.
 
-Promises:
+Guarantees:
 - Each adapter that is prepared has a folder and a name of its own. A server never sees half of one, and a request that
   was sent under the earlier name still finds it: the last `KEPT` stay, in the folder and at the server.
 - `send` leaves the new name in `server.model`. Sending again is harmless.

@@ -4,7 +4,7 @@ Unmeasured: what needs a GPU here has not been run. It follows vLLM 0.32's train
 from the `vllm` that is installed beside the trainer (extra `vllm`); a test runs them on a real server without a GPU,
 with a group of processes in NCCL's place.
 
-Promises:
+Guarantees:
 - What cannot work is refused before anything is sent, with what to do instead.
 - What is sent is a copy of the weights as they were in `prepare`, in host memory; it goes through a buffer on the GPU.
 - A server that dies, or never answers, does not hang the trainer: `send` returns as soon as a call to the server fails,

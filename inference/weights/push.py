@@ -4,7 +4,7 @@ A push gathers the weights (every rank takes part). No rank starts another reque
 Then the main rank goes to all servers at once: pause, send, forget the prefix cache, mark the version, resume, generate
 a probe. The probe's logprobs are compared with the trainer's own.
 
-Promises:
+Guarantees:
 - Episodes may be in flight. A turn is stamped with the version that its request began under, which is that of all its
   tokens.
 - A server that comes back is brought to the last weights when the trainer waits, and not while it changes them: then

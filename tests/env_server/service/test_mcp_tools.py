@@ -121,7 +121,7 @@ async def test_what_cannot_be_done_is_said(
     assert server.call(lambda: server.capacity.active) == 0
 
 
-async def test_episodes_take_the_servers_places_and_idle_ones_give_theirs_back(serve: Serve) -> None:
+async def test_episodes_take_slots_and_idle_ones_release_theirs(serve: Serve) -> None:
     server = serve(max_sessions=1, idle_timeout_s=1e-6)
     async with connected(server) as client:
         episode = await start(client)
